@@ -1,0 +1,1 @@
+"""Turn- and step-level credit over one table of steps."""

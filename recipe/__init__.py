@@ -1,0 +1,1 @@
+"""Methods as configuration: Hydra files under ``config/``, no logic."""
