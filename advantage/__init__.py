@@ -1,1 +1,29 @@
-"""Turn- and step-level credit over one table of steps."""
+"""Turn- and step-level credit over one table of steps.
+
+>>> from verl_turnkey.advantage import StepBatch, compute_credit
+>>> batch = StepBatch(group=["a", "a"], trajectory=["a0", "a1"], step=[0, 0], reward=[0.0, 1.0], anchor=["s", "s"])
+>>> compute_credit("gigpo", batch, norm="mean").advantage
+array([-1.,  1.])
+"""
+
+from verl_turnkey.advantage import gigpo, grpo_steps  # noqa: F401  importing a method registers it
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.params import ConfigError, parse
+from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record
+from verl_turnkey.advantage.registry import EstimatorSpec, compute_credit, estimators, register_estimator
+
+__all__ = [
+    "RECORD_VERSION",
+    "ConfigError",
+    "Credit",
+    "EstimatorSpec",
+    "RecordError",
+    "StepBatch",
+    "compute_credit",
+    "estimators",
+    "make_record",
+    "make_step",
+    "parse",
+    "register_estimator",
+    "validate_record",
+]

@@ -1,1 +1,30 @@
-"""Text environments."""
+"""Where agents act: text environments in gymnasium's contract, the hosts that run them, prompts and action parsing.
+
+Importing this room puts our environment ids into gymnasium's registry and imports no third-party environment.
+"""
+
+from verl_turnkey.envs.errors import (
+    EnvironmentFailure,
+    EnvironmentKwargsError,
+    EpisodeOverError,
+    MissingPackageError,
+    ModuleImportError,
+    PromptTooLongError,
+    TaskFormatError,
+    UnknownEnvironmentError,
+)
+from verl_turnkey.envs.registry import make, register_adapters
+
+__all__ = [
+    "EnvironmentFailure",
+    "EnvironmentKwargsError",
+    "EpisodeOverError",
+    "MissingPackageError",
+    "ModuleImportError",
+    "PromptTooLongError",
+    "TaskFormatError",
+    "UnknownEnvironmentError",
+    "make",
+]
+
+register_adapters()

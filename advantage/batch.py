@@ -1,0 +1,223 @@
+"""The one table every estimator reads, and the one thing it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_turnkey.advantage import columns as col
+from verl_turnkey.advantage.columns import Bools, Column
+from verl_turnkey.advantage.segments import Floats, Ints, Runs, run_sums, sort_runs
+
+#: Columns an estimator can need, apart from the four required ones and ``extra.<name>``.
+OPTIONAL_COLUMNS = (
+    "score",
+    "penalty",
+    "anchor",
+    "action",
+    "valid",
+    "terminated",
+    "truncated",
+    "success",
+    "value",
+    "tokens",
+    "text",
+)
+
+
+class StepBatch:
+    """All steps of a batch, one row per step, in any order; immutable.
+
+    Columns go in as sequences or arrays of length S and are stored as read-only arrays (S,):
+
+    ==============  ===================================================================================================
+    group           prompt id (uid): the trajectories of a group faced the same task and the same seed
+    trajectory      rollout id, unique in the batch; belongs to one group
+    step            integer >= 0, unique in its trajectory. Only the order counts: steps need not start at 0 or be
+                    contiguous, and a discounted return takes one factor gamma from each step to the next one present
+    reward          environment reward of the step
+    score           outcome of the trajectory, given per row (rows may differ); default: the sum of its rewards
+    penalty         subtracted from the step's own return and score after discounting; default 0
+    anchor          the state the action was taken in (the environment's ``info["state_key"]``); None never matches
+    action          the parsed action; None never matches
+    valid           did the action parse and apply; default True
+    terminated      the environment ended the episode here; default False
+    truncated       a limit ended the episode here; default False
+    success         did the trajectory solve the task; default False
+    value           critic value before the first token of the turn; default nan
+    tokens          number of model tokens of the turn; default 0
+    text            observation text; default None
+    extra           further columns by name: numbers become float64 (None is nan), anything else an object array
+    ==============  ===================================================================================================
+
+    ``group``, ``trajectory``, ``anchor`` and ``action`` may hold any structure (str, int, tuple, list, dict, array,
+    ...). Two are the same when Python says they are equal, lists, tuples and arrays counting alike (so 1, 1.0 and True
+    are the same). They are stored as integer codes: equal code, equal id; ``ids[column][code]`` is the id in hashable
+    form. A None anchor or action gets a code of its own that no other row has and that is not in ``ids``.
+
+    Further attributes: ``given``, the optional columns that were passed; ``runs``, the rows of each trajectory in step
+    order; ``first_rows`` (n_trajectories,), the row of each trajectory's earliest step; ``n_groups``;
+    ``n_trajectories``.
+
+    Raises:
+        ValueError: a column of another length, a value of the wrong type or not finite, a step that is negative or not
+            an integer, a repeated (trajectory, step), a trajectory in two groups. Names the column and the row.
+    """
+
+    group: Ints
+    trajectory: Ints
+    step: Ints
+    reward: Floats
+    score: Floats
+    penalty: Floats
+    anchor: Ints
+    action: Ints
+    valid: Bools
+    terminated: Bools
+    truncated: Bools
+    success: Bools
+    value: Floats
+    tokens: Ints
+    text: NDArray[np.object_]
+    extra: dict[str, NDArray[Any]]
+    ids: dict[str, list[Any]]
+    given: frozenset[str]
+    runs: Runs
+    first_rows: Ints
+    n_groups: int
+    n_trajectories: int
+
+    def __init__(
+        self,
+        *,
+        group: Column,
+        trajectory: Column,
+        step: Column,
+        reward: Column,
+        score: Column | None = None,
+        penalty: Column | None = None,
+        anchor: Column | None = None,
+        action: Column | None = None,
+        valid: Column | None = None,
+        terminated: Column | None = None,
+        truncated: Column | None = None,
+        success: Column | None = None,
+        value: Column | None = None,
+        tokens: Column | None = None,
+        text: Column | None = None,
+        extra: Mapping[str, Column] | None = None,
+    ) -> None:
+        optional: dict[str, Any] = {
+            "score": score,
+            "penalty": penalty,
+            "anchor": anchor,
+            "action": action,
+            "valid": valid,
+            "terminated": terminated,
+            "truncated": truncated,
+            "success": success,
+            "value": value,
+            "tokens": tokens,
+            "text": text,
+        }
+        extra = {name: column for name, column in (extra or {}).items() if column is not None}
+        optional |= {f"extra.{name}": column for name, column in extra.items()}
+        given: dict[str, Any] = {name: column for name, column in optional.items() if column is not None}
+        size = col.common_length({"group": group, "trajectory": trajectory, "step": step, "reward": reward, **given})
+        self.given = frozenset(given)
+
+        self.ids = {}
+        self.group, self.ids["group"] = col.encode("group", group, none_allowed=False)
+        self.trajectory, self.ids["trajectory"] = col.encode("trajectory", trajectory, none_allowed=False)
+        self.n_groups, self.n_trajectories = len(self.ids["group"]), len(self.ids["trajectory"])
+        self.step = col.ints("step", step, self._place)
+        self.runs = sort_runs(self.trajectory, self.step)
+        self.first_rows = self.runs.order[self.runs.starts]
+        self._check_trajectories()
+
+        def floats(name: str, default: float) -> Floats:
+            if name not in given:
+                return np.broadcast_to(np.float64(default), size)
+            return col.floats(name, given[name], self._place, nan_allowed=name == "value")
+
+        def bools(name: str, default: bool) -> Bools:
+            if name not in given:
+                return np.broadcast_to(np.bool_(default), size)
+            return col.bools(name, given[name], self._place)
+
+        def codes(name: str) -> Ints:
+            if name not in given:
+                self.ids[name] = []
+                return np.arange(size)
+            result, self.ids[name] = col.encode(name, given[name], none_allowed=True)
+            return result
+
+        self.reward = col.floats("reward", reward, self._place)
+        self.score = floats("score", 0.0) if "score" in given else run_sums(self.reward, self.runs)[self.trajectory]
+        self.penalty = floats("penalty", 0.0)
+        self.anchor, self.action = codes("anchor"), codes("action")
+        self.valid = bools("valid", True)
+        self.terminated, self.truncated = bools("terminated", False), bools("truncated", False)
+        self.success = bools("success", False)
+        self.value = floats("value", np.nan)
+        self.tokens = np.broadcast_to(np.int64(0), size)
+        if tokens is not None:
+            self.tokens = col.ints("tokens", tokens, self._place)
+        self.text = np.broadcast_to(np.array(None, dtype=object), size) if text is None else col.objects(text)
+        self.extra = {name: col.numbers_or_objects(column) for name, column in extra.items()}
+        for array in (*vars(self).values(), *self.extra.values()):
+            if isinstance(array, np.ndarray):
+                array.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __repr__(self) -> str:
+        return f"StepBatch({len(self)} steps, {self.n_trajectories} trajectories, {self.n_groups} groups)"
+
+    def _place(self, row: int) -> str:
+        """Where a row is, for error messages: as much as is known at that point of the construction."""
+        place = f"row {row}, trajectory {self.ids['trajectory'][self.trajectory[row]]!r}"
+        return f"{place}, step {self.step[row]}" if hasattr(self, "step") else place
+
+    def _check_trajectories(self) -> None:
+        order = self.runs.order
+        trajectory, step = self.trajectory[order], self.step[order]
+        repeated = np.flatnonzero((trajectory[1:] == trajectory[:-1]) & (step[1:] == step[:-1]))
+        if len(repeated):
+            one, other = sorted(order[repeated[0] : repeated[0] + 2].tolist())
+            raise ValueError(
+                f"step: {self._place(other)}: the same step of this trajectory is already in row {one}; expected each "
+                f"(trajectory, step) once (is the trajectory id unique in the batch?)"
+            )
+        strangers = np.flatnonzero(self.group[self.first_rows][self.trajectory] != self.group)
+        if len(strangers):
+            row = int(strangers[0])
+            first = int(self.first_rows[self.trajectory[row]])
+            here, there = (self.ids["group"][self.group[r]] for r in (row, first))
+            raise ValueError(
+                f"group: {self._place(row)}: got group {here!r}, but row {first} of the same trajectory has group "
+                f"{there!r}; expected one group per trajectory"
+            )
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What an estimator returns.
+
+    ``advantage`` (S,) float64, in the row order of the batch; ``returns`` (S,) float64, the target of a critic, or
+    None; ``metrics``, what the method wants logged.
+    """
+
+    advantage: Floats
+    returns: Floats | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "advantage", np.asarray(self.advantage, np.float64))
+        if self.returns is not None:
+            object.__setattr__(self, "returns", np.asarray(self.returns, np.float64))

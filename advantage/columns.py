@@ -1,0 +1,142 @@
+"""Turn the columns users pass in, sequences or arrays of anything, into numpy arrays, or say which row is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_turnkey.advantage.segments import Floats, Ints
+
+Bools = NDArray[np.bool_]
+Column = Sequence[Any] | NDArray[Any]
+Place = Callable[[int], str]  # where a row is, for error messages
+
+
+def canonical(value: Any) -> Any:
+    """A hashable stand-in for an id of any structure: equal stand-ins, equal ids."""
+    if value is None or isinstance(value, str | int | bytes):
+        return value
+    if isinstance(value, float):
+        if value != value:
+            raise ValueError("nan equals nothing, itself included; use None for a state that never matches")
+        return value
+    if hasattr(value, "tolist") and type(plain := value.tolist()) is not type(value):  # arrays, tensors, numpy scalars
+        return canonical(plain)
+    if isinstance(value, list | tuple):
+        return tuple(map(canonical, value))
+    if isinstance(value, Mapping):
+        return Mapping, frozenset((canonical(k), canonical(v)) for k, v in value.items())
+    if isinstance(value, Set):
+        return Set, frozenset(map(canonical, value))
+    hash(value)
+    return value
+
+
+def common_length(columns: Mapping[str, Any]) -> int:
+    """The length that all columns have."""
+    size: int | None = None
+    for name, column in columns.items():
+        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__len__"):
+            raise ValueError(f"{name}: expected a sequence with one entry per step, got {type(column).__name__}")
+        size = len(column) if size is None else size
+        if len(column) != size:
+            raise ValueError(f"{name}: expected {size} entries, one per step as in group, got {len(column)}")
+    return size or 0
+
+
+def plain(column: Any) -> Sequence[Any]:
+    """The entries of a column as Python values, where an array or tensor can give them."""
+    return column.tolist() if hasattr(column, "tolist") else column
+
+
+def encode(name: str, column: Any, none_allowed: bool) -> tuple[Ints, list[Any]]:
+    """Integer codes (S,) in order of appearance, and the id behind each code."""
+    values = plain(column)
+    if not set(map(type, values)) <= {str, int, bool, bytes, type(None)}:
+        keys = []
+        for row, value in enumerate(values):
+            try:
+                keys.append(canonical(value))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}: row {row}: cannot use {value!r} as an id: {error}") from None
+    else:
+        keys = values
+    distinct = dict.fromkeys(keys)
+    index = {key: code for code, key in enumerate(key for key in distinct if key is not None)}
+    if None not in distinct:
+        codes = np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
+    elif none_allowed:
+        codes = np.fromiter((index.get(key, -1) for key in keys), np.int64, len(keys))
+        nothing = np.flatnonzero(codes < 0)
+        codes[nothing] = len(index) + np.arange(len(nothing))  # a code of its own for each: None never matches
+    else:
+        raise ValueError(f"{name}: row {list(keys).index(None)}: expected an id, got None")
+    return codes, list(index)
+
+
+def floats(name: str, column: Any, place: Place, nan_allowed: bool = False) -> Floats:
+    """A column of finite numbers as float64 (S,)."""
+    array = _numbers(name, column, place, "a finite number").astype(np.float64, copy=False)
+    bad = np.isinf(array) if nan_allowed else ~np.isfinite(array)
+    _refuse(name, column, place, "a finite number", bad)
+    return array
+
+
+def ints(name: str, column: Any, place: Place) -> Ints:
+    """A column of integers >= 0 as int64 (S,); floats that are whole numbers are taken too."""
+    array = _numbers(name, column, place, "an integer >= 0")
+    bad = ~np.isfinite(array) | (array != np.floor(array)) | (array < 0)
+    _refuse(name, column, place, "an integer >= 0", bad)
+    return array.astype(np.int64, copy=False)
+
+
+def bools(name: str, column: Any, place: Place) -> Bools:
+    """A column of truth values, or of 0 and 1, as bool (S,)."""
+    array = _array(column)
+    if array.dtype.kind not in "biuf" or array.ndim != 1 or not np.isin(array, (0, 1)).all():
+        for row, entry in enumerate(plain(column)):
+            if entry not in (True, False):
+                raise ValueError(f"{name}: {place(row)}: expected true or false, got {entry!r}")
+    return array.astype(bool)
+
+
+def objects(column: Any) -> NDArray[np.object_]:
+    """Any column as an object array (S,), nested sequences left whole."""
+    return np.fromiter(plain(column), dtype=object, count=len(column))
+
+
+def numbers_or_objects(column: Any) -> NDArray[Any]:
+    """A column of numbers as float64 (S,), None being nan; any other as an object array."""
+    values = plain(column)
+    if all(isinstance(value, int | float | np.number | np.bool_ | None) for value in values):
+        return np.array(values, dtype=np.float64)
+    return objects(column)
+
+
+def _array(column: Any) -> NDArray[Any]:
+    """An own copy of a column; of dtype object when numpy cannot tell what it is."""
+    if len(column) == 0:
+        return np.zeros(0)
+    try:
+        return np.array(column)
+    except (TypeError, ValueError):  # ragged entries, or a tensor type that numpy does not know
+        return objects(column)
+
+
+def _numbers(name: str, column: Any, place: Place, wanted: str) -> NDArray[Any]:
+    array = _array(column)
+    if array.dtype.kind in "iuf" and array.ndim == 1:
+        return array
+    for row, entry in enumerate(plain(column)):
+        if not isinstance(entry, int | float | np.number | np.bool_):
+            raise ValueError(f"{name}: {place(row)}: expected {wanted}, got {entry!r}")
+    return array.astype(np.float64)
+
+
+def _refuse(name: str, column: Any, place: Place, wanted: str, bad: Bools) -> None:
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(f"{name}: {place(row)}: expected {wanted}, got {plain(column)[row]!r}")

@@ -1,0 +1,80 @@
+"""GiGPO: credit at two levels, the trajectory against its group and the step against its anchor state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.levels import Scope, Singleton, describe, episode_level
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+from verl_turnkey.advantage.segments import Norm, discounted_returns, group_stats, joint_codes, normalise
+
+
+@dataclass(frozen=True)
+class GigpoParams:
+    """Parameters of ``gigpo``; the defaults are the paper's."""
+
+    gamma: float = 0.95  # discount of the step returns
+    step_advantage_w: float = 1.0  # omega: weight of the step level
+    norm: Norm = "mean_std"  # F: the group's sample std, or 1; the same at both levels
+    scope: Scope = "trajectories"  # episode statistics over one value per trajectory, or over step rows (released code)
+    singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
+    epsilon: float = 1e-6  # added to the std
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+        check(0 <= self.step_advantage_w < np.inf, "step_advantage_w", "a finite number >= 0", self.step_advantage_w)
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "gigpo",
+    params=GigpoParams,
+    needs=("anchor",),
+    paper="GiGPO, arXiv:2505.10978",
+    summary="the trajectory against its group, plus each step against all steps taken from the same state",
+)
+def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
+    """Group-in-group credit of every step.
+
+    ::
+
+        R(i,t)   = r(i,t) + gamma R(i,t+1)                             step return           (Eq 5)
+        A_E(i)   = (R_i - mean_g) / F_g                                episode level         (Eq 3)
+        G(s)     = { (j,k) in the same group : s(j,k) = s }            anchor group          (Eq 6)
+        A_S(i,t) = (R(i,t) - mean_G) / F_G                             step level            (Eq 7)
+        A(i,t)   = A_E(i) + step_advantage_w A_S(i,t)                                        (Eq 8)
+
+    ``F`` is the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``). Needs ``anchor``. The penalty of
+    an invalid action is subtracted from the step's own return and score after discounting, so earlier steps do not feel
+    it. A state that occurs once in its group has A_S = 0; one that a single trajectory visits twice is a group of two.
+    ``Credit.returns`` is R(i,t) less the penalty.
+
+    Source: arXiv:2505.10978; released code verl-agent ``gigpo/core_gigpo.py``. Where they differ: the code takes
+    episode statistics over step rows (``scope="steps"``) and gives a group of one its raw score
+    (``singleton="score"``); it discounts in batch row order, we in step order; it computes in float32, where the
+    division blows up the rounding of a constant group, we give exactly 0.
+    """
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
+    episode = episode_level(
+        batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
+    )
+    anchor_group, n = joint_codes(batch.group, batch.anchor)
+    stats = group_stats(returns, anchor_group, n)
+    step = normalise(returns, anchor_group, stats, params.norm, params.epsilon)
+
+    size = stats.size[anchor_group]
+    metrics = {
+        "credit/groups": float(batch.n_groups),
+        "credit/anchor_groups": float(n),
+        "credit/anchor_group_size/mean": len(batch) / n if n else 0.0,
+        "credit/anchor_group_size/max": float(size.max(initial=0)),
+        "credit/share_steps_in_anchor_groups": float(np.mean(size >= 2)) if n else 0.0,
+        "credit/share_steps_with_step_credit": float(np.mean(step != 0)) if n else 0.0,
+        **describe("episode_level", episode),
+        **describe("step_level", step),
+    }
+    return Credit(episode + params.step_advantage_w * step, returns, metrics)

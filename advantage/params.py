@@ -1,0 +1,170 @@
+"""Parse a mapping into a dataclass, strictly.
+
+One parser serves the parameters of every estimator and loss and the plugin's whole ``turnkey:`` node, so that a wrong
+key or value always reads the same: the full dotted key, what was expected, what came, and the closest match.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration value that cannot be used; the message names the key to change."""
+
+
+def check(ok: bool, key: str, expected: str, value: object) -> None:
+    """Raise :class:`ConfigError` unless ``ok``: the range check of a params dataclass, for its ``__post_init__``.
+
+    ``key`` is the bare field name; :func:`parse` puts the path in front of it.
+    """
+    if not ok:
+        raise ConfigError(f"{key}: expected {expected}, got {value!r}")
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """``; did you mean 'x'?`` for the closest of ``known``, or an empty string when nothing comes near."""
+    by_lower = {str(k).lower(): str(k) for k in known}
+    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def parse(cls: type[T], mapping: Mapping[str, Any] | None, where: str) -> T:
+    """Build the dataclass ``cls`` from ``mapping`` (None counts as empty); ``where`` is the dotted path of the mapping.
+
+    Supported annotations: bool, int, float (an int is accepted, a bool is not), str, Any, None, Literal, Optional and
+    unions, list, tuple, dict, and nested dataclasses. Lists and dicts of any Sequence or Mapping type (OmegaConf's
+    included) come out as plain ones.
+
+    Raises:
+        ConfigError: unknown key, missing key, wrong type, value outside a Literal, or a failed range check in
+            ``__post_init__``.
+    """
+    if mapping is None:
+        mapping = {}
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where}: expected a mapping of keys, got {_got(mapping)}")
+    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    for key in mapping:
+        if key not in known:
+            names = ", ".join(sorted(known)) or "none"
+            hint = did_you_mean(key, known)
+            raise ConfigError(f"{_join(where, str(key))}: unknown key{hint or '.'} Known keys: {names}")
+    for name, field in known.items():
+        if name not in mapping and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(
+                f"{_join(where, name)}: missing; expected {_expected(_hints(cls)[name])}, and there is no default"
+            )
+    hints = _hints(cls)
+    values = {key: _value(value, hints[key], _join(where, key)) for key, value in mapping.items()}
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(_join(where, str(error))) from None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _got(value: object) -> str:
+    return "None" if value is None else f"{value!r} ({type(value).__name__})"
+
+
+def _expected(hint: Any) -> str:
+    """The annotation in words."""
+    if is_dataclass(hint) or hint in (dict, Mapping) or get_origin(hint) in (dict, Mapping):
+        return "a mapping"
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_expected(member) for member in get_args(hint))
+    if get_origin(hint) in (list, tuple, Sequence):
+        return "a list"
+    if hint in (None, type(None)):
+        return "None"
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list"}
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _value(value: Any, hint: Any, where: str) -> Any:
+    """``value`` as the type ``hint``, or a ConfigError that names ``where``."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if is_dataclass(hint):
+        return parse(hint, value, where)  # type: ignore[arg-type]
+    if origin in (Union, types.UnionType):
+        return _union(value, hint, where)
+    if origin is Literal:
+        for choice in args:
+            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+                return choice
+        raise ConfigError(f"{where}: expected {_expected(hint)}, got {_got(value)}{did_you_mean(value, args)}")
+    if (
+        (origin or hint) in (list, tuple, Sequence)
+        and isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+    ):
+        return _items(value, hint, where)
+    if (origin or hint) in (dict, Mapping) and isinstance(value, Mapping):
+        key_hint, item_hint = args or (Any, Any)
+        return {
+            _value(k, key_hint, f"{where} (key)"): _value(v, item_hint, _join(where, str(k))) for k, v in value.items()
+        }
+    if hint in (None, type(None)) and value is None:
+        return None
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if hint is float and isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and isinstance(value, str):
+        return value
+    raise ConfigError(f"{where}: expected {_expected(hint)}, got {_got(value)}")
+
+
+def _items(value: Sequence[Any], hint: Any, where: str) -> list[Any] | tuple[Any, ...]:
+    args = get_args(hint)
+    if (get_origin(hint) or hint) is not tuple:
+        return [_value(item, args[0] if args else Any, f"{where}[{i}]") for i, item in enumerate(value)]
+    if not args or args[-1] is Ellipsis:
+        args = (args[0] if args else Any,) * len(value)
+    if len(args) != len(value):
+        raise ConfigError(f"{where}: expected a list of {len(args)} entries, got {len(value)}: {list(value)!r}")
+    return tuple(_value(item, arg, f"{where}[{i}]") for i, (item, arg) in enumerate(zip(value, args, strict=True)))
+
+
+def _union(value: Any, hint: Any, where: str) -> Any:
+    """The first member that takes the value."""
+    members = get_args(hint)
+    if value is None and type(None) in members:
+        return None
+    if isinstance(value, Mapping):
+        # A mapping can only be meant for the nested dataclass: its own error says more than "none of these types".
+        for member in members:
+            if is_dataclass(member):
+                return parse(member, value, where)  # type: ignore[arg-type]
+    for member in members:
+        if is_dataclass(member):
+            continue
+        try:
+            return _value(value, member, where)
+        except ConfigError:
+            continue
+    choices = [c for member in members if get_origin(member) is Literal for c in get_args(member)]
+    raise ConfigError(f"{where}: expected {_expected(hint)}, got {_got(value)}{did_you_mean(value, choices)}")

@@ -1,0 +1,166 @@
+"""What an agent loop says about its steps: the versioned record in ``extra_fields["turnkey"]`` of every row.
+
+::
+
+    {"version": 1,
+     "failed": None | "reason",
+     "steps": [{"step": int, "reward": float, "anchor": str | int | None, "action": str | None, "valid": bool,
+                "penalty": float, "terminated": bool, "truncated": bool, "success": bool,
+                "extra": {name: float | str}}]}
+
+One row per step: one entry. One row per trajectory: one entry per turn. Group and trajectory are not in the record,
+they come from verl's row key. A failed episode is a single row with a reason and no steps. Only plain Python values:
+the record travels through msgpack and pickle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from verl_turnkey.advantage.params import did_you_mean
+
+RECORD_VERSION = 1
+
+_NUMBER = (float, int)
+_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "step": ((int,), "an int >= 0"),
+    "reward": (_NUMBER, "a finite float"),
+    "anchor": ((str, int, type(None)), "a str, an int or None (hash a structured state to a str)"),
+    "action": ((str, type(None)), "a str or None"),
+    "valid": ((bool,), "a bool"),
+    "penalty": (_NUMBER, "a finite float >= 0 (it is subtracted)"),
+    "terminated": ((bool,), "a bool"),
+    "truncated": ((bool,), "a bool"),
+    "success": ((bool,), "a bool"),
+    "extra": ((dict,), "a dict of float or str by name"),
+}
+_TYPES = tuple((name, types) for name, (types, _) in _FIELDS.items())
+
+
+class RecordError(ValueError):
+    """A malformed record; the message names the row key and the field."""
+
+
+def make_step(
+    *,
+    step: int,
+    reward: float,
+    anchor: str | int | None = None,
+    action: str | None = None,
+    valid: bool = True,
+    penalty: float = 0.0,
+    terminated: bool = False,
+    truncated: bool = False,
+    success: bool = False,
+    extra: Mapping[str, float | str] | None = None,
+) -> dict[str, Any]:
+    """One entry of a record. Numpy scalars are turned into Python's; nothing else is converted.
+
+    ``step``: 0, 1, 2, ... in the trajectory. ``reward``: the environment's, without the penalty. ``anchor``: the key of
+    the state the action was taken in. ``success``: whether the trajectory solved the task, on all of its steps.
+
+    Raises:
+        RecordError: a value of the wrong type or range.
+    """
+    entry = {
+        "step": _plain(step),
+        "reward": _plain(reward),
+        "anchor": _plain(anchor),
+        "action": _plain(action),
+        "valid": _plain(valid),
+        "penalty": _plain(penalty),
+        "terminated": _plain(terminated),
+        "truncated": _plain(truncated),
+        "success": _plain(success),
+        "extra": {name: _plain(value) for name, value in (extra or {}).items()},
+    }
+    _check_step(entry, "make_step")
+    return entry
+
+
+def make_record(steps: Iterable[Mapping[str, Any]], failed: str | None = None) -> dict[str, Any]:
+    """The record of a row: its steps (from :func:`make_step`), or no steps and the reason why the episode failed.
+
+    Raises:
+        RecordError: as :func:`validate_record`.
+    """
+    record = {"version": RECORD_VERSION, "failed": failed, "steps": [dict(step) for step in steps]}
+    validate_record(record, "make_record")
+    return record
+
+
+def validate_record(record: Any, row_key: str) -> None:
+    """Check a record against the schema; ``row_key`` says in errors which row it is.
+
+    Raises:
+        RecordError: names the row key and the field, what was expected, and what came.
+    """
+    if type(record) is not dict:
+        raise RecordError(f"{row_key}: expected the record to be a dict, got {_got(record)}; build it with make_record")
+    if record.get("version") != RECORD_VERSION:
+        raise RecordError(f"{row_key}: version: expected {RECORD_VERSION}, got {_got(record.get('version'))}")
+    if record.keys() != {"version", "failed", "steps"}:
+        _raise_fields(record, ("version", "failed", "steps"), row_key)
+    failed, steps = record["failed"], record["steps"]
+    if type(steps) is not list:
+        raise RecordError(f"{row_key}: steps: expected a list of dicts, got {_got(steps)}")
+    if failed is None:
+        if not steps:
+            raise RecordError(
+                f"{row_key}: steps: expected at least one step, got none; an episode without any must say why in failed"
+            )
+    elif type(failed) is not str or not failed:
+        raise RecordError(f"{row_key}: failed: expected None or the reason as a str, got {_got(failed)}")
+    elif steps:
+        raise RecordError(f"{row_key}: steps: expected none, because failed is {failed!r}, got {len(steps)}")
+    for i, entry in enumerate(steps):
+        _check_step(entry, f"{row_key}: steps[{i}]" if len(steps) > 1 else row_key)
+    if len(steps) > 1 and len(numbers := {entry["step"] for entry in steps}) < len(steps):
+        raise RecordError(
+            f"{row_key}: steps: expected each step number once, got {len(steps)} steps, {len(numbers)} numbers"
+        )
+
+
+def _check_step(entry: Any, where: str) -> None:
+    if type(entry) is not dict:
+        raise RecordError(f"{where}: expected a step to be a dict, got {_got(entry)}; build it with make_step")
+    if entry.keys() != _FIELDS.keys():
+        _raise_fields(entry, _FIELDS, where)
+    # type(...) and not isinstance: a bool is no step number, and a numpy scalar would not survive msgpack
+    for name, types in _TYPES:
+        if type(entry[name]) not in types:
+            _raise_value(entry, name, where)
+    if entry["step"] < 0:
+        _raise_value(entry, "step", where)
+    if not math.isfinite(entry["reward"]):
+        _raise_value(entry, "reward", where)
+    if not 0 <= entry["penalty"] < math.inf:
+        _raise_value(entry, "penalty", where)
+    for name, value in entry["extra"].items():
+        if type(name) is not str or type(value) not in (float, int, str):
+            raise RecordError(f"{where}: extra.{name}: expected a float or a str under a str name, got {_got(value)}")
+
+
+def _raise_value(entry: dict[str, Any], name: str, where: str) -> None:
+    raise RecordError(f"{where}: {name}: expected {_FIELDS[name][1]}, got {_got(entry[name])}")
+
+
+def _raise_fields(entry: dict[str, Any], known: Iterable[str], where: str) -> None:
+    known = list(known)
+    for name in entry:
+        if name not in known:
+            raise RecordError(
+                f"{where}: {name}: unknown field{did_you_mean(name, known) or ';'} known: {', '.join(known)}"
+            )
+    missing = ", ".join(name for name in known if name not in entry)
+    raise RecordError(f"{where}: {missing}: missing field")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _got(value: Any) -> str:
+    return "None" if value is None else f"{value!r} ({type(value).__name__})"

@@ -1,0 +1,115 @@
+"""Estimators by name: one function, one frozen params dataclass and one decorator make a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
+
+Estimator = TypeVar("Estimator", bound=Callable[[StepBatch, Any], Credit])
+
+#: How a rollout comes to have a column, for the error that says it is missing.
+HOW_TO_SET = {
+    "anchor": 'the environment must set info["state_key"] (a key of the full state the action is taken in), or your '
+    'own agent loop the record field "anchor"',
+    "action": 'the agent loop must set the record field "action" (a key of the parsed action)',
+    "success": 'the agent loop must set the record field "success"',
+    "terminated": 'the agent loop must set the record field "terminated"',
+    "truncated": 'the agent loop must set the record field "truncated"',
+    "valid": 'the agent loop must set the record field "valid"',
+    "value": "the method needs a critic: set critic.enable=True",
+}
+
+
+@dataclass(frozen=True)
+class EstimatorSpec:
+    """A registered estimator.
+
+    ``params``: its frozen dataclass. ``needs``: the StepBatch columns it cannot do without, ``extra.<name>`` for an
+    extra one. ``paper`` and ``summary``: where it comes from and what it does, one line each. ``fn(batch, params)``
+    returns a Credit.
+    """
+
+    name: str
+    params: type
+    needs: tuple[str, ...]
+    paper: str
+    summary: str
+    fn: Callable[[StepBatch, Any], Credit]
+
+
+_ESTIMATORS: dict[str, EstimatorSpec] = {}
+
+
+def register_estimator(
+    name: str, *, params: type, needs: tuple[str, ...] = (), paper: str = "", summary: str = ""
+) -> Callable[[Estimator], Estimator]:
+    """Decorate ``fn(batch: StepBatch, params) -> Credit`` to make it the estimator ``name``.
+
+    Raises:
+        ValueError: the name is taken, ``params`` is not a frozen dataclass, or ``needs`` names an unknown column.
+    """
+    if name in _ESTIMATORS:
+        holder = _ESTIMATORS[name].fn
+        raise ValueError(
+            f"estimator {name!r} is already registered by {holder.__module__}.{holder.__qualname__}; choose another "
+            f"name"
+        )
+    if not (is_dataclass(params) and isinstance(params, type) and params.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"estimator {name!r}: expected params to be a class with @dataclass(frozen=True), got {params!r}"
+        )
+    for column in needs:
+        if column not in OPTIONAL_COLUMNS and not column.startswith("extra."):
+            raise ValueError(
+                f"estimator {name!r}: needs names {column!r}, expected one of {', '.join(OPTIONAL_COLUMNS)} or "
+                f"extra.<name>{did_you_mean(column, OPTIONAL_COLUMNS)}"
+            )
+
+    def register(fn: Estimator) -> Estimator:
+        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), paper, summary, fn)
+        return fn
+
+    return register
+
+
+def estimators() -> dict[str, EstimatorSpec]:
+    """All registered estimators by name, sorted."""
+    return dict(sorted(_ESTIMATORS.items()))
+
+
+def compute_credit(name: str, batch: StepBatch, **params: Any) -> Credit:
+    """Credit of every step of ``batch`` by the estimator ``name``; ``params`` are the fields of its dataclass.
+
+    Raises:
+        ConfigError: unknown estimator or parameter (with the closest match), a value of the wrong type or range, or a
+            column the estimator needs and the batch was built without.
+        ValueError: the estimator returned something that is not one finite number per step.
+    """
+    if name not in _ESTIMATORS:
+        raise ConfigError(
+            f"unknown estimator {name!r}{did_you_mean(name, _ESTIMATORS) or ';'} known: {', '.join(estimators())}"
+        )
+    spec = _ESTIMATORS[name]
+    parsed = parse(spec.params, params, where=name)
+    for column in spec.needs:
+        if column not in batch.given:
+            how = HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
+            if column.startswith("extra."):
+                how = f'the agent loop must set "{column.removeprefix("extra.")}" in the record field "extra"'
+            raise ConfigError(f"estimator {name!r} needs the column {column!r}, which this batch does not have: {how}")
+    credit = spec.fn(batch, parsed)
+    if not isinstance(credit, Credit):
+        raise ValueError(f"estimator {name!r}: expected it to return a Credit, got {type(credit).__name__}")
+    for column, array in (("advantage", credit.advantage), ("returns", credit.returns)):
+        if array is not None and (np.shape(array) != (len(batch),) or not np.isfinite(array).all()):
+            raise ValueError(
+                f"estimator {name!r}: expected {column} of shape ({len(batch)},) with finite numbers, got "
+                f"{np.count_nonzero(~np.isfinite(array))} not finite in shape {np.shape(array)}"
+            )
+    return credit

@@ -1,0 +1,111 @@
+"""Vectorised arithmetic on groups and trajectories of step rows: float64, and the order of the rows never matters.
+
+Every function costs a sort at most. Inside a group, values are summed in sorted order, so shuffling the rows or
+renaming the groups changes a result in no bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Norm = Literal["mean_std", "mean"]
+Std = Literal["sample", "population"]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The rows of each trajectory in step order.
+
+    ``order`` (S,) lists the rows by (trajectory, step); those of trajectory ``k`` begin at ``starts[k]`` and are
+    ``lengths[k]`` many.
+    """
+
+    order: Ints
+    starts: Ints
+    lengths: Ints
+
+
+def sort_runs(trajectory: Ints, step: Ints) -> Runs:
+    """Runs of ``trajectory`` (S,), codes 0..n-1 that all occur, by ``step`` (S,)."""
+    lengths = np.bincount(trajectory)
+    return Runs(np.lexsort((step, trajectory)), np.cumsum(lengths) - lengths, lengths)
+
+
+def run_sums(values: Floats, runs: Runs) -> Floats:
+    """Sum of ``values`` (S,) over each trajectory -> (n_trajectories,)."""
+    return np.add.reduceat(values[runs.order], runs.starts)
+
+
+def discounted_returns(reward: Floats, runs: Runs, gamma: float) -> Floats:
+    """``R_t = r_t + gamma * R_{t+1}`` inside each trajectory; ``reward`` and the result are (S,), in row order.
+
+    Goes backwards from the end of all trajectories at once: one numpy call per step of the longest, O(S) work in all,
+    and the very rounding of the plain recursion (dividing by ``gamma**t`` would overflow on long trajectories).
+    """
+    total = reward[runs.order]
+    longest_first = np.argsort(-runs.lengths, kind="stable")
+    last = (runs.starts + runs.lengths - 1)[longest_first]
+    # alive[k]: how many trajectories reach k steps back from their end
+    alive = len(last) - np.cumsum(np.bincount(runs.lengths, minlength=1))
+    for back in range(1, len(alive) - 1):
+        here = last[: alive[back]] - back
+        total[here] += gamma * total[here + 1]
+    result = np.empty_like(total)
+    result[runs.order] = total
+    return result
+
+
+def joint_codes(first: Ints, second: Ints) -> tuple[Ints, int]:
+    """Codes (S,) that are equal where both inputs are equal, and how many there are."""
+    distinct, codes = np.unique(first * (second.max(initial=0) + 1) + second, return_inverse=True)
+    return codes.reshape(-1), len(distinct)
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """Per group code: ``size`` (G,), ``mean`` (G,), ``std`` (G,). A constant group has its value as mean and std 0."""
+
+    size: Ints
+    mean: Floats
+    std: Floats
+
+
+def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample") -> GroupStats:
+    """Mean and standard deviation of ``values`` (S,) over the groups ``codes`` (S,), integers in [0, n).
+
+    Groups may be empty (all three 0) or of one (std 0). A constant group is recognised by its smallest and largest
+    value, never by a rounded variance: its centred values are exactly 0.
+    """
+    order = np.lexsort((values, codes))
+    ordered = values[order]
+    size = np.bincount(codes, minlength=n)
+    present = np.flatnonzero(size)
+    count = size[present]
+    ends = np.cumsum(count)
+    starts = ends - count
+    low, high = ordered[starts], ordered[ends - 1]
+    mean, deviation = np.zeros(n), np.zeros(n)
+    mean[present] = np.where(low == high, low, np.add.reduceat(ordered, starts) / count)
+    square = (ordered - np.repeat(mean[present], count)) ** 2
+    freedom = np.maximum(count - (1 if std == "sample" else 0), 1)
+    deviation[present] = np.where(low == high, 0.0, np.sqrt(np.add.reduceat(square, starts) / freedom))
+    return GroupStats(size, mean, deviation)
+
+
+def normalise(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilon: float) -> Floats:
+    """``values - mean`` of the own group, with ``norm="mean_std"`` divided by ``std + epsilon`` -> (S,).
+
+    A group without spread gives exactly 0 under ``mean_std``: ``epsilon`` alone is no scale, and would blow a row that
+    lies outside the statistics (see ``scope``) up by 1e6.
+    """
+    centred = values - stats.mean[codes]
+    if norm == "mean":
+        return centred
+    spread = stats.std[codes]
+    return np.where(spread > 0, centred / (spread + epsilon), 0.0)

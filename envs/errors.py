@@ -1,0 +1,57 @@
+"""What can go wrong with an environment, each with the words a user needs to put it right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """``" Did you mean 'x'?"`` for the closest of ``choices``, or the empty string when none is close."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+class UnknownEnvironmentError(LookupError):
+    """No environment (or level) of that name is registered."""
+
+
+class MissingPackageError(ImportError):
+    """The environment is known, the package that it needs is not installed."""
+
+
+class EnvironmentKwargsError(TypeError):
+    """The environment does not take these keyword arguments, or not these values."""
+
+
+class ModuleImportError(ImportError):
+    """A module of the user's that registers environments cannot be imported."""
+
+
+class PromptTooLongError(ValueError):
+    """Task and current observation alone exceed the prompt budget."""
+
+
+class TaskFormatError(ValueError):
+    """A task cannot be read from, or written to, a data file."""
+
+
+class EpisodeOverError(RuntimeError):
+    """``step`` was called after the episode had ended."""
+
+
+class EnvironmentFailure(RuntimeError):
+    """An episode broke down; the episode is over, its host goes on.
+
+    ``kind`` is one of ``reset``, ``step``, ``reward``, ``timeout``, ``closed`` and ``host`` (the process is gone).
+    Plain strings only, so that it crosses process borders whatever the environment raised.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"environment failure ({self.kind}): {self.message}"

@@ -1,0 +1,193 @@
+"""MiniGrid and BabyAI as text: what the agent sees, how far away it is, and what it carries.
+
+In the manner of the BabyAI-Text literature (Carta et al. 2023, "Grounding large language models in interactive
+environments with online reinforcement learning"): the partial, egocentric view that MiniGrid gives is put into words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from typing import Any
+
+import gymnasium
+import minigrid
+from gymnasium import spaces
+from minigrid.core.actions import Actions
+from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, OBJECT_TO_IDX
+from minigrid.minigrid_env import MiniGridEnv
+
+from verl_turnkey.envs.errors import (
+    EnvironmentKwargsError,
+    EpisodeOverError,
+    UnknownEnvironmentError,
+    did_you_mean,
+)
+
+ACTIONS = {
+    "turn left": Actions.left,
+    "turn right": Actions.right,
+    "go forward": Actions.forward,
+    "pick up": Actions.pickup,
+    "drop": Actions.drop,
+    "toggle": Actions.toggle,
+}
+# The agent itself has to declare success in these; elsewhere "done" would only waste a step.
+NEEDS_DONE = ("MiniGrid-GoToDoor", "MiniGrid-GoToObject")
+REWARDS = ("success", "time_decay")
+DOOR_STATES = ("open", "closed", "locked")
+OPEN = 0
+UNSEEN, EMPTY, WALL, FLOOR, DOOR, GOAL, LAVA = (
+    OBJECT_TO_IDX[name] for name in ("unseen", "empty", "wall", "floor", "door", "goal", "lava")
+)
+
+gymnasium.register_envs(minigrid)
+
+
+class MiniGridText(gymnasium.Env[str, str]):
+    """A level of MiniGrid or BabyAI with text in and text out.
+
+    Args:
+        level: any ``MiniGrid-...`` or ``BabyAI-...`` id of the package ``minigrid``.
+        reward: ``success`` gives 1.0 for solving the task and 0.0 otherwise; ``time_decay`` gives MiniGrid's own
+            reward, ``1 - 0.9 * steps / max_steps``.
+        max_steps: steps after which the episode is truncated; ``None`` leaves the level's own limit.
+
+    ``info`` holds ``state_key`` (hash of the full state: grid, pose, carried object, mission, progress; not of the
+    text), ``admissible``, ``won``, ``invalid`` and, from ``reset``, the mission as ``task``. An action that is none of
+    the words leaves the state as it is, counts as a step and sets ``invalid``. One seed is one episode start.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own attribute
+
+    def __init__(
+        self, level: str = "MiniGrid-DoorKey-5x5-v0", reward: str = "success", max_steps: int | None = None
+    ) -> None:
+        levels = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
+        if level not in levels:
+            raise UnknownEnvironmentError(f"minigrid has no level {level!r}.{did_you_mean(level, levels)}")
+        if reward not in REWARDS:
+            raise EnvironmentKwargsError(f"reward must be one of {', '.join(REWARDS)}, not {reward!r}")
+        if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):
+            raise EnvironmentKwargsError(f"max_steps must be a positive integer or null, not {max_steps!r}")
+        self._grid_env: MiniGridEnv = gymnasium.make(level, disable_env_checker=True).unwrapped  # type: ignore[assignment]
+        self._success_only = reward == "success"
+        self._max_steps = max_steps
+        self._actions = dict(ACTIONS, done=Actions.done) if level.startswith(NEEDS_DONE) else ACTIONS
+        self._running = False
+        self._observation = ""
+        self.observation_space = spaces.Text(10_000, charset=string.ascii_letters + string.digits + " .,:;")
+        self.action_space = spaces.Text(100, charset=string.printable)
+
+    @property
+    def grid_env(self) -> MiniGridEnv:
+        """The MiniGrid environment underneath, for oracles."""
+        return self._grid_env
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        view, _ = self._grid_env.reset(seed=seed)
+        if self._max_steps is not None:  # after the reset: BabyAI levels compute their own limit in it
+            self._grid_env.max_steps = self._max_steps
+        self._running = True
+        self._observation = describe(view["image"], self._grid_env.carrying)
+        return self._observation, {**self._info(won=False, invalid=False), "task": self._grid_env.mission}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if not self._running:
+            raise EpisodeOverError("step was called on an episode that has ended or never began: call reset first")
+        env = self._grid_env
+        move = self._actions.get(" ".join(action.lower().split()))
+        if move is None:
+            env.step_count += 1
+            self._running = env.step_count < env.max_steps
+            return self._observation, 0.0, False, not self._running, self._info(won=False, invalid=True)
+        view, raw_reward, terminated, truncated, _ = env.step(move)
+        won = bool(terminated and raw_reward > 0)
+        self._running = not (terminated or truncated)
+        self._observation = describe(view["image"], env.carrying)
+        reward = float(won) if self._success_only else float(raw_reward)
+        # An episode that is solved on its very last step ended by itself: only one of the two flags is set.
+        return self._observation, reward, bool(terminated), bool(truncated and not terminated), self._info(won, False)
+
+    def _info(self, won: bool, invalid: bool) -> dict[str, Any]:
+        return {
+            "state_key": self._state_key(),
+            "admissible": list(self._actions),
+            "won": won,
+            "invalid": invalid,
+        }
+
+    def _state_key(self) -> str:
+        env = self._grid_env
+        x, y = env.agent_pos
+        cells = [_encode(cell) for cell in env.grid.grid]
+        state = (cells, int(x), int(y), int(env.agent_dir), _encode(env.carrying), env.mission, _progress(env))
+        return hashlib.sha1(repr(state).encode()).hexdigest()[:16]
+
+
+def _encode(thing: Any) -> Any:
+    """Type, color and state of a cell, and of what a box holds (MiniGrid's own encoding leaves that out)."""
+    if thing is None:
+        return 0
+    return (*thing.encode(), _encode(thing.contains)) if thing.contains else tuple(thing.encode())
+
+
+def _progress(env: MiniGridEnv) -> list[str]:
+    """Which parts of a BabyAI instruction with several parts are done: no trace of it is in the grid."""
+    found: list[str] = []
+    todo = [getattr(env, "instrs", None)]
+    while todo:
+        instruction = todo.pop()
+        found += [str(getattr(instruction, name)) for name in ("a_done", "b_done") if hasattr(instruction, name)]
+        todo += [getattr(instruction, name) for name in ("instr_a", "instr_b") if hasattr(instruction, name)]
+    return found
+
+
+def describe(image: Any, carrying: Any) -> str:
+    """Words for MiniGrid's view: an array (width, height, 3) with the agent in the middle of the last column of cells.
+
+    The number of free steps in three directions stands for the walls, then follow the things in sight, nearest first.
+    """
+    width, height = image.shape[:2]
+    middle, last = width // 2, height - 1
+
+    def free(dx: int, dy: int) -> int:
+        steps, x, y = 0, middle + dx, last + dy
+        while 0 <= x < width and 0 <= y < height and _passable(image[x, y]):
+            steps, x, y = steps + 1, x + dx, y + dy
+        return steps
+
+    seen = []
+    for x in range(width):
+        for y in range(height):
+            if image[x, y, 0] not in (UNSEEN, EMPTY, WALL, FLOOR) and (x, y) != (middle, last):
+                forward, right = last - y, x - middle
+                seen.append((forward + abs(right), forward, right, _name(image[x, y])))
+    things = "; ".join(f"{name} {_place(forward, right)}" for _, forward, right, name in sorted(seen))
+    return (
+        f"Free steps: {free(0, -1)} ahead, {free(-1, 0)} left, {free(1, 0)} right. "
+        f"You see {things or 'nothing'}. "
+        f"You carry {f'a {carrying.color} {carrying.type}' if carrying else 'nothing'}."
+    )
+
+
+def _passable(cell: Any) -> bool:
+    return cell[0] in (EMPTY, FLOOR, GOAL) or (cell[0] == DOOR and cell[2] == OPEN)
+
+
+def _name(cell: Any) -> str:
+    kind, color, state = (int(value) for value in cell)
+    if kind == LAVA:
+        return "lava"
+    words = f"{IDX_TO_COLOR[color]} {IDX_TO_OBJECT[kind]}"
+    if kind == DOOR:
+        words = f"{DOOR_STATES[state]} {words}"
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _place(forward: int, right: int) -> str:
+    if (forward, right) == (1, 0):
+        return "directly ahead"
+    parts = [(forward, "forward"), (right, "right") if right > 0 else (-right, "left")]
+    return " and ".join(f"{n} step{'s' if n > 1 else ''} {direction}" for n, direction in parts if n)

@@ -1,0 +1,87 @@
+"""Tasks: which environment, which seed; and the files in which verl reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from verl_turnkey.envs.errors import TaskFormatError
+
+COLUMN = "turnkey_task"
+_MAX_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One episode start: equal tasks start equal episodes."""
+
+    env_id: str
+    seed: int
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        try:
+            return json.dumps(asdict(self), sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise TaskFormatError(f"the kwargs of {self.env_id!r} must be plain JSON values: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Read ``to_json``'s text back. Raises ``TaskFormatError``, which names the column and what came."""
+        try:
+            fields = json.loads(text)
+            task = cls(fields.pop("env_id"), fields.pop("seed"), fields.pop("kwargs", None) or {})
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise _bad(text, f"{type(error).__name__}: {error}") from error
+        if fields:
+            raise _bad(text, f"unknown fields {sorted(fields)}")
+        if not isinstance(task.env_id, str) or not isinstance(task.seed, int) or not isinstance(task.kwargs, dict):
+            raise _bad(text, "env_id is text, seed an integer, kwargs an object")
+        return task
+
+
+def _bad(text: Any, reason: str) -> TaskFormatError:
+    return TaskFormatError(
+        f'column {COLUMN!r} must hold JSON like {{"env_id": "turnkey/MiniGrid-v0", "seed": 1, "kwargs": {{}}}}; '
+        f"{str(text)[:200]!r} came ({reason}). `turnkey tasks` writes such files."
+    )
+
+
+def split_seeds(n_train: int, n_val: int, seed: int) -> tuple[list[int], list[int]]:
+    """``n_train`` and ``n_val`` environment seeds without repeats, the same for the same ``seed``."""
+    if n_train < 0 or n_val < 0:
+        raise ValueError(f"the numbers of tasks must not be negative: {n_train} and {n_val} came")
+    rng = np.random.default_rng(seed)
+    seeds: dict[int, None] = {}  # a set that remembers its order
+    while len(seeds) < n_train + n_val:
+        seeds[int(rng.integers(_MAX_SEED))] = None
+    drawn = list(seeds)
+    return drawn[:n_train], drawn[n_train:]
+
+
+def write_parquet(path: str | PathLike[str], tasks: Sequence[Task], data_source: str, split: str) -> None:
+    """Write ``tasks`` as a parquet file in verl's format, one row per task.
+
+    The task travels as a JSON string: parquet cannot hold an empty dict and gives every row the union of all keys.
+    The ``prompt`` is only what verl's data loader asks for, the agent loop writes its own.
+    """
+    if not tasks:
+        raise TaskFormatError(f"no tasks to write to {path}: verl needs at least a batch of them")
+    import pandas as pd  # comes with verl
+
+    rows = [
+        {
+            "data_source": data_source,
+            "prompt": [{"role": "user", "content": task.env_id}],
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": index, "split": split},
+            COLUMN: task.to_json(),
+        }
+        for index, task in enumerate(tasks)
+    ]
+    pd.DataFrame(rows).to_parquet(path, index=False)

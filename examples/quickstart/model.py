@@ -1,0 +1,78 @@
+"""A language model small enough to train in minutes on a CPU, and a tokenizer made for what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}
+"""
+
+# A piece is a quantity with its words ("2 steps forward and"), a thing with its article ("a locked yellow door"),
+# other words up to the next of these, or a punctuation mark. Merges stay inside a piece: prompts become short, and a
+# thing is the same token wherever it stands.
+_PIECES = r" ?\d+(?: [a-z]+)*| ?[A-Za-z]+(?: (?!an? )[A-Za-z]+)*|[^ A-Za-z0-9]| +"
+
+
+def build_tokenizer(texts: Iterable[str], words: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with a ChatML template; any text has an encoding.
+
+    Args:
+        texts: prompts, in which frequent pieces become one token each.
+        words: words that become tokens of their own, here those of the actions.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alone = [space + word for word in (*words, "user", "assistant") for space in ("", " ")]
+    tokenizer.train_from_iterator(
+        [*texts, *alone * 2],
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=[PAD, START, END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=2048,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, layers: int = 2, width: int = 64) -> Qwen3ForCausalLM:
+    """A Qwen3 with random weights. ``head_dim`` is 32, the least that vLLM's CPU attention takes."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 32,
+            num_key_value_heads=width // 32,
+            head_dim=32,
+            tie_word_embeddings=True,
+            max_position_embeddings=2048,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )

@@ -1,0 +1,130 @@
+"""Make the quickstart's model: a tiny Qwen3 that has watched good, mediocre and aimless players.
+
+    python examples/quickstart/warm_start.py --out runs/quickstart/model --seed 0
+
+Afterwards it knows every action and when it is useful, but far from reliably: what is left is for reinforcement
+learning. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+from demos import Demo, collect
+from model import build_model, build_tokenizer
+from play import play, render, summarize
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
+from verl_turnkey.envs.minigrid import ACTIONS
+from verl_turnkey.envs.prompts import build_messages, load_template
+from verl_turnkey.envs.tasks import split_seeds
+
+IGNORE = -100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--level", default="MiniGrid-DoorKey-5x5-v0", help="a DoorKey level")
+    parser.add_argument("--history", type=int, default=1, help="past steps in a prompt, as in turnkey.rollout.history")
+    parser.add_argument("--max-turns", type=int, default=25)
+    parser.add_argument("--episodes", type=int, default=1500, help="demonstrated episodes")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--check", type=int, default=0, help="held-out episodes to play afterwards")
+    args = parser.parse_args()
+    began = time.perf_counter()
+    torch.manual_seed(args.seed)
+    # Seeds of their own: neither the training nor the validation tasks come from this stream.
+    seeds, held_out = split_seeds(args.episodes, args.check, seed=10_000 + args.seed)
+    demos = collect(args.level, seeds, args.history, args.max_turns, args.seed)
+    print(f"{len(demos.steps)} steps; players won {demos.won} ({time.perf_counter() - began:.0f} s)", flush=True)
+
+    words = {word for action in ACTIONS for word in action.split()}
+    tokenizer = build_tokenizer((_text(demo) for demo in demos.steps), sorted(words))
+    args.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(args.out)
+    tokenizer = AutoTokenizer.from_pretrained(args.out)  # what verl will load is what must be trained with
+    model = build_model(tokenizer)
+    train(model, tokenizer, demos.steps, epochs=args.epochs, lr=args.lr, seed=args.seed)
+    model.save_pretrained(args.out)
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{size} parameters, {len(tokenizer)} tokens ({time.perf_counter() - began:.0f} s)", flush=True)
+    if args.check:
+        model = AutoModelForCausalLM.from_pretrained(args.out)
+        players = play(model, tokenizer, args.level, held_out, history=args.history, max_turns=args.max_turns)
+        print(json.dumps(summarize(players)))
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    demos: list[Demo],
+    *,
+    epochs: int,
+    lr: float,
+    seed: int,
+    batch_size: int = 256,
+) -> None:
+    """Supervised learning: cross-entropy on the action and the end of turn, none on the prompt."""
+    samples = _samples(tokenizer, demos)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    steps = epochs * (len(samples) // batch_size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    rng, done, losses = random.Random(seed), 0, []
+    while done < steps:
+        rng.shuffle(samples)
+        for first in range(0, len(samples) - batch_size + 1, batch_size):
+            # The longest prompts of a batch set its width; right padding needs no attention mask in a causal model.
+            ids, labels = _batch(samples[first : first + batch_size], tokenizer.pad_token_id)
+            # Only positions with a label need the output layer.
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+            wanted = labels[:, 1:]
+            answered = wanted != IGNORE
+            loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[answered]), wanted[answered])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            done += 1
+        print(f"step {done}/{steps}, loss {sum(losses[-50:]) / len(losses[-50:]):.3f}", flush=True)
+
+
+def _text(demo: Demo) -> str:
+    """The prompt without its past: the words of the actions must not grow together into one token."""
+    [message] = build_messages(
+        system=None, template=load_template("minigrid"), task=demo.task, history=[], observation=demo.observation,
+        admissible=None,
+    )  # fmt: skip
+    return f"user\n{message['content']}\nAction:\nassistant\n"
+
+
+def _samples(tokenizer: PreTrainedTokenizerBase, demos: list[Demo]) -> list[tuple[list[int], list[int]]]:
+    template = load_template("minigrid")
+    answers = {action: [*tokenizer(action).input_ids, tokenizer.eos_token_id] for action in ACTIONS}
+    return [
+        (render(tokenizer, template, demo.task, demo.history, demo.observation), answers[demo.action])
+        for demo in demos
+    ]
+
+
+def _batch(samples: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(len(prompt) + len(answer) for prompt, answer in samples)
+    ids = torch.full((len(samples), width), pad)
+    labels = torch.full((len(samples), width), IGNORE)
+    for row, (prompt, answer) in enumerate(samples):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return ids, labels
+
+
+if __name__ == "__main__":
+    main()

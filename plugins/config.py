@@ -1,0 +1,160 @@
+"""The ``turnkey:`` node as dataclasses.
+
+The same dataclasses are parsed in the driver before Ray starts, in the trainer and in every agent-loop worker; the
+recipe files are written from them (``turnkey recipe NAME``), so each parameter has one definition and one default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from verl_turnkey.advantage import ConfigError, EstimatorSpec, estimators
+from verl_turnkey.advantage.params import parse
+
+
+def _require(ok: bool, key: str, expected: str, got: object) -> None:
+    if not ok:
+        raise ConfigError(f"turnkey.{key} must be {expected}, got {got!r}")
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Which environment runs the episodes, and where."""
+
+    id: str | None = None
+    """gymnasium id; null: every task of the data names its own"""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """arguments of the environment, under those of the task"""
+    hosts: int | Literal["auto"] = "auto"
+    """environment host processes per agent-loop worker; auto: 1"""
+    instances_per_host: int = 64
+    """episodes a host holds at once; further ones wait, without a deadline"""
+    step_timeout: float = 30.0
+    """seconds one environment step may take"""
+    reset_timeout: float = 120.0
+    """seconds one environment start and reset may take"""
+    probe: bool = True
+    """start one environment in the driver before Ray, to find a bad environment or prompt budget in seconds"""
+
+    def __post_init__(self) -> None:
+        _require(self.hosts == "auto" or int(self.hosts) > 0, "env.hosts", "auto or a positive integer", self.hosts)
+        _require(self.instances_per_host > 0, "env.instances_per_host", "positive", self.instances_per_host)
+        _require(self.step_timeout > 0, "env.step_timeout", "positive seconds", self.step_timeout)
+        _require(self.reset_timeout > 0, "env.reset_timeout", "positive seconds", self.reset_timeout)
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How an episode becomes rows."""
+
+    layout: Literal["steps"] = "steps"
+    """steps: one row per step"""
+    history: int = 2
+    """past turns shown in a prompt; fewer when data.max_prompt_length is too small for them"""
+    max_turns: int = 50
+    """model turns before an episode is truncated"""
+    max_tokens_per_turn: int | None = None
+    """tokens the model may write per turn; null: data.max_response_length"""
+    invalid_action_penalty: float = 0.1
+    """subtracted from the step's own return and score when the action did not parse or apply"""
+    action_format: Literal["plain", "tags", "boxed"] = "plain"
+    """where the action stands in the model's turn"""
+    template: str = "default"
+    """prompt template: a shipped name or the path of a text file"""
+    system: str | None = None
+    """system message; null: none"""
+    stop: list[str] = field(default_factory=list)
+    """strings that end a turn, besides the tokenizer's end of turn"""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """token ids that end a turn"""
+
+    def __post_init__(self) -> None:
+        _require(self.history >= 0, "rollout.history", "zero or more", self.history)
+        _require(self.max_turns > 0, "rollout.max_turns", "positive", self.max_turns)
+        _require(
+            self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0,
+            "rollout.max_tokens_per_turn",
+            "null or positive",
+            self.max_tokens_per_turn,
+        )
+        _require(
+            self.invalid_action_penalty >= 0,
+            "rollout.invalid_action_penalty",
+            "zero or more (it is subtracted)",
+            self.invalid_action_penalty,
+        )
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """How a batch of rows becomes optimizer steps."""
+
+    mini_batches: int | None = None
+    """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, whatever the episode length"""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.mini_batches is None or self.mini_batches > 0, "update.mini_batches", "positive", self.mini_batches
+        )
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written to disk beside verl's own logs."""
+
+    trajectories: str | None = None
+    """folder for one JSON line per training and validation episode; null: none"""
+
+
+@dataclass(frozen=True)
+class TurnkeyConfig:
+    """The whole node. ``credit`` and ``loss`` are parsed by the estimator's and the loss's own dataclass."""
+
+    credit: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    modules: list[str] = field(default_factory=list)
+    """your own estimators and environments: dotted modules or .py files, imported in driver and workers"""
+
+
+def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:
+    """Parse the ``turnkey`` node of a whole verl configuration; an absent node means all defaults.
+
+    Raises:
+        ConfigError: an unknown key (with the closest match), a wrong type or a value out of range.
+    """
+    from omegaconf import OmegaConf
+
+    node = config.get("turnkey")
+    plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    return parse(TurnkeyConfig, plain or {}, "turnkey")
+
+
+def estimator_of(config: Mapping[str, Any]) -> EstimatorSpec | None:
+    """Our estimator that ``algorithm.adv_estimator`` selects, or None for one of verl's own."""
+    name = str(getattr(config["algorithm"]["adv_estimator"], "value", config["algorithm"]["adv_estimator"]))
+    return estimators().get(name.removeprefix("turnkey/"))
+
+
+def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
+    """The selected estimator's parameters as its own frozen dataclass.
+
+    Raises:
+        ConfigError: unknown or ill-typed parameter under ``turnkey.credit``, or parameters for an estimator of verl's.
+    """
+    spec = estimator_of(config)
+    if spec is None:
+        return None
+    return parse(spec.params, turnkey.credit, "turnkey.credit")
+
+
+def closest(name: str, choices: list[str]) -> str:
+    """``"; did you mean 'x'?"`` or the list of choices, to end an error with."""
+    match = get_close_matches(name, choices, n=1)
+    return f"; did you mean {match[0]!r}?" if match else f"; choices: {', '.join(sorted(choices))}"

@@ -1,0 +1,41 @@
+"""verl on a machine without a GPU: opt-in, never by itself.
+
+verl 0.9.1 ships no CPU platform. With ``TURNKEY_DEVICE=cpu`` in the environment, or ``+turnkey/device=cpu`` on the
+command line (which carries the variable to every worker), this package registers one and applies the patches of
+:data:`PATCHES`, each to exactly the module it concerns and at the moment that module is imported.
+
+A GPU cluster's head node often has no GPU either: without the opt-in nothing here ever runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+from verl_turnkey.plugins.cpu.patches import PATCHES, TESTED_WITH, Patch
+from verl_turnkey.plugins.hooks import when_imported
+
+__all__ = ["ENV_VAR", "PATCHES", "TESTED_WITH", "Patch", "activate", "opted_in"]
+
+ENV_VAR = "TURNKEY_DEVICE"
+_SWITCH = "turnkey/device=cpu"
+
+
+def opted_in() -> bool:
+    """Whether this process asked for the CPU: by environment (workers) or by the recipe on the command line (driver)."""
+    if ENV_VAR in os.environ:
+        return os.environ[ENV_VAR].strip().lower() == "cpu"
+    return any(argument.lstrip("+") == _SWITCH for argument in sys.argv[1:])
+
+
+def activate(when_imported: Callable[[str, Callable[[ModuleType], None]], None] = when_imported) -> None:
+    """Arm every patch and hand the opt-in to child processes. Cheap: nothing of verl is imported here.
+
+    ``when_imported(name, callback)`` runs ``callback(module)`` after module ``name`` has executed; a caller that wants
+    to record each patch passes its own.
+    """
+    os.environ[ENV_VAR] = "cpu"
+    for patch in PATCHES:
+        when_imported(patch.target, patch.apply)

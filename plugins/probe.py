@@ -1,0 +1,85 @@
+"""The first moment of the first task, played in the driver: seconds instead of a GPU-minute to find what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs import make
+from verl_turnkey.envs.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.config import TurnkeyConfig
+
+
+def first_task(file: str) -> Task:
+    """The first task of a parquet file.
+
+    Raises:
+        ConfigError: the file has no column ``turnkey_task``.
+        TaskFormatError: the column holds something else than a task.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(Path(file).expanduser())
+    if COLUMN not in table.schema_arrow.names:
+        raise ConfigError(
+            f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
+            f"{', '.join(table.schema_arrow.names)}): write the file with `turnkey tasks`, or choose another loop with "
+            "actor_rollout_ref.rollout.agent.default_agent_loop"
+        )
+    return Task.from_json(next(table.iter_batches(batch_size=1, columns=[COLUMN])).column(0)[0].as_py())
+
+
+def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
+    """Make the environment, reset it, and measure the first prompt with the model's tokenizer.
+
+    Raises:
+        ConfigError: the environment raises, or its prompt exceeds the budget; and what :func:`envs.make` raises.
+    """
+    task = first_task(file)
+    env_id = task.env_id or turnkey.env.id
+    if not env_id:
+        raise ConfigError("neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
+    env = make(env_id, {**turnkey.env.kwargs, **task.kwargs})
+    try:
+        observation, info = env.reset(seed=task.seed)
+    except Exception as error:
+        raise ConfigError(
+            f"environment {env_id!r} raises in reset(seed={task.seed}): {type(error).__name__}: {error}. Its arguments "
+            "are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
+        ) from error
+    finally:
+        env.close()
+    if not isinstance(observation, str):
+        raise ConfigError(
+            f"environment {env_id!r} must return text as its observation, got {type(observation).__name__}: wrap it"
+        )
+    _measure(config, turnkey, observation, str(info.get("task") or ""), info.get("admissible"))
+
+
+def _measure(
+    config: DictConfig, turnkey: TurnkeyConfig, observation: str, goal: str, admissible: list[str] | None
+) -> None:
+    path = Path(config.actor_rollout_ref.model.path).expanduser()
+    if not path.is_dir():
+        return  # a hub name or a remote path: the agent loop measures each prompt anyway
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
+
+    def encode(shown: int) -> list[int]:
+        messages = build_messages(
+            system=turnkey.rollout.system,
+            template=load_template(turnkey.rollout.template),
+            task=goal,
+            history=[],
+            observation=observation,
+            admissible=admissible,
+        )
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    fit_prompt(encode, 0, config.actor_rollout_ref.rollout.prompt_length)

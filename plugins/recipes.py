@@ -1,0 +1,131 @@
+"""The recipe files, written from the dataclasses: ``turnkey recipe NAME`` prints one, a test compares them all."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from verl_turnkey.advantage import EstimatorSpec, estimators
+from verl_turnkey.plugins.config import TurnkeyConfig, closest
+
+HEADER = """\
+# @package _global_
+# {title}
+# Written by `turnkey recipe {name}`: every parameter with its default, so that any can be overridden without a plus.
+"""
+
+VERL_KEYS: dict[str, Any] = {
+    "trainer": {"v1": {"trainer_mode": "turnkey_sync"}},
+    "actor_rollout_ref": {
+        "actor": {"use_dynamic_bsz": True},
+        "rollout": {
+            "calculate_log_probs": True,
+            "log_prob_use_dynamic_bsz": True,
+            "agent": {"default_agent_loop": "turnkey_env"},
+        },
+    },
+}
+
+
+def shipped() -> dict[str, EstimatorSpec]:
+    """The estimators of this package, without those that a user's module registered."""
+    return {name: spec for name, spec in estimators().items() if spec.fn.__module__.startswith("verl_turnkey.")}
+
+
+def names() -> list[str]:
+    """Recipes of the group ``turnkey``: one per estimator, and ``base`` for an estimator of your own."""
+    return ["base", *sorted(shipped())]
+
+
+def render(name: str) -> str:
+    """The YAML text of recipe ``name``.
+
+    Raises:
+        ValueError: there is no such recipe; names the closest.
+    """
+    if name not in names():
+        raise ValueError(f"there is no recipe {name!r}{closest(name, names())}")
+    spec = estimators().get(name)
+    algorithm: dict[str, Any] = {}
+    if spec is None:
+        title = "Step rows and everything around them, for an estimator of your own or one of verl's."
+    else:
+        title = f"{spec.summary} ({spec.paper})"
+        algorithm = {"algorithm": {"adv_estimator": name}}
+        if "value" in spec.needs:
+            algorithm["critic"] = {"enable": True}
+    lines = list(_yaml({**algorithm, **VERL_KEYS}, 0))
+    lines += ["turnkey:", *_node(spec.params() if spec else None)]
+    return HEADER.format(title=title, name=name) + "\n".join(lines) + "\n"
+
+
+def _node(params: Any) -> Iterator[str]:
+    node = TurnkeyConfig()
+    for entry in fields(node):
+        value = getattr(node, entry.name)
+        if entry.name == "credit" and params is not None:
+            value = params
+        if is_dataclass(value):
+            yield f"  {entry.name}:"
+            yield from _dataclass(value, 4)
+        else:
+            yield from _comment(_attribute_docs(type(node)).get(entry.name), 2)
+            yield f"  {entry.name}: {_scalar(value)}"
+
+
+def _dataclass(value: Any, indent: int) -> Iterator[str]:
+    docs = _attribute_docs(type(value))
+    for entry in fields(value):
+        yield from _comment(docs.get(entry.name), indent)
+        yield f"{' ' * indent}{entry.name}: {_scalar(getattr(value, entry.name))}"
+
+
+def _yaml(tree: dict[str, Any], indent: int) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield f"{' ' * indent}{key}:"
+            yield from _yaml(value, indent + 2)
+        else:
+            yield f"{' ' * indent}{key}: {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    """JSON is YAML, but for words that need no quotes and for floats, which YAML wants with a point."""
+    if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
+        return repr(value).replace("e", ".0e")
+    return value if isinstance(value, str) and value.replace("_", "a").isalnum() else json.dumps(value)
+
+
+def _comment(text: str | None, indent: int) -> Iterator[str]:
+    for line in textwrap.wrap(text or "", 110 - indent):
+        yield f"{' ' * indent}# {line}"
+
+
+def _attribute_docs(cls: type) -> dict[str, str]:
+    """What stands beside the fields of a dataclass: the string under a field, or the comment behind it."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    comments = {
+        token.start[0]: token.string.lstrip("# ") for token in _tokens(source) if token.type == tokenize.COMMENT
+    }
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for before, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr):
+            docs[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+        elif before.lineno in comments:
+            docs[before.target.id] = comments[before.lineno]
+    return docs
+
+
+def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
+    return tokenize.generate_tokens(io.StringIO(source).readline)

@@ -1,0 +1,119 @@
+"""Everything that this package relies on in verl's private parts, in one place.
+
+``SEAMS`` is data: ``turnkey doctor`` prints what is absent, a contract test compares each signature with the installed
+verl, so that a new verl fails loudly there and not in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transfer_queue import KVBatchMeta
+
+SUPPORTED_VERL = ">=0.9,<0.10"
+TESTED_VERL = ("0.9.1",)
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One private part of verl: where it is, the parameters we count on, and what for."""
+
+    module: str
+    name: str
+    parameters: str
+    why: str
+
+    def problem(self) -> str | None:
+        """None when the installed verl has it as expected."""
+        try:
+            thing: Any = importlib.import_module(self.module)
+            for part in self.name.split("."):
+                thing = getattr(thing, part)
+        except (ImportError, AttributeError) as error:
+            return f"{self.module}.{self.name} is gone ({error})"
+        if not callable(thing):
+            return None
+        # Ray adds a parameter of its own to the methods of an actor class.
+        found = ", ".join(name for name in inspect.signature(thing).parameters if name != "_ray_trace_ctx")
+        if found != self.parameters:
+            return f"{self.module}.{self.name}({found}) was ({self.parameters})"
+        return None
+
+
+_BASE = "verl.trainer.ppo.v1.trainer_base"
+SEAMS = (
+    Seam(_BASE, "TRAINER_REGISTRY", "", "our trainers are found by name"),
+    Seam(_BASE, "PPOTrainer.__init__", "self, config", "the mode name is mapped back to verl's own"),
+    Seam(_BASE, "PPOTrainer._setup", "self", "worker groups are wrapped once they exist"),
+    Seam(_BASE, "PPOTrainer._compute_advantage", "self, batch, metrics", "steps and records reach the estimator"),
+    Seam(_BASE, "PPOTrainer._get_required_batch_multiple", "self, dp_size", "padding for a fixed number of updates"),
+    Seam(_BASE, "PPOTrainer._update_actor", "self, batch, metrics", "calls update_actor with batch.extra_info"),
+    Seam(_BASE, "PPOTrainer._update_critic", "self, batch, metrics", "calls train_mini_batch with batch.extra_info"),
+    Seam(
+        "verl.trainer.ppo.v1.utils",
+        "compute_advantage_for_multi_trajectories",
+        "data, batch_keys, adv_estimator, gamma, lam, num_repeat, norm_adv_by_std_in_grpo, config",
+        "hands every row, in the order of batch.keys, to the registered estimator",
+    ),
+    Seam("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY", "", "estimators are registered by name"),
+    Seam(
+        "verl.experimental.agent_loop.agent_loop", "_agent_loop_registry", "", "the agent loop is registered by target"
+    ),
+    Seam("verl.utils.config", "validate_config", "config, use_reference_policy, use_critic", "checks in the driver"),
+    Seam(
+        "verl.trainer.ppo.v1.agent_loop_tq",
+        "AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess",
+        "self, output, validate, kwargs",
+        "a list of outputs becomes rows {uid}_{session}_{index}",
+    ),
+    Seam(
+        "verl.workers.engine_workers", "ActorRolloutRefWorker.update_actor", "self, data", "takes num_mini_batch (T7)"
+    ),
+    Seam(
+        "verl.single_controller.base.worker",
+        "Worker.execute_func_rank_zero",
+        "self, func, args, kwargs",
+        "the record is asserted inside a worker",
+    ),
+)
+
+
+def verl_version() -> str:
+    """Version of the installed verl.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: verl is not installed.
+    """
+    from importlib.metadata import version
+
+    return version("verl")
+
+
+def unsupported_verl() -> str | None:
+    """A warning when the installed verl is outside the range that the contract tests hold, else None."""
+    from packaging.specifiers import SpecifierSet
+
+    found = verl_version()
+    if SpecifierSet(SUPPORTED_VERL, prereleases=True).contains(found):
+        return None
+    return (
+        f"verl {found} is outside the supported range {SUPPORTED_VERL} (tested: {', '.join(TESTED_VERL)}); "
+        "run `turnkey doctor` to see which private parts moved"
+    )
+
+
+def queue_fields(batch: KVBatchMeta) -> list[str]:
+    """Names of all fields that the rows of ``batch`` share in TransferQueue.
+
+    A batch fresh from the replay buffer does not know them (``batch.fields`` is None), and verl reads that as "all".
+    """
+    if batch.fields is not None:
+        return list(batch.fields)
+    import transfer_queue as tq
+
+    meta = tq.get_client().kv_retrieve_meta(keys=batch.keys, partition_id=batch.partition_id, create=False)
+    return list(meta.field_names)

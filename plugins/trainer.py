@@ -1,0 +1,175 @@
+"""verl's three V1 trainers with turn-level credit.
+
+A mixin overrides as little as it can; each override names what of verl's behaviour it answers. With an estimator of
+verl's own (``grpo``, ``gae``, ...) the trainers behave like the stock ones, on step rows and on ordinary rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_turnkey.envs.modules import import_modules
+from verl_turnkey.plugins import registration, seams
+from verl_turnkey.plugins.config import credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.credit import CreditStep, credit_step
+
+POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
+
+# Fields that no worker computes with; everything else travels, also names that we do not know.
+NOT_FOR_WORKERS = frozenset(
+    (
+        "data_source",
+        "extra_fields",
+        "extra_info",
+        "interaction_kwargs",
+        "metrics",
+        "prompt",
+        "raw_prompt",
+        "reward_model",
+        "tools_kwargs",
+        "turnkey_task",
+    )
+)
+
+
+class TurnkeyTrainer:
+    """Mixin; ``base_mode`` is the mode of the stock trainer it stands before."""
+
+    base_mode: ClassVar[str]
+
+    def __init__(self, config: DictConfig) -> None:
+        self.turnkey = turnkey_config(config)
+        import_modules(self.turnkey.modules)
+        registration.register_estimators()
+        self.estimator = estimator_of(config)
+        self.credit_params = credit_params(config, self.turnkey)
+        needed = (str(config.algorithm.adv_estimator),) if self.estimator else ()
+        registration.verify(("estimator", "trainer"), needed)
+        # verl compares the mode with literals and reads trainer.v1.<mode>: under our own name it would silently take
+        # the asynchronous replay buffer and an empty sub-configuration.
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.base_mode
+        super().__init__(config)  # type: ignore[call-arg]
+        if getattr(self.replay_buffer, "poll_interval", None) == 2.0:
+            self.replay_buffer.poll_interval = POLL_SECONDS
+
+    def _setup(self) -> None:
+        super()._setup()  # type: ignore[misc]
+        self.actor_rollout_wg.execute_func_rank_zero(registration.verify, ("estimator",), ())
+        groups: dict[int, WorkerCalls] = {}
+        for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
+            group = getattr(self, name, None)
+            if group is not None:  # verl lets roles share one group; they share one wrapper too
+                setattr(self, name, groups.setdefault(id(group), WorkerCalls(group, self._before_call)))
+
+    # --- a fixed number of optimizer steps --------------------------------------------------------------------------
+
+    def _mini_batches(self, role: str) -> int:
+        """Optimizer steps per batch and epoch: what verl does with one row per rollout, whatever the episode length."""
+        if self.turnkey.update.mini_batches is not None:
+            return self.turnkey.update.mini_batches
+        size = (self.config.critic if role == "critic" else self.config.actor_rollout_ref.actor).ppo_mini_batch_size
+        return max(1, self.config.data.train_batch_size // self.parameter_sync_step // size)
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Pad to whole mini-batches of whatever size; verl pads to a multiple of ppo_mini_batch_size * n rows."""
+        updates = [1]
+        if self.use_critic:
+            updates.append(self._mini_batches("critic"))
+        if self.config.trainer.critic_warmup <= self.global_steps:
+            updates.append(self._mini_batches("actor"))
+        return dp_size * math.lcm(*updates)
+
+    def _before_call(self, method: str, batch: KVBatchMeta) -> None:
+        """Right before each worker call: which fields travel, and in how many mini-batches they are used."""
+        batch.fields = [name for name in seams.queue_fields(batch) if name not in NOT_FOR_WORKERS]
+        if method in ("update_actor", "train_mini_batch"):
+            number = self._mini_batches("critic" if method == "train_mini_batch" else "actor")
+            rows = sum(not tag.get("is_padding", False) for tag in batch.tags)
+            # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
+            batch.extra_info.pop("mini_batch_size", None)
+            batch.extra_info["num_mini_batch"] = number
+            # The sequence-mean losses divide by it: real rows only.
+            batch.extra_info["global_batch_size"] = max(1, rows) / number
+
+    # --- credit -----------------------------------------------------------------------------------------------------
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's own advantage step, with the records of the steps at the estimator's hand."""
+        if self.estimator is None:
+            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        fields = ["extra_fields", "response_mask"]
+        fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
+        fields += ["values"] if self.use_critic else []
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        extra_fields = data.pop("extra_fields").tolist()
+        padded = data.to_padded_tensor()
+        step = CreditStep(
+            params=self.credit_params,
+            keys=batch.keys,
+            tags=batch.tags,
+            extra_fields=extra_fields,
+            response_mask=padded["response_mask"],
+            scores=padded.get("rm_scores", None),
+            values=padded.get("values", None),
+        )
+        with credit_step(step):
+            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        metrics.update(step.metrics)
+        self._stop_if_all_failed(step)
+        return batch
+
+    def _stop_if_all_failed(self, step: CreditStep) -> None:
+        """A dead environment costs its own episode; when all die, the cause is not one environment."""
+        rows = step.rows
+        if rows is not None and rows.failed and len(rows.row) == 0:
+            reasons = "\n".join(f"  {reason}" for reason in sorted(set(rows.failed.values()))[:5])
+            raise RuntimeError(f"all {len(rows.failed)} episodes of step {self.global_steps} failed:\n{reasons}")
+
+
+class WorkerCalls:
+    """A worker group whose calls on a batch are prepared first; everything else passes through."""
+
+    METHODS = frozenset({"compute_log_prob", "compute_ref_log_prob", "infer_batch", "update_actor", "train_mini_batch"})
+
+    def __init__(self, group: Any, before: Callable[[str, KVBatchMeta], None]) -> None:
+        self._group = group
+        self._before = before
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._group, name)
+        if name not in self.METHODS:
+            return attribute
+
+        def call(batch: KVBatchMeta) -> Any:
+            self._before(name, batch)
+            return attribute(batch)
+
+        return call
+
+
+class TurnkeyTrainerSync(TurnkeyTrainer, PPOTrainerSync):
+    """``trainer.v1.trainer_mode=turnkey_sync``"""
+
+    base_mode = "sync"
+
+
+class TurnkeyTrainerColocateAsync(TurnkeyTrainer, PPOTrainerColocateAsync):
+    """``trainer.v1.trainer_mode=turnkey_colocate_async``"""
+
+    base_mode = "colocate_async"
+
+
+class TurnkeyTrainerSeparateAsync(TurnkeyTrainer, PPOTrainerSeparateAsync):
+    """``trainer.v1.trainer_mode=turnkey_separate_async``"""
+
+    base_mode = "separate_async"

@@ -1,0 +1,188 @@
+"""Checks in the driver, before Ray starts and before any GPU is touched.
+
+``main_ppo`` calls verl's ``validate_config`` in the driver; ours runs right before it. Every message names the key to
+change.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins import registration, seams
+from verl_turnkey.plugins.config import TurnkeyConfig, closest, credit_params, estimator_of, turnkey_config
+
+# verl's keys that a turnkey estimator does not read, their defaults, and where the same thing is set here.
+IGNORED_ALGORITHM_KEYS = {
+    "gamma": (1.0, "turnkey.credit.gamma"),
+    "lam": (1.0, "turnkey.credit.lam"),
+    "norm_adv_by_std_in_grpo": (True, "turnkey.credit.norm"),
+}
+
+
+def check(config: DictConfig, *, use_critic: bool) -> None:
+    """Refuse a configuration that cannot do what it asks for; does nothing to one that does not mention us.
+
+    Raises:
+        ConfigError: names what was expected, what came and the key to change.
+    """
+    _check_root_keys(config)
+    _check_order(sys.argv[1:])
+    turnkey = turnkey_config(config)
+    from verl_turnkey.envs.modules import import_modules
+
+    import_modules(turnkey.modules)
+    if "verl.trainer.ppo.core_algos" in sys.modules:
+        registration.register_estimators()
+    ours = estimator_of(config) is not None
+    mode = str(config.trainer.v1.trainer_mode)
+    if ours:
+        _check_estimator(config, turnkey, use_critic, mode)
+    elif not mode.startswith("turnkey_") and "turnkey" not in config:
+        return
+    if warning := seams.unsupported_verl():
+        warnings.warn(warning, stacklevel=2)
+    if mode.startswith("turnkey_"):
+        _check_trainer(config, mode)
+    if turnkey.loss:
+        raise ConfigError(
+            f"turnkey.loss takes no parameters for loss_mode={config.actor_rollout_ref.actor.policy_loss.loss_mode!r}, "
+            f"got {sorted(turnkey.loss)}; they belong to verl's own keys under actor_rollout_ref.actor"
+        )
+    files = _check_tasks(config)
+    if config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env":
+        _check_agent_loop(config, turnkey, files)
+    _hint_without_gpu(config)
+
+
+def _groups() -> list[str]:
+    from verl_turnkey.plugins.searchpath import config_dir
+
+    folders = [path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()]
+    return ["turnkey", *(f"turnkey/{folder}" for folder in sorted(folders))]
+
+
+def _check_root_keys(config: DictConfig) -> None:
+    """Hydra turns ``+turnkey/enviroment=x`` into a root key without a word."""
+    for key in map(str, config):
+        if key.startswith("turnkey") and key != "turnkey":
+            raise ConfigError(f"there is no config group {key!r}{closest(key, _groups())}")
+    if isinstance(config.get("turnkey"), str):
+        raise ConfigError(
+            f"turnkey={config.turnkey!r} is a plain value: the config group was not found. Write +turnkey=<method> "
+            "(with the plus), and see that the line 'verl-turnkey ... is loaded' was printed"
+        )
+
+
+def _check_order(argv: Sequence[str]) -> None:
+    """Later groups override earlier ones: a method after its environment would put the defaults back."""
+    method = [i for i, arg in enumerate(argv) if arg.lstrip("+").startswith("turnkey=")]
+    early = [arg for arg in argv[: method[0]] if arg.lstrip("+").startswith("turnkey/")] if method else []
+    if early:
+        raise ConfigError(f"write {argv[method[0]]} before {', '.join(early)}: later groups override earlier ones")
+
+
+def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: bool, mode: str) -> None:
+    spec = estimator_of(config)
+    assert spec is not None
+    if not mode.startswith("turnkey_"):
+        raise ConfigError(
+            f"algorithm.adv_estimator={spec.name} needs a trainer that hands over the steps of each episode, but "
+            f"trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}, or add "
+            f"+turnkey={spec.name}"
+        )
+    credit_params(config, turnkey)
+    if "value" in spec.needs and not use_critic:
+        raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
+    for key, (default, instead) in IGNORED_ALGORITHM_KEYS.items():
+        if config.algorithm.get(key, default) != default:
+            warnings.warn(
+                f"algorithm.{key}={config.algorithm[key]} has no effect on {spec.name}, which reads {instead}",
+                stacklevel=2,
+            )
+
+
+def _check_trainer(config: DictConfig, mode: str) -> None:
+    if mode not in registration.TRAINERS:
+        raise ConfigError(f"there is no trainer.v1.trainer_mode={mode!r}{closest(mode, list(registration.TRAINERS))}")
+    if not config.trainer.use_v1:
+        raise ConfigError(f"trainer.v1.trainer_mode={mode} is a V1 trainer: set trainer.use_v1=true")
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    # Rows per mini-batch vary with the episodes, so fixed micro-batches would rarely divide them.
+    for key, value in (
+        ("actor_rollout_ref.actor.use_dynamic_bsz", actor.use_dynamic_bsz),
+        ("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", rollout.log_prob_use_dynamic_bsz),
+    ):
+        if not value:
+            raise ConfigError(f"trainer.v1.trainer_mode={mode} needs {key}=true: the number of rows varies")
+
+
+def _data_files(config: DictConfig, key: str) -> list[str]:
+    files = config.data.get(key)
+    if files is None:
+        return []
+    return [str(file) for file in ([files] if isinstance(files, str) else files)]
+
+
+def _check_tasks(config: DictConfig) -> list[str]:
+    """verl divides by the number of batches in the data; returns the local training files."""
+    import pyarrow.parquet as pq
+
+    files = [file for file in _data_files(config, "train_files") if file.endswith(".parquet")]
+    local = [file for file in files if Path(file).expanduser().exists()]
+    if not local or len(local) != len(_data_files(config, "train_files")):
+        return local  # somewhere else (hdfs, json): verl reads it, we cannot count it here
+    tasks = sum(pq.ParquetFile(Path(file).expanduser()).metadata.num_rows for file in local)
+    if tasks < config.data.train_batch_size:
+        raise ConfigError(
+            f"data.train_files holds {tasks} tasks, fewer than data.train_batch_size={config.data.train_batch_size}: "
+            "write more with `turnkey tasks`, or lower data.train_batch_size"
+        )
+    return local
+
+
+def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str]) -> None:
+    """Play the first moment of the first task: environment, task format, template and prompt budget."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.get("enable_rollout_routing_replay", False):
+        raise ConfigError(
+            "the agent loop turnkey_env does not carry routed experts yet: set "
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=false"
+        )
+    budget = rollout.response_length
+    limit = turnkey.rollout.max_tokens_per_turn
+    if limit is not None and limit > budget:
+        raise ConfigError(
+            f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}: lower the one or "
+            "raise the other"
+        )
+    from verl_turnkey.envs.prompts import load_template
+
+    load_template(turnkey.rollout.template)
+    if files and turnkey.env.probe:
+        from verl_turnkey.plugins.probe import probe
+
+        probe(config, turnkey, files[0])
+
+
+def _hint_without_gpu(config: DictConfig) -> None:
+    """verl's own error comes late and speaks of Ray resources; a head node without a GPU is none of our business."""
+    import torch
+
+    from verl_turnkey.plugins import cpu
+
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    accelerator = torch.cuda.is_available() or (hasattr(torch, "npu") and torch.npu.is_available())
+    if not accelerator and not address and not cpu.opted_in():
+        print(
+            "verl-turnkey: no accelerator is visible here. On a machine without one add +turnkey/device=cpu; "
+            "on the head node of a GPU cluster this line can be ignored.",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,146 @@
+"""The registry: estimators by name, and errors that say what to change."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from verl_turnkey.advantage import ConfigError, Credit, StepBatch, compute_credit, estimators, register_estimator
+from verl_turnkey.advantage import registry as registry_module
+
+ROWS = {"group": ["g", "g"], "trajectory": ["a", "b"], "step": [0, 0], "reward": [0.0, 1.0]}
+
+
+@pytest.fixture
+def own_registry(monkeypatch):
+    """Estimators registered by a test are gone after it."""
+    monkeypatch.setattr(registry_module, "_ESTIMATORS", dict(registry_module._ESTIMATORS))
+
+
+@dataclass(frozen=True)
+class NoParams:
+    pass
+
+
+def test_estimators_lists_the_specs():
+    found = estimators()
+    assert {"gigpo", "grpo_steps"} <= set(found)
+    assert list(found) == sorted(found)
+    assert found["gigpo"].needs == ("anchor",)
+    assert found["grpo_steps"].needs == ()
+    assert found["gigpo"].params() == found["gigpo"].params(
+        gamma=0.95, step_advantage_w=1.0, norm="mean_std", scope="trajectories", singleton="zero", epsilon=1e-6
+    )
+    for spec in found.values():
+        assert spec.paper
+        assert spec.summary
+    found.clear()
+    assert estimators(), "the caller's copy is not the registry"
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("gigop", {}, r"unknown estimator 'gigop'; did you mean 'gigpo'\? known: .*gigpo.*grpo_steps"),
+        ("GiGPO", {}, r"did you mean 'gigpo'\?"),
+        ("zzz", {}, r"unknown estimator 'zzz'; known: gigpo"),
+        ("gigpo", {"gama": 0.9}, r"gigpo\.gama: unknown key; did you mean 'gamma'\? Known keys: epsilon, gamma,"),
+        ("gigpo", {"gamma": 1.5}, r"gigpo\.gamma: expected a number in \[0, 1\], got 1\.5"),
+        ("gigpo", {"gamma": float("nan")}, r"gigpo\.gamma: expected a number in \[0, 1\], got nan"),
+        ("gigpo", {"gamma": "0.9"}, r"gigpo\.gamma: expected a number, got '0\.9' \(str\)"),
+        ("gigpo", {"gamma": True}, r"gigpo\.gamma: expected a number, got True \(bool\)"),
+        ("gigpo", {"step_advantage_w": -1}, r"gigpo\.step_advantage_w: expected a finite number >= 0, got -1\.0"),
+        ("gigpo", {"epsilon": 0.0}, r"gigpo\.epsilon: expected a finite number > 0, got 0\.0"),
+        ("grpo_steps", {"epsilon": -1.0}, r"grpo_steps\.epsilon: expected a finite number > 0"),
+        (
+            "gigpo",
+            {"norm": "mean_sdt"},
+            r"gigpo\.norm: expected one of 'mean_std', 'mean', .*did you mean 'mean_std'\?",
+        ),
+        ("gigpo", {"scope": "rows"}, r"gigpo\.scope: expected one of 'trajectories', 'steps'"),
+        ("grpo_steps", {"singleton": None}, r"grpo_steps\.singleton: expected one of 'zero', 'score', got None"),
+        ("grpo_steps", {"gamma": 0.9}, r"grpo_steps\.gamma: unknown key"),
+    ],
+)
+def test_wrong_names_and_values(name, params, message):
+    with pytest.raises(ConfigError, match=message):
+        compute_credit(name, StepBatch(**ROWS, anchor=["s", "s"]), **params)
+
+
+def test_missing_anchor_says_who_has_to_set_it():
+    with pytest.raises(
+        ConfigError, match=r"'gigpo' needs the column 'anchor'.*info\[\"state_key\"\].*field \"anchor\""
+    ):
+        compute_credit("gigpo", StepBatch(**ROWS))
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_missing_extra_column_names_the_record_field():
+    @register_estimator("needs_prior", params=NoParams, needs=("extra.prior",))
+    def needs_prior(batch, params):
+        return Credit(batch.extra["prior"])
+
+    with pytest.raises(ConfigError, match=r"needs the column 'extra\.prior'.*\"prior\" in the record field \"extra\""):
+        compute_credit("needs_prior", StepBatch(**ROWS))
+    assert compute_credit("needs_prior", StepBatch(**ROWS, extra={"prior": [1, 2]})).advantage.tolist() == [1, 2]
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_taken_name_is_refused():
+    def mine(batch, params):
+        return Credit(batch.reward)
+
+    with pytest.raises(ValueError, match=r"'gigpo' is already registered by verl_turnkey\.advantage\.gigpo\.gigpo"):
+        register_estimator("gigpo", params=NoParams)(mine)
+    register_estimator("mine", params=NoParams)(mine)
+    with pytest.raises(ValueError, match=r"'mine' is already registered"):
+        register_estimator("mine", params=NoParams)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_registration_refuses_mutable_params_and_unknown_columns():
+    @dataclass
+    class Mutable:
+        gamma: float = 1.0
+
+    with pytest.raises(ValueError, match=r"expected params to be a class with @dataclass\(frozen=True\)"):
+        register_estimator("mutable", params=Mutable)
+    with pytest.raises(ValueError, match=r"expected params to be a class"):
+        register_estimator("plain", params=dict)
+    with pytest.raises(ValueError, match=r"needs names 'anchors'.*did you mean 'anchor'\?"):
+        register_estimator("typo", params=NoParams, needs=("anchors",))
+    assert not {"mutable", "plain", "typo"} & set(estimators())
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (Credit(np.array([0.0, np.nan])), r"expected advantage of shape \(2,\) with finite numbers, got 1 not finite"),
+        (Credit(np.zeros(3)), r"expected advantage of shape \(2,\).* in shape \(3,\)"),
+        (Credit(np.zeros(2), returns=np.full(2, np.inf)), r"expected returns of shape \(2,\).* got 2 not finite"),
+        (np.zeros(2), r"expected it to return a Credit, got ndarray"),
+    ],
+)
+def test_what_an_estimator_returns_is_checked(result, message):
+    @register_estimator("broken", params=NoParams)
+    def broken(batch, params):
+        return result
+
+    with pytest.raises(ValueError, match=message):
+        compute_credit("broken", StepBatch(**ROWS))
+
+
+def test_importing_the_room_loads_numpy_alone():
+    script = (
+        "import sys, verl_turnkey.advantage\n"
+        "heavy = {'torch', 'verl', 'sklearn', 'scipy', 'ray', 'gymnasium', 'pandas', 'tensordict'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "others = {m for m in sys.modules if m.startswith('verl_turnkey.')} "
+        "- {m for m in sys.modules if m.startswith('verl_turnkey.advantage')}\n"
+        "assert not others, others"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

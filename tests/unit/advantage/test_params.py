@@ -1,0 +1,123 @@
+"""The strict dataclass parser that the plugin's whole configuration goes through."""
+
+from __future__ import annotations
+
+from collections import UserDict, UserList
+from dataclasses import dataclass, field
+from typing import Any, Literal, Optional
+
+import numpy as np
+import pytest
+
+from verl_turnkey.advantage.params import ConfigError, check, parse
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.5
+    mode: Literal["a", "b", 3] = "a"
+
+    def __post_init__(self) -> None:
+        check(self.rate >= 0, "rate", "a number >= 0", self.rate)
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    count: int = 1
+    on: bool = False
+    limit: float | None = None
+    hosts: int | Literal["auto"] = "auto"
+    old_style: Optional[int] = None  # noqa: UP045  users write it this way
+    inner: Inner = field(default_factory=Inner)
+    maybe: Inner | None = None
+    stops: list[str] = field(default_factory=list)
+    pair: tuple[int, float] = (1, 2.0)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    rates: dict[str, Inner] = field(default_factory=dict)
+
+
+def test_defaults_and_values():
+    assert parse(Outer, {"name": "x"}, "node") == Outer("x")
+    parsed = parse(
+        Outer,
+        UserDict(
+            name="x",
+            count=np.int64(3),
+            on=True,
+            limit=2,
+            hosts=4,
+            old_style=5,
+            inner={"rate": 1, "mode": 3},
+            maybe={"mode": "b"},
+            stops=UserList(["</action>"]),
+            pair=[7, 8],
+            kwargs={"size": [1, 2], "deep": {"x": None}},
+            rates={"slow": {"rate": 0.1}},
+        ),
+        "node",
+    )
+    assert parsed == Outer(
+        name="x",
+        count=3,
+        on=True,
+        limit=2.0,
+        hosts=4,
+        old_style=5,
+        inner=Inner(1.0, 3),
+        maybe=Inner(mode="b"),
+        stops=["</action>"],
+        pair=(7, 8.0),
+        kwargs={"size": [1, 2], "deep": {"x": None}},
+        rates={"slow": Inner(0.1)},
+    )
+    assert isinstance(parsed.limit, float)
+    assert isinstance(parsed.inner.rate, float)
+
+
+def test_an_empty_yaml_node_means_the_defaults():
+    assert parse(Inner, None, "node") == Inner()
+    assert parse(Outer, {"name": "x", "inner": None, "maybe": None}, "node") == Outer("x")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nmae": "y"}, r"^node\.nmae: unknown key; did you mean 'name'\? Known keys: count, hosts,"),
+        ({"qqqq": 1}, r"^node\.qqqq: unknown key\. Known keys"),
+        ({"inner": {"rat": 1}}, r"^node\.inner\.rat: unknown key; did you mean 'rate'\? Known keys: mode, rate$"),
+        ({"maybe": {"rat": 1}}, r"^node\.maybe\.rat: unknown key; did you mean 'rate'"),
+        ({"inner": {"rate": -1}}, r"^node\.inner\.rate: expected a number >= 0, got -1\.0"),
+        ({"rates": {"slow": {"rate": "x"}}}, r"^node\.rates\.slow\.rate: expected a number, got 'x' \(str\)"),
+        ({"inner": {"mode": "c"}}, r"^node\.inner\.mode: expected one of 'a', 'b', 3, got 'c' \(str\)"),
+        ({"inner": 3}, r"^node\.inner: expected a mapping of keys, got 3 \(int\)"),
+        ({"maybe": 3}, r"^node\.maybe: expected a mapping or None, got 3 \(int\)"),
+        ({"name": 3}, r"^node\.name: expected a string, got 3 \(int\)"),
+        ({"name": None}, r"^node\.name: expected a string, got None"),
+        ({"count": 1.5}, r"^node\.count: expected an integer, got 1\.5 \(float\)"),
+        ({"count": True}, r"^node\.count: expected an integer, got True \(bool\)"),
+        ({"on": 1}, r"^node\.on: expected true or false, got 1 \(int\)"),
+        ({"on": "true"}, r"^node\.on: expected true or false, got 'true' \(str\)"),
+        ({"limit": True}, r"^node\.limit: expected a number or None, got True \(bool\)"),
+        ({"hosts": "atuo"}, r"^node\.hosts: expected an integer or one of 'auto', got 'atuo'.*did you mean 'auto'\?"),
+        ({"old_style": "x"}, r"^node\.old_style: expected an integer or None"),
+        ({"stops": "abc"}, r"^node\.stops: expected a list, got 'abc' \(str\)"),
+        ({"stops": ["a", 2]}, r"^node\.stops\[1\]: expected a string, got 2 \(int\)"),
+        ({"pair": [1]}, r"^node\.pair: expected a list of 2 entries, got 1"),
+        ({"pair": [1, "x"]}, r"^node\.pair\[1\]: expected a number, got 'x'"),
+        ({"kwargs": [1]}, r"^node\.kwargs: expected a mapping, got \[1\] \(list\)"),
+        ({"kwargs": {1: 2}}, r"^node\.kwargs \(key\): expected a string, got 1"),
+    ],
+)
+def test_bad_values_name_the_full_key(change, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(Outer, {"name": "x", **change}, "node")
+
+
+def test_missing_key_and_no_mapping():
+    with pytest.raises(ConfigError, match=r"^node\.name: missing; expected a string, and there is no default"):
+        parse(Outer, {}, "node")
+    with pytest.raises(ConfigError, match=r"^node: expected a mapping of keys, got \['name'\] \(list\)"):
+        parse(Outer, ["name"], "node")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^name: missing"):
+        parse(Outer, {}, "")

@@ -1,0 +1,164 @@
+"""StepBatch: what it takes, how it identifies things, and what it says about bad input."""
+
+import time
+
+import numpy as np
+import pytest
+
+from verl_turnkey.advantage import StepBatch, compute_credit
+
+ROWS = {
+    "group": ["g", "g", "g", "h"],
+    "trajectory": ["t0", "t0", "t1", "t2"],
+    "step": [0, 1, 0, 0],
+    "reward": [0.0, 1.0, 0.5, 2.0],
+}
+
+
+def test_defaults():
+    batch = StepBatch(**ROWS)
+    assert len(batch) == 4
+    assert (batch.n_groups, batch.n_trajectories) == (2, 3)
+    assert batch.score.tolist() == [1.0, 1.0, 0.5, 2.0]
+    assert batch.penalty.tolist() == [0.0] * 4
+    assert batch.valid.all()
+    assert not (batch.terminated.any() or batch.truncated.any() or batch.success.any())
+    assert np.isnan(batch.value).all()
+    assert batch.text.tolist() == [None] * 4
+    assert len(set(batch.anchor.tolist())) == 4, "without anchors no two steps share a state"
+    assert batch.given == frozenset()
+    assert repr(batch) == "StepBatch(4 steps, 3 trajectories, 2 groups)"
+
+
+def test_columns_are_kept_in_row_order_and_cannot_be_changed():
+    reward = np.array([0.0, 1.0, 0.5, 2.0])
+    batch = StepBatch(
+        **{**ROWS, "reward": reward},
+        score=[1, 1, 2, 3],
+        valid=[1, 0, True, np.bool_(False)],
+        value=np.array([0.1, np.nan, 0.2, 0.3]),
+        tokens=[5, 6, 7, 8],
+        text=["a", "b", "c", "d"],
+        extra={"role": ["x", "y", "x", "y"], "prior": [1, None, 0.5, True]},
+    )
+    assert batch.score.tolist() == [1, 1, 2, 3]
+    assert batch.valid.tolist() == [True, False, True, False]
+    assert batch.tokens.tolist() == [5, 6, 7, 8]
+    assert batch.text.tolist() == ["a", "b", "c", "d"]
+    assert batch.extra["role"].tolist() == ["x", "y", "x", "y"]
+    np.testing.assert_array_equal(batch.extra["prior"], [1, np.nan, 0.5, 1])
+    assert batch.given == {"score", "valid", "value", "tokens", "text", "extra.role", "extra.prior"}
+    with pytest.raises(ValueError, match="read-only"):
+        batch.reward[0] = 9
+    reward[0] = 9
+    assert batch.reward[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ("s", "s"),
+        (1, 1.0),
+        ([1, [2, "x"]], (1, (2, "x"))),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ({"pos": [0, 1], "inv": None}, {"inv": None, "pos": (0, 1)}),
+        ({1, 2}, {2, 1}),
+        (np.float32(0.5), 0.5),
+        (b"s", b"s"),
+    ],
+)
+def test_equal_structures_are_the_same_state(one, same):
+    batch = StepBatch(**ROWS, anchor=[one, same, "other", None])
+    assert batch.anchor[0] == batch.anchor[1]
+    assert len(set(batch.anchor.tolist())) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("1", 1), ([1, 2], [[1, 2]]), ({"a": 1}, [("a", 1)]), ((1, 2), {1, 2}), (None, None), ([], None), ("", None)],
+)
+def test_different_structures_are_different_states(one, other):
+    anchor = StepBatch(**ROWS, anchor=[one, other, "x", "y"]).anchor
+    assert anchor[0] != anchor[1]
+
+
+def test_ids_lead_back_from_codes():
+    batch = StepBatch(**{**ROWS, "trajectory": [("u", 0), ("u", 0), ["u", 1], ("v", 0)]}, anchor=["a", None, "b", "a"])
+    assert [batch.ids["trajectory"][code] for code in batch.trajectory] == [("u", 0), ("u", 0), ("u", 1), ("v", 0)]
+    assert batch.ids["anchor"] == ["a", "b"]
+    assert batch.anchor.tolist() == [0, 2, 1, 0]
+
+
+def test_steps_need_not_start_at_zero_or_be_contiguous():
+    rows = {"group": ["g"] * 2, "trajectory": ["t"] * 2, "anchor": ["a", "b"]}
+    gaps = compute_credit("gigpo", StepBatch(**rows, step=[9, 4], reward=[1.0, 0.0]), gamma=0.5)
+    assert gaps.returns is not None
+    assert gaps.returns.tolist() == [1.0, 0.5]
+
+
+def test_array_columns_of_any_dtype():
+    batch = StepBatch(
+        group=np.array([7, 7, 8]),
+        trajectory=np.array(["a", "b", "c"], dtype=object),
+        step=np.array([0.0, 1.0, 2.0], dtype=np.float32),
+        reward=np.array([1, 2, 3], dtype=object),
+        anchor=np.array([[0, 1], [0, 1], [1, 1]]),
+    )
+    assert batch.reward.tolist() == [1.0, 2.0, 3.0]
+    assert batch.step.dtype == np.int64
+    assert batch.anchor.tolist() == [0, 0, 1]
+
+
+BAD = [
+    ({"reward": [0.0, 1.0]}, r"reward: expected 4 entries, one per step as in group, got 2"),
+    ({"anchor": ["a"]}, r"anchor: expected 4 entries, .* got 1"),
+    ({"penalty": 0.1}, r"penalty: expected a sequence with one entry per step, got float"),
+    ({"group": "gggh"}, r"group: expected a sequence with one entry per step, got str"),
+    ({"extra": {"role": ["x"]}}, r"extra\.role: expected 4 entries"),
+    ({"reward": [0, 1, float("nan"), 2]}, r"reward: row 2, trajectory 't1', step 0: expected a finite number, got nan"),
+    ({"reward": [0, 1, 2, float("inf")]}, r"reward: row 3, trajectory 't2', step 0: .* got inf"),
+    ({"reward": [0, None, 2, 3]}, r"reward: row 1, trajectory 't0', step 1: expected a finite number, got None"),
+    ({"reward": [0, 1, "2", 3]}, r"reward: row 2, .* got '2'"),
+    ({"reward": [[0], [1], [2], [3]]}, r"reward: row 0, .* got \[0\]"),
+    ({"reward": [0, [1, 2], 2, 3]}, r"reward: row 1, .* got \[1, 2\]"),
+    ({"score": [0, 1, float("nan"), 2]}, r"score: row 2, .* got nan"),
+    ({"penalty": [0, float("inf"), 0, 0]}, r"penalty: row 1, .* got inf"),
+    ({"value": [0, float("inf"), 0, 0]}, r"value: row 1, .* got inf"),
+    ({"step": [0, -1, 0, 0]}, r"step: row 1, trajectory 't0': expected an integer >= 0, got -1"),
+    ({"step": [0, 1.5, 0, 0]}, r"step: row 1, trajectory 't0': expected an integer >= 0, got 1.5"),
+    ({"step": [0, "1", 0, 0]}, r"step: row 1, .* got '1'"),
+    ({"step": [0, None, 0, 0]}, r"step: row 1, .* got None"),
+    ({"tokens": [1, 2, 3, -4]}, r"tokens: row 3, trajectory 't2', step 0: expected an integer >= 0, got -4"),
+    ({"step": [1, 1, 0, 0]}, r"step: row 1, trajectory 't0', step 1: the same step .* already in row 0"),
+    ({"group": ["g", "h", "g", "h"]}, r"group: row 1, trajectory 't0', step 1: got group 'h', but row 0 .* group 'g'"),
+    ({"group": ["g", None, "g", "h"]}, r"group: row 1: expected an id, got None"),
+    ({"trajectory": [None, "t", "u", "v"]}, r"trajectory: row 0: expected an id, got None"),
+    ({"anchor": ["a", float("nan"), "b", "c"]}, r"anchor: row 1: cannot use nan as an id: .*use None"),
+    ({"anchor": ["a", [bytearray()], "b", "c"]}, r"anchor: row 1: cannot use .* unhashable"),
+    ({"valid": [True, "yes", True, True]}, r"valid: row 1, trajectory 't0', step 1: expected true or false, got 'yes'"),
+    ({"success": [0, 1, 2, 0]}, r"success: row 2, .* got 2"),
+    ({"terminated": [None, True, True, True]}, r"terminated: row 0, .* got None"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_bad_input_names_column_row_and_trajectory(change, message):
+    with pytest.raises(ValueError, match=message):
+        StepBatch(**{**ROWS, **change})
+
+
+def test_building_a_big_batch_from_lists_is_fast():
+    n = 60_000
+    rows = {
+        "group": [f"uid-{i // 400}" for i in range(n)],
+        "trajectory": [f"uid-{i // 400}_{i // 50 % 8}" for i in range(n)],
+        "step": [i % 50 for i in range(n)],
+        "reward": [0.0] * n,
+        "anchor": [f"state-{i % 977}" for i in range(n)],
+    }
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        StepBatch(**rows)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5, "a Python loop over steps has crept in"
