@@ -1,11 +1,8 @@
 """An estimator of your own, in one file: the discounted return of a step against the mean of its group.
 
-Try it here with ``python examples/custom_estimator.py``. To train with it, let verl import the file (the module must be
-importable on every node) and name it in the launch command::
-
-    export VERL_USE_EXTERNAL_MODULES=custom_estimator
-    python -m verl.trainer.main_ppo ... algorithm.adv_estimator=return_baseline trainer.v1.trainer_mode=turnkey_sync \
-        +turnkey.credit.gamma=0.9
+Try it with ``python examples/custom_estimator.py``. Train with it by
+``turnkey.modules=[examples/custom_estimator.py]`` and ``algorithm.adv_estimator=return_baseline``; its
+parameters are the keys of ``turnkey.credit``.
 """
 
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from verl_turnkey.advantage.segments import discounted_returns, group_stats, nor
 
 @dataclass(frozen=True)
 class ReturnBaselineParams:
-    """The keys under ``turnkey.credit``: unknown ones, wrong types and values out of range stop the run at its start."""
+    """The keys under ``turnkey.credit``. An unknown key, a wrong type or a value out of range stops the run."""
 
     gamma: float = 0.95
 

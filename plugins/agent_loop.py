@@ -22,6 +22,7 @@ from verl_turnkey.envs.actions import ParsedAction, parse_action
 from verl_turnkey.envs.hosts import HostPool
 from verl_turnkey.envs.prompts import Turn, build_messages, fit_prompt, load_template
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins import registration
 from verl_turnkey.plugins.config import TurnkeyConfig, turnkey_config
 from verl_turnkey.plugins.trajectory_log import TrajectoryLog
 
@@ -32,6 +33,7 @@ class _Process:
     def __init__(self, config: DictConfig) -> None:
         import ray
 
+        registration.verify(("agent_loop",), ("turnkey_env",))
         self.turnkey: TurnkeyConfig = turnkey_config(config)
         env, rollout = self.turnkey.env, self.turnkey.rollout
         self.template = load_template(rollout.template)

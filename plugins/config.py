@@ -120,7 +120,7 @@ class TurnkeyConfig:
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     modules: list[str] = field(default_factory=list)
-    """your own estimators and environments: dotted modules or .py files, imported in driver and workers"""
+    """your own estimators and environments: dotted modules or .py files, for driver, trainer and environment hosts"""
 
 
 def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:

@@ -36,6 +36,19 @@ class CreditStep:
     rows: Rows | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def has_records(self) -> bool:
+        """Whether the agent loop says what its steps were; verl's own loops do not."""
+        return any("turnkey" in fields for fields in self.extra_fields if isinstance(fields, Mapping))
+
+    def read(self, row_penalty: np.ndarray | None = None) -> Rows:
+        """Build the table of steps and the per-episode metrics."""
+        self.rows = read_rows(
+            self.keys, self.tags, self.extra_fields, self.response_mask, row_penalty=row_penalty, values=self.values
+        )
+        self.metrics = episode_metrics(self.rows)
+        return self.rows
+
     def run(
         self, name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,16 +57,13 @@ class CreditStep:
         if self.scores is not None:
             # verl subtracted beta * KL from every token's reward: a row's sum belongs to that row's step.
             kl = (token_level_rewards - self.scores).sum(-1).double().numpy()
-        self.rows = read_rows(
-            self.keys, self.tags, self.extra_fields, self.response_mask, row_penalty=kl, values=self.values
-        )
-        credit = compute_credit(name, self.rows.steps, **asdict(self.params))
-        self.metrics = {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
-        self.metrics.update(episode_metrics(self.rows))
-        advantages = self.rows.to_tokens(credit.advantage, response_mask)
+        rows = self.read(kl)
+        credit = compute_credit(name, rows.steps, **asdict(self.params))
+        self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
+        advantages = rows.to_tokens(credit.advantage, response_mask)
         if credit.returns is None:
             return advantages, advantages.clone()
-        return advantages, self.rows.to_tokens(credit.returns, response_mask)
+        return advantages, rows.to_tokens(credit.returns, response_mask)
 
 
 _current: ContextVar[CreditStep | None] = ContextVar("turnkey_credit_step", default=None)

@@ -3,8 +3,8 @@
 Nothing in here raises into verl: a clash or a failure is recorded, shown by ``turnkey doctor`` and asserted by the
 trainer at start (:func:`verify`), in the driver and inside the workers.
 
-A name that verl or another plugin already holds is left to its owner and recorded as a clash; ``turnkey/<name>`` is
-always ours.
+A name that verl or another plugin already holds is left to its owner and recorded as a clash; an estimator is always
+ours as ``turnkey/<name>``.
 """
 
 from __future__ import annotations
@@ -67,12 +67,16 @@ def _guarded(kind: str, name: str, register: Callable[[], None]) -> None:
 def _claim(kind: str, name: str, registry: MutableMapping[str, Any], value: Any) -> None:
     """Put ``value`` under ``name`` unless somebody else holds it."""
     holder = registry.get(name)
-    if holder is not None and holder != value and not _points.get((kind, name)):
-        _note(kind, name, "clash", f"held by {_describe(holder)}; use turnkey/{name}")
+    if holder is not None and holder != value:
+        _note(kind, name, "clash", f"held by {_describe(holder)}{_way_out(kind, name)}")
         return
     registry[name] = value
     _note(kind, name, "registered")
     _still_ours[kind, name] = lambda: registry.get(name) == value
+
+
+def _way_out(kind: str, name: str) -> str:
+    return f"; use turnkey/{name}" if kind == "estimator" and not name.startswith("turnkey/") else ""
 
 
 def _describe(thing: Any) -> str:
@@ -98,16 +102,16 @@ def register_search_path(module: ModuleType) -> None:
 def register_validation(module: ModuleType) -> None:
     """Check the configuration in the driver, before Ray starts (verl.utils.config.validate_config)."""
 
-    original = module.validate_config
-
-    @functools.wraps(original)
-    def validate_config(config: Any, use_reference_policy: bool, use_critic: bool) -> None:
-        from verl_turnkey.plugins.validate import check
-
-        check(config, use_critic=use_critic)
-        original(config, use_reference_policy, use_critic)
-
     def register() -> None:
+        original = module.validate_config
+
+        @functools.wraps(original)
+        def validate_config(config: Any, use_reference_policy: bool, use_critic: bool) -> None:
+            from verl_turnkey.plugins.validate import check
+
+            check(config, use_critic=use_critic)
+            original(config, use_reference_policy, use_critic)
+
         module.validate_config = validate_config  # type: ignore[attr-defined]
 
     _guarded("config", "driver validation", register)
@@ -146,8 +150,12 @@ def register_trainers(module: ModuleType) -> None:
 
 def register_agent_loops(module: ModuleType) -> None:
     """By dotted name: the class is imported when a rollout first needs it."""
-    for name, target in AGENT_LOOPS.items():
+
+    def register(name: str, target: str) -> None:
         _claim("agent_loop", name, module._agent_loop_registry, {"_target_": target})
+
+    for name, target in AGENT_LOOPS.items():
+        _guarded("agent_loop", name, functools.partial(register, name, target))
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -170,7 +178,7 @@ def points() -> list[Point]:
         point = _points.get(key) or Point(*key, "missing", _why_missing(key[0]))
         ours = _still_ours.get(key)
         if point.status == "registered" and ours is not None and not ours():
-            point = Point(*key, "clash", f"overwritten by another plugin after us; use turnkey/{key[1]}")
+            point = Point(*key, "clash", f"overwritten by another plugin after us{_way_out(*key)}")
         found.append(point)
     return found
 

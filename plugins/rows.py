@@ -44,7 +44,7 @@ class Rows:
         """Write one value per step, (S,), onto the tokens of its turn: (B, L) float32, zero elsewhere."""
         turns = int(self.turn_ids.max()) + 1 if self.turn_ids.numel() else 0
         table = torch.zeros(len(self.turn_ids), turns + 1)  # the last column serves turn id -1
-        table[torch.from_numpy(self.row), torch.from_numpy(self.turn)] = torch.from_numpy(per_step).float()
+        table[torch.from_numpy(self.row), torch.from_numpy(self.turn)] = torch.tensor(per_step, dtype=torch.float32)
         return table.gather(1, self.turn_ids % (turns + 1)) * response_mask
 
 
@@ -60,6 +60,12 @@ def turn_ids(mask: torch.Tensor) -> torch.Tensor:
     starts = mask.clone()
     starts[:, 1:] &= ~mask[:, :-1]
     return torch.where(mask, starts.cumsum(1) - 1, -1)
+
+
+def failure(extra_fields: Any) -> str | None:
+    """Why the episode of this row failed; None when it did not, or when its record does not say."""
+    record = extra_fields.get("turnkey") if isinstance(extra_fields, Mapping) else None
+    return record.get("failed") if isinstance(record, Mapping) else None
 
 
 def read_rows(
@@ -125,6 +131,8 @@ def read_rows(
             row.append(i)
             turn.append(t)
 
+    # A column that nobody filled is not there: the estimators that need it say so.
+    given = {name: values for name, values in columns.items() if not values or any(v is not None for v in values)}
     rows = np.asarray(row, dtype=np.int64)
     turns = np.asarray(turn, dtype=np.int64)
     single = np.bincount(rows, minlength=len(keys)) == 1
@@ -138,7 +146,7 @@ def read_rows(
             tokens=_tokens_per_turn(ids, rows, turns),
             value=None if values is None else _value_at_turn_start(values, ids, rows, turns),
             extra=_extra_columns(extras),
-            **columns,
+            **given,
         ),
         row=rows,
         turn=turns,

@@ -21,6 +21,7 @@ from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.plugins import registration, seams
 from verl_turnkey.plugins.config import credit_params, estimator_of, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
+from verl_turnkey.plugins.rows import failure
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
 
@@ -105,13 +106,12 @@ class TurnkeyTrainer:
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's own advantage step, with the records of the steps at the estimator's hand."""
-        if self.estimator is None:
-            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         fields = ["extra_fields", "response_mask"]
         fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
         fields += ["values"] if self.use_critic else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         extra_fields = data.pop("extra_fields").tolist()
+        self._stop_if_all_failed(batch, extra_fields)
         padded = data.to_padded_tensor()
         step = CreditStep(
             params=self.credit_params,
@@ -124,16 +124,21 @@ class TurnkeyTrainer:
         )
         with credit_step(step):
             batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        if self.estimator is None and step.has_records:
+            step.read()
         metrics.update(step.metrics)
-        self._stop_if_all_failed(step)
         return batch
 
-    def _stop_if_all_failed(self, step: CreditStep) -> None:
-        """A dead environment costs its own episode; when all die, the cause is not one environment."""
-        rows = step.rows
-        if rows is not None and rows.failed and len(rows.row) == 0:
-            reasons = "\n".join(f"  {reason}" for reason in sorted(set(rows.failed.values()))[:5])
-            raise RuntimeError(f"all {len(rows.failed)} episodes of step {self.global_steps} failed:\n{reasons}")
+    def _stop_if_all_failed(self, batch: KVBatchMeta, extra_fields: list[Any]) -> None:
+        """A dead environment costs its own episode; when all die, the cause is not one environment.
+
+        Before verl's own step: a batch without a single token breaks its statistics with words about a mask.
+        """
+        rows = [extra for extra, tag in zip(extra_fields, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        reasons = [failure(extra) for extra in rows]
+        if rows and all(reasons):
+            listed = "\n".join(f"  {reason}" for reason in sorted(set(map(str, reasons)))[:5])
+            raise RuntimeError(f"all {len(rows)} episodes of step {self.global_steps} failed:\n{listed}")
 
 
 class WorkerCalls:

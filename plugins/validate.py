@@ -48,6 +48,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         return
     if warning := seams.unsupported_verl():
         warnings.warn(warning, stacklevel=2)
+    registration.verify(("config",))
     if mode.startswith("turnkey_"):
         _check_trainer(config, mode)
     if turnkey.loss:
@@ -113,6 +114,11 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
         raise ConfigError(f"there is no trainer.v1.trainer_mode={mode!r}{closest(mode, list(registration.TRAINERS))}")
     if not config.trainer.use_v1:
         raise ConfigError(f"trainer.v1.trainer_mode={mode} is a V1 trainer: set trainer.use_v1=true")
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    name = str(config.algorithm.adv_estimator)
+    if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
+        raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     # Rows per mini-batch vary with the episodes, so fixed micro-batches would rarely divide them.
     for key, value in (

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 from minigrid.core.constants import DIR_TO_VEC
 from minigrid.minigrid_env import MiniGridEnv
+
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompts import Turn
 
 # How much of the data is played how: (share of the episodes, probability of a random action at each step).
-QUALITY = ((0.35, 0.0), (0.35, 0.5), (0.30, 1.0))
+QUALITY = ((0.45, 0.0), (0.35, 0.5), (0.2, 1.0))
 
-Pose = tuple[int, int, int, bool, bool]  # x, y, direction, key in hand, door open
+Pose = tuple[int, int, int, bool, int]  # x, y, direction, key in hand, state of the door
+OPEN, CLOSED, LOCKED = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Demo:
     """What was shown, and what was done about it."""
 
     task: str
-    history: list[Turn]
+    history: tuple[Turn, ...]
     observation: str
     action: str
 
@@ -45,24 +47,26 @@ class Planner:
         for position, cell in enumerate(env.grid.grid):
             if cell is not None and cell.type == "key":
                 key = (position % env.width, position // env.width)
-        here = (*map(int, env.agent_pos), int(env.agent_dir), env.carrying is not None, env.grid.get(*self._door).is_open)
-        distances = self._distances.setdefault(key, {}) or self._search(key, here)
-        self._distances[key] = distances
+        x, y = map(int, env.agent_pos)
+        here = (x, y, int(env.agent_dir), env.carrying is not None, env.grid.get(*self._door).encode()[2])
+        distances = self._distances.setdefault(key, {})
+        if here not in distances:
+            distances.update(self._search(key, here))
         moves = list(self._moves(here, key))
         shortest = min(distances.get(there, 10_000) for _, there in moves)
         return [action for action, there in moves if distances.get(there) == shortest]
 
     def _moves(self, pose: Pose, key: tuple[int, int] | None) -> Iterator[tuple[str, Pose]]:
-        x, y, d, held, opened = pose
+        x, y, d, held, door = pose
         ahead = (x + int(DIR_TO_VEC[d][0]), y + int(DIR_TO_VEC[d][1]))
-        yield "turn left", (x, y, (d - 1) % 4, held, opened)
-        yield "turn right", (x, y, (d + 1) % 4, held, opened)
-        if (ahead in self._floor and (held or ahead != key)) or (ahead == self._door and opened):
-            yield "go forward", (*ahead, d, held, opened)
+        yield "turn left", (x, y, (d - 1) % 4, held, door)
+        yield "turn right", (x, y, (d + 1) % 4, held, door)
+        if (ahead in self._floor and (held or ahead != key)) or (ahead == self._door and door == OPEN):
+            yield "go forward", (*ahead, d, held, door)
         if ahead == key and not held:
-            yield "pick up", (x, y, d, True, opened)
-        if ahead == self._door and (held or opened):
-            yield "toggle", (x, y, d, held, not opened)
+            yield "pick up", (x, y, d, True, door)
+        if ahead == self._door and (held or door != LOCKED):
+            yield "toggle", (x, y, d, held, CLOSED if door == OPEN else OPEN)
 
     def _search(self, key: tuple[int, int] | None, start: Pose) -> dict[Pose, int]:
         """Steps to the goal from every pose that can be reached from ``start``."""
@@ -106,7 +110,7 @@ def collect(level: str, seeds: Sequence[int], history: int, max_turns: int, seed
         planner, task, past = Planner(env.unwrapped.grid_env), info["task"], []
         for _ in range(max_turns):
             action = rng.choice(info["admissible"] if rng.random() < noise else planner.best())
-            demos.steps.append(Demo(task, past[len(past) - history :] if history else [], observation, action))
+            demos.steps.append(Demo(task, tuple(past[max(0, len(past) - history) :]), observation, action))
             past.append(Turn(observation, action))
             observation, _, terminated, _, info = env.step(action)
             if terminated:

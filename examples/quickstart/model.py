@@ -16,30 +16,32 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}
 """
 
-# A piece is a quantity with its words ("2 steps forward and"), a thing with its article ("a locked yellow door"),
-# other words up to the next of these, or a punctuation mark. Merges stay inside a piece: prompts become short, and a
-# thing is the same token wherever it stands.
-_PIECES = r" ?\d+(?: [a-z]+)*| ?[A-Za-z]+(?: (?!an? )[A-Za-z]+)*|[^ A-Za-z0-9]| +"
+# A piece is a verb, a quantity with its words ("2 steps forward and"), a thing with its article ("a locked yellow
+# door"), other words up to the next of these, or a mark. Merges stay inside a piece: prompts become short, a thing is
+# the same token wherever it stands, and an action of two words is two tokens.
+_PIECES = r" ?(?:{verbs})\b| ?\d+(?: [a-z]+)*| ?[A-Za-z]+(?: (?!an? )[A-Za-z]+)*|[^ A-Za-z0-9]| +"
 
 
-def build_tokenizer(texts: Iterable[str], words: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str], actions: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with a ChatML template; any text has an encoding.
 
     Args:
         texts: prompts, in which frequent pieces become one token each.
-        words: words that become tokens of their own, here those of the actions.
+        actions: what the model shall say; each word becomes a token.
     """
+    words = [action.split() for action in actions]
+    verbs = "|".join(sorted({first for first, *_ in words}))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_PIECES.format(verbs=verbs)), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    alone = [space + word for word in (*words, "user", "assistant") for space in ("", " ")]
+    alone = [space + word for action in words for word in action for space in ("", " ")]
     tokenizer.train_from_iterator(
-        [*texts, *alone * 2],
+        [*texts, *alone * 2],  # twice: a pair that occurs once is not merged
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from verl_turnkey.envs import make
 from verl_turnkey.envs.actions import parse_action
 from verl_turnkey.envs.prompts import Turn, build_messages, load_template
@@ -65,7 +66,9 @@ def play(
             render(tokenizer, template, p.task, p.past[len(p.past) - min(history, len(p.past)) :], p.observation)
             for p in active
         ]
-        for player, prompt, ids in zip(active, prompts, _sample(model, tokenizer, prompts, max_new_tokens), strict=True):
+        for player, prompt, ids in zip(
+            active, prompts, _sample(model, tokenizer, prompts, max_new_tokens), strict=True
+        ):
             text = tokenizer.decode(ids, skip_special_tokens=True)
             parsed = parse_action(text, "plain", player.info["admissible"])
             player.prompts.append(prompt)

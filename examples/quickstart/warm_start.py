@@ -19,6 +19,7 @@ from demos import Demo, collect
 from model import build_model, build_tokenizer
 from play import play, render, summarize
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
+
 from verl_turnkey.envs.minigrid import ACTIONS
 from verl_turnkey.envs.prompts import build_messages, load_template
 from verl_turnkey.envs.tasks import split_seeds
@@ -32,9 +33,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", default="MiniGrid-DoorKey-5x5-v0", help="a DoorKey level")
     parser.add_argument("--history", type=int, default=1, help="past steps in a prompt, as in turnkey.rollout.history")
-    parser.add_argument("--max-turns", type=int, default=25)
-    parser.add_argument("--episodes", type=int, default=1500, help="demonstrated episodes")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--max-turns", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=800, help="demonstrated episodes")
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--check", type=int, default=0, help="held-out episodes to play afterwards")
     args = parser.parse_args()
@@ -45,8 +46,7 @@ def main() -> None:
     demos = collect(args.level, seeds, args.history, args.max_turns, args.seed)
     print(f"{len(demos.steps)} steps; players won {demos.won} ({time.perf_counter() - began:.0f} s)", flush=True)
 
-    words = {word for action in ACTIONS for word in action.split()}
-    tokenizer = build_tokenizer((_text(demo) for demo in demos.steps), sorted(words))
+    tokenizer = build_tokenizer((_text(demo) for demo in demos.steps), ACTIONS)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(args.out)
     tokenizer = AutoTokenizer.from_pretrained(args.out)  # what verl will load is what must be trained with
@@ -69,32 +69,30 @@ def train(
     epochs: int,
     lr: float,
     seed: int,
-    batch_size: int = 256,
+    batch_size: int = 64,
 ) -> None:
     """Supervised learning: cross-entropy on the action and the end of turn, none on the prompt."""
     samples = _samples(tokenizer, demos)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
     steps = epochs * (len(samples) // batch_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    rng, done, losses = random.Random(seed), 0, []
-    while done < steps:
+    rng = random.Random(seed)
+    for epoch in range(epochs):
         rng.shuffle(samples)
+        total = 0.0
         for first in range(0, len(samples) - batch_size + 1, batch_size):
-            # The longest prompts of a batch set its width; right padding needs no attention mask in a causal model.
             ids, labels = _batch(samples[first : first + batch_size], tokenizer.pad_token_id)
-            # Only positions with a label need the output layer.
+            # Padded on the right: a causal model needs no attention mask for that. Only labels need the output layer.
             hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-            wanted = labels[:, 1:]
-            answered = wanted != IGNORE
-            loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[answered]), wanted[answered])
+            answer = labels[:, 1:] != IGNORE
+            loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[answer]), labels[:, 1:][answer])
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            losses.append(loss.item())
-            done += 1
-        print(f"step {done}/{steps}, loss {sum(losses[-50:]) / len(losses[-50:]):.3f}", flush=True)
+            total += loss.item()
+        print(f"epoch {epoch + 1} of {epochs}: loss {total * epochs / steps:.3f}", flush=True)
 
 
 def _text(demo: Demo) -> str:
@@ -107,15 +105,19 @@ def _text(demo: Demo) -> str:
 
 
 def _samples(tokenizer: PreTrainedTokenizerBase, demos: list[Demo]) -> list[tuple[list[int], list[int]]]:
+    """Prompt and answer of every step, as token ids."""
     template = load_template("minigrid")
-    answers = {action: [*tokenizer(action).input_ids, tokenizer.eos_token_id] for action in ACTIONS}
     return [
-        (render(tokenizer, template, demo.task, demo.history, demo.observation), answers[demo.action])
+        (
+            render(tokenizer, template, demo.task, demo.history, demo.observation),
+            [*tokenizer(demo.action).input_ids, tokenizer.eos_token_id],
+        )
         for demo in demos
     ]
 
 
 def _batch(samples: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, both (batch, longest)."""
     width = max(len(prompt) + len(answer) for prompt, answer in samples)
     ids = torch.full((len(samples), width), pad)
     labels = torch.full((len(samples), width), IGNORE)

@@ -24,7 +24,7 @@ _SWITCH = "turnkey/device=cpu"
 
 
 def opted_in() -> bool:
-    """Whether this process asked for the CPU: by environment (workers) or by the recipe on the command line (driver)."""
+    """Whether this process asked for the CPU: in its environment (workers) or on its command line (driver)."""
     if ENV_VAR in os.environ:
         return os.environ[ENV_VAR].strip().lower() == "cpu"
     return any(argument.lstrip("+") == _SWITCH for argument in sys.argv[1:])

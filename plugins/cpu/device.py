@@ -81,7 +81,8 @@ def memory_allocated(device: object = None) -> int:
 
 def max_memory_allocated(device: object = None) -> int:
     """Largest resident size of this process so far in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # The kernel updates its two counters at different times: without the second one the peak can be below the present.
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, memory_allocated())
 
 
 memory_reserved = memory_allocated

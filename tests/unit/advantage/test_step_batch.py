@@ -22,7 +22,7 @@ def test_defaults():
     assert batch.score.tolist() == [1.0, 1.0, 0.5, 2.0]
     assert batch.penalty.tolist() == [0.0] * 4
     assert batch.valid.all()
-    assert not (batch.terminated.any() or batch.truncated.any() or batch.success.any())
+    assert not np.concatenate([batch.terminated, batch.truncated, batch.success]).any()
     assert np.isnan(batch.value).all()
     assert batch.text.tolist() == [None] * 4
     assert len(set(batch.anchor.tolist())) == 4, "without anchors no two steps share a state"

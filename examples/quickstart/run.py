@@ -1,0 +1,113 @@
+"""The quickstart: tasks, a warm-started tiny model, stock ``verl.trainer.main_ppo`` with ``+turnkey=gigpo``, a report.
+
+Called by ``examples/quickstart.sh``, which installs what this needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from report import draw, read_metrics, summarise  # noqa: E402
+from training import LEVEL, MAX_TURNS, Job, follow, launch  # noqa: E402
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+
+
+def main(
+    steps: Annotated[int, typer.Option(help="training steps; the number is fixed, nothing stops early")] = 40,
+    seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
+    method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
+    out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/quickstart"),
+    resume: Annotated[bool, typer.Option(help="go on from the last checkpoint instead of starting over")] = False,
+    n_val: Annotated[int, typer.Option(help="held-out tasks, the same before and after")] = 128,
+) -> None:
+    """Train for a fixed number of steps and compare validation before and after."""
+    began = float(os.environ.get("TURNKEY_QUICKSTART_STARTED") or time.time())
+    out = out.resolve()
+    if not resume and out.exists():
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    setup_file = out / "setup.json"
+    wanted = {"seed": seed, "method": method, "n_val": n_val}
+    if resume and setup_file.exists():
+        setup = json.loads(setup_file.read_text())
+        changed = {key: setup[key] for key, value in wanted.items() if setup[key] != value}
+        if changed:
+            raise typer.BadParameter(f"the run in {out} was started with {changed}; --resume goes on with the same")
+    else:
+        _prepare(out, seed, n_val)
+        setup = {**wanted, "seconds_setup": round(time.time() - began, 1)}
+        setup_file.write_text(json.dumps(setup))
+
+    job = Job(out=out, method=method, seed=seed, steps=steps)
+    console.print(
+        f"training: {steps} steps of {job.episodes} episodes with [bold]+turnkey={method}[/] (log: {job.log})"
+    )
+    started = time.time()
+    with launch(job) as process:
+        follow(process, job, console)
+    seconds = round(time.time() - started, 1)
+
+    metrics = read_metrics(out)
+    summary = summarise(metrics, setup, steps=steps, seconds_train=seconds)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    draw(metrics, summary, out / "learning_curve.png")
+    _table(summary)
+    console.print(f"picture: {out / 'learning_curve.png'}\nnumbers: {out / 'summary.json'}")
+
+
+def _prepare(out: Path, seed: int, n_val: int) -> None:
+    """Tasks with disjoint seeds, and the tiny model."""
+    turnkey = Path(sys.executable).with_name("turnkey")
+    kwargs = json.dumps({"level": LEVEL, "max_steps": MAX_TURNS})
+    _stage(
+        "tasks",
+        [str(turnkey), "tasks", str(out / "tasks"), "--env", "turnkey/MiniGrid-v0", "--kwargs", kwargs]
+        + ["--train", "1024", "--val", str(n_val), "--seed", str(seed), "--data-source", "doorkey"],
+        out / "tasks.log",
+    )
+    _stage(
+        "warm start (supervised, mixed demonstrations)",
+        [sys.executable, str(HERE / "warm_start.py"), "--out", str(out / "model"), "--seed", str(seed)],
+        out / "warm_start.log",
+    )
+
+
+def _stage(name: str, command: list[str], log: Path) -> None:
+    began = time.time()
+    with console.status(f"{name} ..."), log.open("w") as file:
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    if code:
+        console.print(f"[red]{name} failed[/] (exit {code}); the end of {log}:")
+        console.print(log.read_text()[-2000:], markup=False)
+        raise typer.Exit(code)
+    console.print(f"{name}: {time.time() - began:.0f} s")
+
+
+def _table(summary: dict) -> None:
+    table = Table("", "before", "after", title=f"{summary['n_val']} held-out tasks, sampled at temperature 1")
+    for name, key, form in (
+        ("success", "success", "{:.3f}"),
+        ("episode length", "length", "{:.1f}"),
+        ("invalid actions", "invalid", "{:.1%}"),
+    ):
+        table.add_row(name, form.format(summary[f"{key}_before"]), form.format(summary[f"{key}_after"]))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,149 @@
+"""Stock verl as a child process: the launch command, and a progress display that reads its metrics file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+LEVEL = "MiniGrid-DoorKey-5x5-v0"
+MAX_TURNS = 20
+GROUPS, ROLLOUTS = 8, 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run in the folder ``out``."""
+
+    out: Path
+    method: str
+    seed: int
+    steps: int
+
+    @property
+    def episodes(self) -> int:
+        return GROUPS * ROLLOUTS
+
+    @property
+    def log(self) -> Path:
+        return self.out / "train.log"
+
+    def command(self, ray_dir: str) -> list[str]:
+        """``python -m verl.trainer.main_ppo`` as anybody would launch it; only the last block is about this machine."""
+        overrides = f"""
+            +turnkey={self.method}
+            +turnkey/env=babyai
+            +turnkey/device=cpu
+            turnkey.env.kwargs.level={LEVEL}
+            turnkey.rollout.history=1
+            turnkey.rollout.max_turns={MAX_TURNS}
+            data.train_files={self.out}/tasks/train.parquet
+            data.val_files={self.out}/tasks/val.parquet
+            data.train_batch_size={GROUPS}
+            data.max_prompt_length=256
+            data.max_response_length=8
+            data.seed={self.seed}
+            actor_rollout_ref.model.path={self.out}/model
+            actor_rollout_ref.rollout.n={ROLLOUTS}
+            actor_rollout_ref.rollout.temperature=1.0
+            actor_rollout_ref.rollout.val_kwargs.do_sample=true
+            actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+            actor_rollout_ref.rollout.val_kwargs.top_p=1.0
+            actor_rollout_ref.rollout.seed={self.seed}
+            actor_rollout_ref.actor.ppo_mini_batch_size={GROUPS // 2}
+            actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
+            actor_rollout_ref.actor.optim.lr=1e-3
+            actor_rollout_ref.actor.optim.weight_decay=0.0
+            trainer.total_training_steps={self.steps}
+            trainer.total_epochs=1000
+            trainer.test_freq=1000000
+            trainer.save_freq=10
+            trainer.max_actor_ckpt_to_keep=1
+            trainer.default_local_dir={self.out}/checkpoints
+            trainer.project_name=quickstart
+            trainer.experiment_name={self.method}
+            trainer.logger=[file]
+            +ray_kwargs.ray_init._temp_dir={ray_dir}
+        """
+        return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides.split()]
+
+
+@contextmanager
+def launch(job: Job) -> Iterator[subprocess.Popen]:
+    """Start the run with a Ray of its own; ends it, and only it, when the caller leaves early."""
+    ray_dir = tempfile.mkdtemp(prefix="tk-")  # short: Ray puts Unix sockets below it
+    # verl opens its metrics file for writing anew: a file per start keeps the curve of a resumed run.
+    metrics = job.out / f"metrics-{time.time_ns()}.jsonl"
+    env = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
+    with job.log.open("a") as log:
+        process = subprocess.Popen(
+            job.command(ray_dir), stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(timeout=30)
+            shutil.rmtree(ray_dir, ignore_errors=True)
+
+
+def follow(process: subprocess.Popen, job: Job, console: Console) -> None:
+    """Show a bar and one readable line per few steps until the run ends.
+
+    Raises:
+        typer.Exit: the run failed; the end of its log has been printed.
+    """
+    shown: set[int] = set()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("starting Ray, verl and vLLM", total=job.steps)
+        while True:
+            running = process.poll() is None
+            for line in _lines(job.out):
+                step = line["step"]
+                if step in shown:
+                    continue
+                shown.add(step)
+                progress.update(bar, completed=min(step, job.steps), description="training")
+                _print(line["data"], step, job, console)
+            if not running:
+                break
+            time.sleep(1.0)
+    if process.returncode:
+        console.print(f"[red]training failed[/] (exit {process.returncode}); the end of {job.log}:")
+        console.print("".join(job.log.read_text().splitlines(keepends=True)[-40:]), markup=False)
+        raise typer.Exit(process.returncode)
+
+
+def _print(data: dict, step: int, job: Job, console: Console) -> None:
+    before = next((value for key, value in data.items() if key.startswith("val-core/")), None)
+    if before is not None:
+        console.print(f"validation at step {step}: success {before:.3f}")
+    if "episode/success_rate" in data and (step % 5 == 0 or step in (1, job.steps)):
+        console.print(
+            f"step {step:3d}  success {data['episode/success_rate']:.2f}  turns {data['episode/length/mean']:4.1f}  "
+            f"invalid {data['episode/invalid_rate']:.1%}  {data['timing_s/step']:.1f} s"
+        )
+
+
+def _lines(out: Path) -> Iterator[dict]:
+    for path in sorted(out.glob("metrics-*.jsonl")):
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:  # still being written
+                return

@@ -1,0 +1,33 @@
+"""An environment that breaks on demand, for the hosts to import through ``turnkey.modules``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+
+
+class Awkward(gymnasium.Env[str, str]):
+    """Does what the action or ``on_reset`` says. Does not tell its state, its actions or whether it was won."""
+
+    def __init__(self, on_reset: str = "ok", observation: str = "a room") -> None:
+        self.on_reset, self.observation = on_reset, observation
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        if self.on_reset == "raise":
+            raise RuntimeError("the reset is broken")
+        return f"{self.observation} {seed}", {"task": "do as you are told"}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "raise":
+            raise RuntimeError("the step is broken")
+        if action == "hang":
+            time.sleep(60)
+        reward = float("nan") if action == "nan" else 0.5 if action == "win" else 0.0
+        observation = self.observation * (100 if action == "grow" else 1)
+        return observation, reward, action in ("win", "lose"), False, {"invalid": action == "stumble"}
+
+
+if "contract/Awkward-v0" not in gymnasium.registry:
+    gymnasium.register("contract/Awkward-v0", entry_point=Awkward)

@@ -1,0 +1,356 @@
+"""The agent loop as verl makes it, with real environments in real hosts; only the language model is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+from contract_tools import AWKWARD, Compose
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_turnkey.advantage import validate_record
+from verl_turnkey.envs import make
+from verl_turnkey.envs.hosts import HostPool
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins import agent_loop
+
+LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
+INFO = {"acc", "episode_return", "episode_length", "invalid_rate"}
+
+
+class Script:
+    """The language model server's client: answers with the next text, or with what ``turns(prompt)`` returns."""
+
+    def __init__(self, tokenizer: Any, turns: list[str] | Callable[[str], str]) -> None:
+        self.tokenizer = tokenizer
+        self.turns = turns
+        self.prompts: list[list[int]] = []
+        self.params: list[dict[str, Any]] = []
+
+    def text(self, t: int) -> str:
+        return self.tokenizer.decode(self.prompts[t])
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        self.prompts.append(list(prompt_ids))
+        self.params.append(sampling_params)
+        turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
+        ids = [*self.tokenizer.encode(turn), self.tokenizer.eos_token_id]
+        versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7}
+        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=versions)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_dir) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir)
+
+
+@pytest.fixture(scope="module")
+def hosts(ray_queue) -> Iterator[None]:
+    """The tests of this file share host processes, and each still parses its own configuration."""
+    real = agent_loop.HostPool
+    tags = iter(range(10))
+
+    @cache
+    def pool(**options: Any) -> HostPool:
+        return real(namespace_tag=f"contract{next(tags)}", **options)
+
+    def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
+        return pool(modules=(AWKWARD,), **options)
+
+    agent_loop.HostPool = shared
+    yield
+    agent_loop.HostPool = real
+
+
+@pytest.fixture
+def play(compose: Compose, tokenizer, hosts, monkeypatch):
+    """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns."""
+
+    def run(
+        turns: list[str] | Callable[[str], str], task: Task, *overrides: str, session: int = 0
+    ) -> tuple[list[AgentLoopOutput], Script]:
+        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
+        monkeypatch.setattr(agent_loop, "_process", None)
+        script = Script(tokenizer, turns)
+
+        async def episode() -> list[AgentLoopOutput]:
+            loop = hydra.utils.instantiate(
+                config=verl_agent_loop._agent_loop_registry["turnkey_env"],
+                trainer_config=DictConfigWrap(config=config),
+                server_manager=script,
+                tokenizer=tokenizer,
+                processor=None,
+                hf_model_type="qwen3",
+                dataset_cls=RLHFDataset,
+                data_config=DictConfigWrap(config.data),
+                tools=ToolListWrap([]),
+            )
+            assert type(loop) is agent_loop.EnvAgentLoop
+            row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": task.to_json()}
+            return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+
+        return asyncio.run(episode()), script
+
+    return run
+
+
+def awkward(**kwargs: Any) -> Task:
+    return Task("contract/Awkward-v0", 3, kwargs)
+
+
+def steps(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
+    """The one step of each row's record."""
+    found = []
+    for i, row in enumerate(outputs):
+        validate_record(row.extra_fields["turnkey"], f"row {i}")
+        assert row.extra_fields["turnkey"]["failed"] is None
+        assert len(row.extra_fields["turnkey"]["steps"]) == 1
+        found += row.extra_fields["turnkey"]["steps"]
+    return found
+
+
+def reason(outputs: list[AgentLoopOutput]) -> str:
+    """Why an episode failed; checks that it is exactly one row that verl can hold and nothing learns from."""
+    (row,) = outputs
+    record = row.extra_fields["turnkey"]
+    validate_record(record, "the row")
+    assert record["steps"] == []
+    assert len(row.prompt_ids) >= 1
+    assert (len(row.response_ids), row.response_mask, row.response_logprobs) == (1, [0], [0.0])
+    assert row.reward_score == 0.0
+    assert row.extra_fields["reward_extra_info"] == dict.fromkeys(INFO, 0.0)
+    assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 7
+    return record["failed"]
+
+
+# --- a real environment -----------------------------------------------------------------------------------------------
+
+
+def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
+    task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
+    turns = ["turn left", "dance", "turn right", "go forward"]
+    outputs, script = play(turns, task, "turnkey.rollout.max_turns=4", "turnkey.rollout.invalid_action_penalty=0.2")
+
+    env = make(task.env_id, task.kwargs)
+    observation, info = env.reset(seed=task.seed)
+    expected = []
+    for t, turn in enumerate(turns):
+        assert observation in script.text(t)
+        assert info["task" if t == 0 else "state_key"]
+        key, reward = info["state_key"], 0.0
+        valid = turn in info["admissible"]
+        if valid:  # an action that does not parse never reaches the environment
+            observation, reward, *_, info = env.step(turn)
+        expected.append((t, key, turn if valid else None, valid, 0.0 if valid else 0.2, reward))
+    found = steps(outputs)
+    assert [(s["step"], s["anchor"], s["action"], s["valid"], s["penalty"], s["reward"]) for s in found] == expected
+    assert found[1]["anchor"] == found[2]["anchor"]  # "dance" left the state as it was
+    assert len({s["anchor"] for s in found}) == 2  # left and right again
+    assert [s["truncated"] for s in found] == [False, False, False, True]
+    assert not any(s["terminated"] or s["success"] for s in found)
+
+    for t, (row, turn) in enumerate(zip(outputs, turns, strict=True)):
+        ids = [*tokenizer.encode(turn), tokenizer.eos_token_id]
+        assert row.prompt_ids == script.prompts[t]
+        assert row.response_ids == ids
+        assert row.response_mask == [1] * len(ids)
+        assert row.response_logprobs == [-0.01 * i for i in range(len(ids))]
+        assert row.reward_score == 0.0
+        assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 7
+        info = row.extra_fields["reward_extra_info"]
+        assert info == {"acc": 0.0, "episode_return": 0.0, "episode_length": 4.0, "invalid_rate": 0.25}
+        assert all(type(value) is float for value in info.values())
+
+
+def forward_into_the_goal(prompt: str) -> str:
+    """Solves an empty room with the goal in the corner ahead and to the right of the start."""
+    now = prompt.rpartition("Free steps:")[2]
+    return "turn right" if int(now.split()[0]) == 0 else "go forward"
+
+
+def test_success_is_on_every_row(play):
+    task = Task("turnkey/MiniGrid-v0", 0, {"level": "MiniGrid-Empty-5x5-v0"})
+    outputs, _ = play(forward_into_the_goal, task, "turnkey.rollout.max_turns=20")
+    found = steps(outputs)
+    assert [s["action"] for s in found] == ["go forward"] * 2 + ["turn right"] + ["go forward"] * 2
+    assert all(s["success"] for s in found)
+    assert [s["terminated"] for s in found] == [False] * 4 + [True]
+    assert not any(s["truncated"] for s in found)
+    assert [s["reward"] for s in found] == [0.0] * 4 + [1.0]
+    for row in outputs:
+        assert row.reward_score == 1.0
+        assert row.extra_fields["reward_extra_info"]["acc"] == 1.0
+        assert row.extra_fields["reward_extra_info"]["episode_return"] == 1.0
+
+
+def test_two_sessions_of_a_task_begin_alike_and_two_tasks_do_not(play):
+    first = {}
+    for name, seed, session in (("a", 1, 0), ("b", 1, 1), ("c", 2, 0)):
+        task = Task("turnkey/MiniGrid-v0", seed, {"level": "BabyAI-GoToLocal-v0"})
+        outputs, script = play(["turn left"], task, "turnkey.rollout.max_turns=1", session=session)
+        first[name] = (script.prompts[0], steps(outputs)[0]["anchor"])
+    assert first["a"] == first["b"]
+    assert first["a"][0] != first["c"][0]
+    assert first["a"][1] != first["c"][1]
+
+
+# --- an environment that says little ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("action", "solved"), [("win", True), ("lose", False)])
+def test_without_won_a_positive_end_is_a_success(play, action, solved):
+    outputs, _ = play(["look", action], awkward())
+    found = steps(outputs)
+    assert [s["success"] for s in found] == [solved] * 2
+    assert found[-1]["terminated"]
+    assert found[0]["anchor"] == "a room 3"  # without a state_key the observation stands for the state
+    assert found[1]["anchor"] == "a room"
+
+
+def test_an_action_that_the_environment_calls_invalid(play):
+    outputs, _ = play(["stumble", "lose"], awkward())
+    found = steps(outputs)
+    assert [s["valid"] for s in found] == [False, True]
+    assert [s["penalty"] for s in found] == [0.1, 0.0]
+    assert found[0]["action"] == "stumble"  # it was sent to the environment, which made nothing of it
+
+
+def test_tags_are_parsed_and_history_shows_actions(play):
+    outputs, script = play(
+        ["I think <action>look</action>", "no tags", "<action>lose</action>"],
+        awkward(),
+        "turnkey.rollout.action_format=tags",
+    )
+    assert [s["action"] for s in steps(outputs)] == ["look", None, "lose"]
+    assert "Action: look" in script.text(1)
+    assert "I think" not in script.text(1)
+    assert "Action: no tags" in script.text(2)
+
+
+# --- prompts and sampling ---------------------------------------------------------------------------------------------
+
+
+def test_history_is_trimmed_within_the_budget(play):
+    observation = "x" * 150
+    turns = ["one", "two", "three", "lose"]
+    overrides = ["turnkey.rollout.history=3", "turnkey.rollout.system=Be brief."]
+    roomy = play(turns, awkward(observation=observation), *overrides)[1]
+    budget = len(roomy.prompts[1]) + 20  # room for one past turn, and not for two
+    outputs, script = play(turns, awkward(observation=observation), *overrides, f"data.max_prompt_length={budget}")
+    assert len(steps(outputs)) == 4
+    for t in range(4):
+        assert len(script.prompts[t]) <= budget
+        text = script.text(t)
+        assert "Be brief." in text
+        assert "do as you are told" in text
+        assert text.endswith("<|im_start|>assistant\n")
+    assert [text.count(observation) for text in map(roomy.text, range(4))] == [1, 2, 3, 4]
+    assert [text.count(observation) for text in map(script.text, range(4))] == [1, 2, 2, 2]
+    assert "Action: three" in script.text(3)  # the latest turn is the one that stays
+    assert "Action: two" not in script.text(3)
+
+
+def test_a_prompt_that_outgrows_the_budget_ends_the_episode(play):
+    outputs, script = play(["look", "grow"], awkward(), "data.max_prompt_length=400")
+    assert [s["action"] for s in steps(outputs)] == ["look", "grow"]
+    assert [s["truncated"] for s in steps(outputs)] == [False, True]
+    assert max(map(len, script.prompts)) <= 400
+
+
+def test_a_first_prompt_beyond_the_budget_fails_the_episode(play):
+    outputs, script = play(["look"], awkward(observation="z" * 500), "data.max_prompt_length=300")
+    assert "data.max_prompt_length allows 300" in reason(outputs)
+    assert script.prompts == []
+
+
+def test_sampling_parameters_reach_the_server(play):
+    overrides = ["turnkey.rollout.max_tokens_per_turn=9", "turnkey.rollout.stop=[';']"]
+    _, script = play(["lose"], awkward(), *overrides, "turnkey.rollout.stop_token_ids=[5,6]")
+    expected = {"temperature": 1.0, "logprobs": True, "max_tokens": 9, "stop": [";"], "stop_token_ids": [5, 6]}
+    assert script.params == [expected]
+    _, script = play(["lose"], awkward())
+    assert script.params == [{"temperature": 1.0, "logprobs": True, "max_tokens": 16}]
+
+
+# --- environments that die --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("turns", "kwargs", "words"),
+    [
+        ([], {"on_reset": "raise"}, "RuntimeError: the reset is broken"),
+        (["look", "raise"], {}, "RuntimeError: the step is broken"),
+        (["look", "look", "nan"], {}, "a reward must be finite, not nan"),
+        (["look", "hang"], {}, "timeout"),
+        ([], {"on_rest": "raise"}, "takes no argument 'on_rest'"),
+    ],
+)
+def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns, kwargs, words):
+    outputs, script = play(turns, awkward(**kwargs), f"turnkey.log.trajectories={tmp_path}")
+    assert words in reason(outputs)
+    assert len(script.prompts) == len(turns)
+    (line,) = [json.loads(text) for file in tmp_path.glob("*.jsonl") for text in file.read_text().splitlines()]
+    assert words in line["failed"]
+    assert len(line["turns"]) == max(0, len(turns) - 1)  # what was played before is not trained on, but can be read
+
+
+def test_a_malformed_task_fails_its_episode_only(play):
+    class Words(Task):
+        def to_json(self) -> str:
+            return "play something"
+
+    outputs, _ = play([], Words("x", 0))
+    assert "play something" in reason(outputs)
+
+
+def test_failed_and_good_rows_have_the_same_fields(play):
+    failed, _ = play(["look", "raise"], awkward())
+    good, _ = play(["look", "win"], awkward())
+    for outputs in (failed + good, good + failed):
+        rows = [row.as_dict() for row in outputs]
+        assert len({frozenset(row) for row in rows}) == 1
+        assert {"prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores", "extra_fields"} <= {*rows[0]}
+        batch = list_of_dict_to_tensordict(rows)
+        assert len(batch) == 3
+        assert batch["rm_scores"].is_nested
+        masks = [mask.sum().item() for mask in batch["response_mask"].unbind()]
+        assert sorted(masks)[0] == 0
+        assert all(isinstance(mask, torch.Tensor) for mask in batch["response_mask"].unbind())
+        assert {frozenset(row.extra_fields["reward_extra_info"]) for row in outputs} == {frozenset(INFO)}
+
+
+def test_without_log_probs_no_row_has_them(play):
+    off = "actor_rollout_ref.rollout.calculate_log_probs=false"
+    outputs = play(["lose"], awkward(), off)[0] + play(["raise"], awkward(), off)[0]
+    assert ["rollout_log_probs" in row.as_dict() for row in outputs] == [False, False]
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_episode_is_a_line_of_the_log(play, tmp_path: Path):
+    override = f"turnkey.log.trajectories={tmp_path}/log"
+    outputs, _ = play(["look", "win"], awkward(), override, session=1)
+    (file,) = (tmp_path / "log").glob("*.jsonl")
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert line["key"] == "u_1"
+    assert line["global_step"] == 7
+    assert line["failed"] is None
+    assert json.loads(line["task"]) == {"env_id": "contract/Awkward-v0", "kwargs": {}, "seed": 3}
+    assert line["records"] == [row.extra_fields["turnkey"] for row in outputs]
+    assert [turn["text"] for turn in line["turns"]] == ["look", "win"]
+    assert [turn["observation"] for turn in line["turns"]] == ["a room 3", "a room"]
+    assert line["info"] == {"acc": 1.0, "episode_return": 0.5, "episode_length": 2.0, "invalid_rate": 0.0}

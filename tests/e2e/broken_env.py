@@ -1,0 +1,35 @@
+"""An environment that breaks on every other start, in the way its arguments say. It never pays anything."""
+
+import itertools
+import time
+
+import gymnasium
+
+_starts = itertools.count()
+
+
+class Broken(gymnasium.Env[str, str]):
+    def __init__(self, fault="none"):
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.breaks = self.fault != "none" and next(_starts) % 2 == 0
+        self.steps = 0
+        if self.breaks and self.fault == "reset":
+            raise RuntimeError("no such room")
+        return "You are in a room.", {"state_key": 0}
+
+    def step(self, action):
+        self.steps += 1
+        broken = self.breaks and self.steps == 2
+        if broken and self.fault == "step":
+            raise RuntimeError("the floor gave way")
+        if broken and self.fault == "hang":
+            time.sleep(3600)
+        reward = float("nan") if broken and self.fault == "nan" else 0.0
+        done = self.steps == 3
+        return f"You are in room {self.steps}.", reward, done, False, {"state_key": self.steps, "won": done}
+
+
+gymnasium.register("test/Broken-v0", entry_point=Broken, disable_env_checker=True)

@@ -1,0 +1,72 @@
+"""Start stock verl as a user does, and read what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: metrics by step, what the spy saw, and the episodes that the agent loop logged."""
+
+    out: Path
+    metrics: dict[int, dict[str, float]]
+
+    def seen(self, step: int) -> dict[str, Any]:
+        return torch.load(self.out / "spy" / f"step{step}.pt", weights_only=False)
+
+    def episodes(self, split: str) -> list[dict[str, Any]]:
+        lines = [
+            json.loads(line) for path in self.out.glob("episodes/*.jsonl") for line in path.read_text().splitlines()
+        ]
+        return [line for line in lines if line["split"] == split]
+
+
+def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:
+    """``python -m verl.trainer.main_ppo +turnkey=... +turnkey/device=cpu ...`` in a process and a Ray of its own."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "spy").mkdir(exist_ok=True)
+    ray_dir = tempfile.mkdtemp(prefix="tk-")
+    metrics = out / "metrics.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        *overrides,
+        f"turnkey.modules=[{','.join(str(path) for path in (*modules, HERE / 'spy.py'))}]",
+        f"turnkey.log.trajectories={out}/episodes",
+        "data.max_prompt_length=256",
+        "data.max_response_length=8",
+        "actor_rollout_ref.actor.optim.weight_decay=0.0",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192",
+        "trainer.total_epochs=1000",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
+    ]
+    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}
+    try:
+        with (out / "log.txt").open("w") as log:
+            code = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=900, check=False
+            ).returncode
+    finally:
+        shutil.rmtree(ray_dir, ignore_errors=True)
+    assert code == 0, f"verl exited with {code}:\n{(out / 'log.txt').read_text()[-6000:]}"
+    found: dict[int, dict[str, float]] = {}
+    for line in metrics.read_text().splitlines():
+        entry = json.loads(line)
+        found.setdefault(entry["step"], {}).update(entry["data"])
+    return Run(out, found)

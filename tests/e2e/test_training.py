@@ -1,0 +1,205 @@
+"""Real verl, real vLLM, real Ray: two things a training run must do, and three it must survive."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from launch import Run, train
+from safetensors.torch import load_file
+
+from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "unit" / "advantage"))
+import naive_credit as naive  # noqa: E402
+
+LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 20}
+STEPS, FROZEN_AFTER = 5, 3
+
+
+@pytest.fixture(scope="module")
+def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Five steps of GiGPO on DoorKey; after the third one the new weights no longer reach vLLM."""
+    out = tmp_path_factory.mktemp("learning")
+    train_seeds, val_seeds = split_seeds(32, 4, seed=0)
+    for split, seeds in (("train", train_seeds), ("val", val_seeds)):
+        tasks = [Task("turnkey/MiniGrid-v0", seed, LEVEL) for seed in seeds]
+        write_parquet(out / f"{split}.parquet", tasks, "doorkey", split)
+    return train(
+        out,
+        "+turnkey=gigpo",
+        "+turnkey/env=babyai",
+        "+turnkey/device=cpu",
+        "turnkey.rollout.max_turns=20",
+        f"data.train_files={out}/train.parquet",
+        f"data.val_files={out}/val.parquet",
+        "data.train_batch_size=4",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        f"trainer.total_training_steps={STEPS}",
+        env={"TURNKEY_SPY_FREEZE_AFTER": str(FROZEN_AFTER)},
+    )
+
+
+def test_advantages_in_the_queue_are_those_of_the_naive_twin(learning: Run) -> None:
+    """By row key, from the records that the agent loop wrote to a file; nothing of the trainer takes part."""
+    for step in range(1, STEPS + 1):
+        keys, rows = [], []
+        for episode in learning.episodes("train"):
+            if episode["global_step"] == step:
+                group = episode["key"].rsplit("_", 1)[0]
+                for index, record in enumerate(episode["records"]):
+                    keys.append(f"{episode['key']}_{index}")
+                    rows.append({"group": group, "trajectory": episode["key"], **record["steps"][0]})
+        expected = naive.gigpo(rows)
+        seen = learning.seen(step)
+        queue = {
+            key: advantage[mask.bool()]
+            for key, advantage, mask, padding in zip(
+                seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True
+            )
+            if not padding
+        }
+        assert queue.keys() == set(keys)
+        for key, value in zip(keys, expected, strict=True):
+            assert len(queue[key])
+            np.testing.assert_allclose(queue[key].numpy(), value, atol=1e-5, err_msg=key)
+
+
+def test_positive_credit_becomes_more_likely_than_negative(learning: Run) -> None:
+    """Weighted by the credit itself, which is what the gradient promises for a small step."""
+    gains = []
+    for step in range(1, STEPS + 1):
+        seen = learning.seen(step)
+        mask = torch.cat(seen["mask"]).bool()
+        advantage = torch.cat(seen["advantages"])[mask].double()
+        change = (torch.cat(seen["after"]) - torch.cat(seen["before"]))[mask].double()
+        up, down = advantage.clamp(min=0), -advantage.clamp(max=0)
+        gains.append(((up * change).sum() / up.sum() - (down * change).sum() / down.sum()).item())
+    assert min(gains) > 0, gains
+
+
+def test_generation_uses_the_updated_weights(learning: Run) -> None:
+    """In true fp32 vLLM and the actor agree to 1e-5, and only while the weights are sent over."""
+    difference = {step: data["training/rollout_probs_diff_max"] for step, data in learning.metrics.items()}
+    for step in range(1, FROZEN_AFTER + 2):  # the batch of the step after the last sync is still right
+        assert difference[step] < 1e-5, difference
+    assert difference[FROZEN_AFTER + 2] > 1e-5, difference
+
+
+def test_the_number_of_updates_does_not_depend_on_the_episodes(learning: Run) -> None:
+    rows = [len(learning.seen(step)["keys"]) for step in range(1, STEPS + 1)]
+    assert len(set(rows)) > 1  # or this shows nothing
+    assert {learning.seen(step)["updates"] for step in range(1, STEPS + 1)} == {1}
+
+
+@pytest.fixture(scope="module")
+def broken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One step on environments of which half break, each in its own way; nobody is ever rewarded."""
+    out = tmp_path_factory.mktemp("broken")
+    faults = ("reset", "step", "nan", "hang")
+    tasks = [Task("test/Broken-v0", seed, {"fault": fault}) for seed, fault in enumerate(faults)]
+    for split in ("train", "val"):
+        write_parquet(out / f"{split}.parquet", tasks, "broken", split)
+    return train(
+        out,
+        "+turnkey=gigpo",
+        *BROKEN,
+        *_broken_overrides(out, model),
+        "trainer.total_training_steps=1",
+        modules=(HERE / "broken_env.py",),
+    )
+
+
+BROKEN = (
+    "+turnkey/device=cpu",
+    "turnkey.env.probe=false",  # the first task breaks there as well
+    "turnkey.env.step_timeout=2",
+    "turnkey.rollout.max_turns=5",
+    "turnkey.rollout.invalid_action_penalty=0",
+    "turnkey.update.mini_batches=3",
+    "critic.enable=true",
+    "critic.ppo_max_token_len_per_gpu=8192",
+    "critic.optim.weight_decay=0.0",
+)
+
+
+def _broken_overrides(out: Path, model: Path) -> tuple[str, ...]:
+    return (
+        f"data.train_files={out}/train.parquet",
+        f"data.val_files={out}/val.parquet",
+        "data.train_batch_size=4",
+        f"actor_rollout_ref.model.path={model}",
+        f"critic.model.path={model}",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "actor_rollout_ref.actor.entropy_coeff=0",
+        "trainer.test_freq=1",
+        "trainer.save_freq=1",
+        f"trainer.default_local_dir={out}/checkpoints",
+    )
+
+
+def test_a_dead_environment_costs_its_own_episode(broken: Run) -> None:
+    episodes = broken.episodes("train")
+    failed = [episode for episode in episodes if episode["failed"]]
+    assert (len(episodes), len(failed)) == (16, 8)
+    reasons = " ".join(episode["failed"] for episode in failed)
+    for reason in ("no such room", "the floor gave way", "finite", "longer than 2 s"):
+        assert reason in reasons
+    metrics = broken.metrics[1]
+    assert metrics["episode/failed"] == 8
+    assert metrics["episode/success_rate"] == 0.5
+    seen = broken.seen(1)
+    by_key = dict(zip(seen["keys"], seen["mask"], strict=True))
+    real = [key for key, padding in zip(seen["keys"], seen["padding"], strict=True) if not padding]
+    for episode in failed:
+        rows = [key for key in real if key.startswith(f"{episode['key']}_")]
+        assert len(rows) == 1, "one row, the earlier steps dropped"
+        assert by_key[rows[0]].sum() == 0
+    assert len(real) == 8 + 8 * 3
+    # Resets die first, so such a row leads the batch and is what verl copies its padding rows from.
+    assert by_key[real[0]].sum() == 0
+    assert any(seen["padding"])
+
+
+def test_failed_episodes_count_as_not_solved_in_validation(broken: Run) -> None:
+    [accuracy] = [value for key, value in broken.metrics[1].items() if key.startswith("val-core/broken/acc")]
+    assert accuracy == 0.5
+
+
+def test_a_batch_without_any_signal_leaves_the_weights_bit_identical(broken: Run, model: Path) -> None:
+    before = load_file(model / "model.safetensors")
+    [file] = (broken.out / "checkpoints" / "global_step_1" / "actor").glob("model_world_size_1_rank_0.pt")
+    after = torch.load(file, weights_only=False)
+    compared = 0
+    for name, tensor in after.items():
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if name in before:
+            assert torch.equal(full.cpu(), before[name]), name
+            compared += 1
+    assert compared == len(before)
+
+
+def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: Path) -> None:
+    """From the checkpoint, under the same trainer, with GAE on step rows of which some are failed episodes."""
+    run = train(
+        broken.out.with_name("resumed"),
+        "+turnkey=base",
+        "algorithm.adv_estimator=gae",
+        *BROKEN,
+        *_broken_overrides(broken.out, model),
+        "trainer.total_training_steps=2",
+        modules=(HERE / "broken_env.py",),
+    )
+    assert min(run.metrics) == 2, "the first step was not trained again"
+    assert np.isfinite(run.metrics[2]["actor/grad_norm"])
+    assert run.metrics[2]["critic/vf_loss"] >= 0
+    assert len([e for e in run.episodes("train") if e["failed"]]) == 8

@@ -1,0 +1,178 @@
+"""The pages say what the code says: tables, keys, links and code blocks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_turnkey.advantage import estimators
+from verl_turnkey.plugins import keys, methods
+from verl_turnkey.plugins.config import TurnkeyConfig
+
+ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def between(name: str, marker: str) -> str:
+    found = re.search(rf"<!-- {marker}: .*? -->\n(.*?)<!-- /{marker} -->", text(name), re.DOTALL)
+    assert found, f"{name} has no markers {marker}"
+    return found[1]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(name), re.DOTALL | re.MULTILINE)
+
+
+def known_key(dotted: str) -> bool:
+    """Is ``credit.gamma``, ``env.kwargs.level``, ``rollout`` ... a key of the node, or a parameter of a method?"""
+    node: Any = TurnkeyConfig()
+    head, _, rest = dotted.partition(".")
+    if head == "credit" and rest:
+        return any(rest in {entry.name for entry in fields(spec.params)} for spec in estimators().values())
+    for part in dotted.split("."):
+        if isinstance(node, dict):
+            return True  # free arguments, such as those of an environment
+        if not is_dataclass(node) or part not in {entry.name for entry in fields(node)}:
+            return False
+        node = getattr(node, part)
+    return True
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/methods.md"])
+def test_the_table_of_methods_is_what_the_registry_says(name):
+    assert between(name, "methods") == methods.table(), "write the output of `turnkey methods` between the markers"
+
+
+def test_the_table_of_keys_is_what_the_dataclasses_say():
+    assert between("docs/configuration.md", "keys") == keys.table(), "python -m verl_turnkey.plugins.keys prints it"
+
+
+def test_the_tables_need_no_verl():
+    code = (
+        "import sys, verl_turnkey.plugins.methods, verl_turnkey.plugins.keys; "
+        "print([name for name in ('verl', 'torch', 'ray', 'hydra') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("method", sorted(methods.shipped()))
+def test_every_method_has_a_page_with_its_parameters_and_metrics(method):
+    page = text(f"docs/methods/{method}.md")
+    spec = methods.shipped()[method]
+    default = spec.params()
+    for entry in fields(default):
+        value = getattr(default, entry.name)
+        shown = re.search(rf"\| `turnkey\.credit\.{entry.name}` \| (\S+) \|", page)
+        assert shown, f"docs/methods/{method}.md does not list {entry.name}"
+        assert type(value)(shown[1]) == value
+    for column in spec.needs:
+        assert f"`{column}`" in page
+    assert f"(methods/{method}.md)" in text("docs/methods.md")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name):
+    page = ROOT / name
+    for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name} links to {target}, which is not there"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), f"{name} links to {target}, which has no such heading"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_that_a_page_names_exists(name):
+    # a plus adds what is not there: an argument of an environment, a parameter of the user's own method
+    named = re.findall(r"(?<![\w/.+])turnkey\.([a-z_]+(?:\.[a-z_]+)*)", text(name))
+    unknown = [key for key in named if key != "rollout.*" and not known_key(key)]
+    assert not unknown, f"{name} names turnkey.{', turnkey.'.join(unknown)}"
+
+
+def test_a_key_that_does_not_exist_is_noticed():
+    assert known_key("env.kwargs.level")
+    assert not known_key("env.kwarg.level")
+    assert not known_key("credit.gama")
+    assert not known_key("modules.x")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_blocks_compile(name):
+    for i, block in enumerate(blocks(name, "python")):
+        compile(block, f"{name}, python block {i}", "exec")
+
+
+def test_the_readme_computes_credit_without_verl():
+    section = text("README.md").split("## Without verl\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    credit = names["credit"]
+    assert credit.advantage.shape == (len(names["batch"]),)
+    assert credit.metrics["credit/share_steps_with_step_credit"] > 0
+
+
+@pytest.mark.parametrize("method", sorted(methods.shipped()))
+def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
+    """Every number of the printed credits stands in the page's table."""
+    (code,) = blocks(f"docs/methods/{method}.md", "python")
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    numbers = {float(number) for number in re.findall(r"-?\d+\.\d*", printed)}
+    page = {float(number) for number in re.findall(r"[+-]?\d+(?:\.\d+)?", text(f"docs/methods/{method}.md"))}
+    assert len(numbers) >= 8
+    assert numbers <= page
+
+
+def test_the_environment_page_shows_an_environment_that_works():
+    import gymnasium
+
+    (code,) = blocks("docs/environments.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/environments.md", "exec"), names)
+    try:
+        env = gymnasium.make("my/CountTo-v0", disable_env_checker=True)
+        _, info = env.reset(seed=0)
+        assert info["state_key"] == "0"
+        assert env.step("two")[4]["invalid"]
+        rewards = [env.step(number)[1] for number in "123"]
+        assert rewards == [0.0, 0.0, 1.0]
+    finally:
+        del gymnasium.registry["my/CountTo-v0"]
+
+
+def test_the_own_method_on_the_methods_page_works(tmp_path):
+    from verl_turnkey.advantage import StepBatch, compute_credit, registry
+    from verl_turnkey.envs.modules import import_modules
+
+    (code,) = blocks("docs/methods.md", "python")
+    try:
+        (tmp_path / "my_method.py").write_text(code)
+        import_modules([str(tmp_path / "my_method.py")])
+        batch = StepBatch(group=["g", "g"], trajectory=["a", "b"], step=[0, 0], reward=[0.0, 1.0])
+        assert compute_credit("reward_only", batch, scale=2.0).advantage.tolist() == [0.0, 2.0]
+    finally:
+        registry._ESTIMATORS.pop("reward_only", None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_speak_to_users(name):
+    found = re.findall(r"/work/|\bsession\w*|\bhelper\w*", text(name), re.IGNORECASE)
+    assert not found, f"{name} says {found}"
