@@ -1,6 +1,6 @@
 """The quickstart over seeds and methods, and the tables of docs/quickstart.md.
 
-    python benchmarks/quickstart_seeds.py run --steps 40     # what is not there yet; one folder per run
+    python benchmarks/quickstart_seeds.py run     # what is not there yet; one folder per run
     python benchmarks/quickstart_seeds.py table              # print the tables
 
 A run that was interrupted is started again; a finished one (summary.json) is kept.
@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 @app.command()
-def run(steps: int = 40) -> None:
+def run(steps: int = 20) -> None:
     """Train what is missing."""
     for seed in SEEDS:
         for method in METHODS:

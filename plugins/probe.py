@@ -29,6 +29,8 @@ def first_task(file: str) -> Task:
             f"{', '.join(table.schema_arrow.names)}): write the file with `turnkey tasks`, or choose another loop with "
             "actor_rollout_ref.rollout.agent.default_agent_loop"
         )
+    if table.metadata.num_rows == 0:
+        raise ConfigError(f"{file} holds no tasks: write some with `turnkey tasks`")
     return Task.from_json(next(table.iter_batches(batch_size=1, columns=[COLUMN])).column(0)[0].as_py())
 
 

@@ -136,14 +136,18 @@ def _data_files(config: DictConfig, key: str) -> list[str]:
     return [str(file) for file in ([files] if isinstance(files, str) else files)]
 
 
+def _local_parquet(config: DictConfig, key: str) -> list[str]:
+    """The parquet files of ``data.<key>`` that this machine can open; verl also reads hdfs and json."""
+    return [file for file in _data_files(config, key) if file.endswith(".parquet") and Path(file).expanduser().exists()]
+
+
 def _check_tasks(config: DictConfig) -> list[str]:
     """verl divides by the number of batches in the data; returns the local training files."""
     import pyarrow.parquet as pq
 
-    files = [file for file in _data_files(config, "train_files") if file.endswith(".parquet")]
-    local = [file for file in files if Path(file).expanduser().exists()]
+    local = _local_parquet(config, "train_files")
     if not local or len(local) != len(_data_files(config, "train_files")):
-        return local  # somewhere else (hdfs, json): verl reads it, we cannot count it here
+        return local  # some are elsewhere: we cannot count them here
     tasks = sum(pq.ParquetFile(Path(file).expanduser()).metadata.num_rows for file in local)
     if tasks < config.data.train_batch_size:
         raise ConfigError(
@@ -171,9 +175,11 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
     from verl_turnkey.envs.prompts import load_template
 
     load_template(turnkey.rollout.template)
-    if files and turnkey.env.probe:
-        from verl_turnkey.plugins.probe import probe
+    from verl_turnkey.plugins.probe import first_task, probe
 
+    for file in _local_parquet(config, "val_files"):
+        first_task(file)
+    if files and turnkey.env.probe:
         probe(config, turnkey, files[0])
 
 

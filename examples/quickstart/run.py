@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,13 +23,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from report import draw, read_metrics, summarise  # noqa: E402
-from training import LEVEL, MAX_TURNS, Job, follow, launch  # noqa: E402
+from training import HISTORY, LEVEL, MAX_TURNS, Job, follow, launch  # noqa: E402
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="training steps; the number is fixed, nothing stops early")] = 40,
+    steps: Annotated[int, typer.Option(help="training steps; the number is fixed, nothing stops early")] = 20,
     seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
     method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
     out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/quickstart"),
@@ -36,6 +37,7 @@ def main(
     n_val: Annotated[int, typer.Option(help="held-out tasks, the same before and after")] = 128,
 ) -> None:
     """Train for a fixed number of steps and compare validation before and after."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
     began = float(os.environ.get("TURNKEY_QUICKSTART_STARTED") or time.time())
     out = out.resolve()
     if not resume and out.exists():
@@ -74,15 +76,14 @@ def _prepare(out: Path, seed: int, n_val: int) -> None:
     """Tasks with disjoint seeds, and the tiny model."""
     turnkey = Path(sys.executable).with_name("turnkey")
     kwargs = json.dumps({"level": LEVEL, "max_steps": MAX_TURNS})
-    _stage(
-        "tasks",
-        [str(turnkey), "tasks", str(out / "tasks"), "--env", "turnkey/MiniGrid-v0", "--kwargs", kwargs]
-        + ["--train", "1024", "--val", str(n_val), "--seed", str(seed), "--data-source", "doorkey"],
-        out / "tasks.log",
+    tasks = (
+        f"tasks {out}/tasks --env turnkey/MiniGrid-v0 --train 1024 --val {n_val} --seed {seed} --data-source doorkey"
     )
+    _stage("tasks", [str(turnkey), *tasks.split(), "--kwargs", kwargs], out / "tasks.log")
+    warm_start = f"--out {out}/model --seed {seed} --level {LEVEL} --history {HISTORY} --max-turns {MAX_TURNS}"
     _stage(
         "warm start (supervised, mixed demonstrations)",
-        [sys.executable, str(HERE / "warm_start.py"), "--out", str(out / "model"), "--seed", str(seed)],
+        [sys.executable, str(HERE / "warm_start.py"), *warm_start.split()],
         out / "warm_start.log",
     )
 

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 LEVEL = "MiniGrid-DoorKey-5x5-v0"
 MAX_TURNS = 20
+HISTORY = 1
 GROUPS, ROLLOUTS = 8, 8
 
 
@@ -48,13 +49,13 @@ class Job:
             +turnkey/env=babyai
             +turnkey/device=cpu
             turnkey.env.kwargs.level={LEVEL}
-            turnkey.rollout.history=1
+            turnkey.rollout.history={HISTORY}
             turnkey.rollout.max_turns={MAX_TURNS}
             data.train_files={self.out}/tasks/train.parquet
             data.val_files={self.out}/tasks/val.parquet
             data.train_batch_size={GROUPS}
-            data.max_prompt_length=256
-            data.max_response_length=8
+            data.max_prompt_length=80
+            data.max_response_length=4
             data.seed={self.seed}
             actor_rollout_ref.model.path={self.out}/model
             actor_rollout_ref.rollout.n={ROLLOUTS}
@@ -65,13 +66,14 @@ class Job:
             actor_rollout_ref.rollout.seed={self.seed}
             actor_rollout_ref.actor.ppo_mini_batch_size={GROUPS // 2}
             actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
-            actor_rollout_ref.actor.optim.lr=1e-3
+            actor_rollout_ref.actor.optim.lr=5e-4
             actor_rollout_ref.actor.optim.weight_decay=0.0
             trainer.total_training_steps={self.steps}
             trainer.total_epochs=1000
             trainer.test_freq=1000000
             trainer.save_freq=10
             trainer.max_actor_ckpt_to_keep=1
+            trainer.resume_mode=auto
             trainer.default_local_dir={self.out}/checkpoints
             trainer.project_name=quickstart
             trainer.experiment_name={self.method}
