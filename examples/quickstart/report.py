@@ -65,6 +65,7 @@ def draw(metrics: dict[int, dict[str, float]], summary: dict[str, Any], path: Pa
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     steps = [step for step, data in metrics.items() if "episode/success_rate" in data]
     rates = [metrics[step]["episode/success_rate"] for step in steps]
@@ -81,6 +82,7 @@ def draw(metrics: dict[int, dict[str, float]], summary: dict[str, Any], path: Pa
         ylim=(0, 1),
         title=f"+turnkey={summary['method']}, seed {summary['seed']}",
     )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=150)

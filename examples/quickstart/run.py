@@ -100,7 +100,8 @@ def _stage(name: str, command: list[str], log: Path) -> None:
 
 
 def _table(summary: dict) -> None:
-    table = Table("", "before", "after", title=f"{summary['n_val']} held-out tasks, sampled at temperature 1")
+    console.print(f"\nvalidation on {summary['n_val']} held-out tasks, sampled at temperature 1")
+    table = Table("", "before", "after")
     for name, key, form in (
         ("success", "success", "{:.3f}"),
         ("episode length", "length", "{:.1f}"),

@@ -132,14 +132,14 @@ def follow(process: subprocess.Popen, job: Job, console: Console) -> None:
 
 
 def _print(data: dict, step: int, job: Job, console: Console) -> None:
-    before = next((value for key, value in data.items() if key.startswith("val-core/")), None)
-    if before is not None:
-        console.print(f"validation at step {step}: success {before:.3f}")
     if "episode/success_rate" in data and (step % 5 == 0 or step in (1, job.steps)):
         console.print(
             f"step {step:3d}  success {data['episode/success_rate']:.2f}  turns {data['episode/length/mean']:4.1f}  "
             f"invalid {data['episode/invalid_rate']:.1%}  {data['timing_s/step']:.1f} s"
         )
+    validation = next((value for key, value in data.items() if key.startswith("val-core/")), None)
+    if validation is not None:
+        console.print(f"validation after step {step}: success {validation:.3f}")
 
 
 def _lines(out: Path) -> Iterator[dict]:
