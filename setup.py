@@ -4,16 +4,14 @@
 name once installed: verl checkouts have a ``recipe`` of their own.
 """
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
-
-packages: list[str] = []
-for room in ROOMS:
-    packages += [f"verl_turnkey.{room}"] + [f"verl_turnkey.{room}.{sub}" for sub in find_packages(room)]
+# Folders of data (templates, YAML) count as packages too, or a wheel would leave them out one day.
+FOLDERS = {room: [sub for sub in find_namespace_packages(room) if "__pycache__" not in sub] for room in ROOMS}
 
 setup(
-    packages=packages,
+    packages=[f"verl_turnkey.{name}" for room in ROOMS for name in (room, *(f"{room}.{sub}" for sub in FOLDERS[room]))],
     package_dir={f"verl_turnkey.{room}": room for room in ROOMS},
-    package_data={f"verl_turnkey.{room}": ["py.typed", "*.yaml", "**/*.yaml", "**/*.txt"] for room in ROOMS},
+    package_data={"": ["py.typed", "*.yaml", "*.txt"]},
 )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Norm = Literal["mean_std", "mean"]
 Std = Literal["sample", "population"]
@@ -67,6 +68,16 @@ def joint_codes(first: Ints, second: Ints) -> tuple[Ints, int]:
     return codes.reshape(-1), len(distinct)
 
 
+#: Two values of order one (or larger, relatively) that are no further apart are the same number, summed in another
+#: order. Without it the noise of 0.1 + 0.2 - 0.3 would be a group's spread, and a row outside the statistics huge.
+ROUNDING = 1e-12
+
+
+def equal(a: Floats, b: Floats) -> Bools:
+    """Element by element: the same but for rounding (see :data:`ROUNDING`)."""
+    return np.abs(a - b) <= ROUNDING * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))
+
+
 @dataclass(frozen=True)
 class GroupStats:
     """Per group code: ``size`` (G,), ``mean`` (G,), ``std`` (G,). A constant group has its value as mean and std 0."""
@@ -80,7 +91,7 @@ def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample") -> Gro
     """Mean and standard deviation of ``values`` (S,) over the groups ``codes`` (S,), integers in [0, n).
 
     Groups may be empty (all three 0) or of one (std 0). A constant group is recognised by its smallest and largest
-    value, never by a rounded variance: its centred values are exactly 0.
+    value (see :data:`ROUNDING`), never by a rounded variance: its centred values are exactly 0.
     """
     order = np.lexsort((values, codes))
     ordered = values[order]
@@ -90,11 +101,12 @@ def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample") -> Gro
     ends = np.cumsum(count)
     starts = ends - count
     low, high = ordered[starts], ordered[ends - 1]
+    constant = equal(low, high)
     mean, deviation = np.zeros(n), np.zeros(n)
-    mean[present] = np.where(low == high, low, np.add.reduceat(ordered, starts) / count)
+    mean[present] = np.where(constant, low, np.add.reduceat(ordered, starts) / count)
     square = (ordered - np.repeat(mean[present], count)) ** 2
     freedom = np.maximum(count - (1 if std == "sample" else 0), 1)
-    deviation[present] = np.where(low == high, 0.0, np.sqrt(np.add.reduceat(square, starts) / freedom))
+    deviation[present] = np.where(constant, 0.0, np.sqrt(np.add.reduceat(square, starts) / freedom))
     return GroupStats(size, mean, deviation)
 
 
@@ -104,7 +116,8 @@ def normalise(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilo
     A group without spread gives exactly 0 under ``mean_std``: ``epsilon`` alone is no scale, and would blow a row that
     lies outside the statistics (see ``scope``) up by 1e6.
     """
-    centred = values - stats.mean[codes]
+    mean = stats.mean[codes]
+    centred = np.where(equal(values, mean), 0.0, values - mean)
     if norm == "mean":
         return centred
     spread = stats.std[codes]

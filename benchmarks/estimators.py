@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "advantage"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import naive_credit
 
 from verl_turnkey.advantage import StepBatch, compute_credit, estimators

@@ -7,6 +7,7 @@ own, with a deadline per call, and whatever goes wrong ends one episode with an 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -27,6 +28,7 @@ from verl_turnkey.envs.registry import make
 
 Info = dict[str, Any]
 _TRACEBACK_CHARS = 1500
+LIVENESS_SECONDS = 60.0  # how long a host may be silent before it is asked whether it lives, and to answer that
 
 
 class _Lane:
@@ -107,7 +109,8 @@ class EnvHost:
 
             def reset() -> tuple[gymnasium.Env[str, str], str, Info]:
                 if evicted is not None:
-                    evicted.env.close()
+                    with contextlib.suppress(Exception):  # not this episode's environment
+                        evicted.env.close()
                 import_modules(self._modules)
                 env = reused.env if reused is not None else make(env_id, kwargs)
                 answer = env.reset(seed=seed)
@@ -321,6 +324,7 @@ class HostPool:
         threads: int = 1,
     ) -> None:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if hosts < 1:
             raise ValueError(f"turnkey.env.hosts must be at least 1, not {hosts}")
@@ -329,6 +333,8 @@ class HostPool:
         actor_class = ray.remote(EnvHost)
         self._hosts = [
             actor_class.options(
+                # Beside its episodes' agent loop, not on a node that somebody keeps free of work.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
                 name=f"turnkey_env_host_{namespace_tag}_{i}",
                 get_if_exists=True,
                 num_cpus=0,
@@ -359,12 +365,24 @@ class HostPool:
         """Call a method of a host; a host that is gone is a failure of kind ``host``."""
         import ray
 
+        answer = asyncio.wrap_future(getattr(self._hosts[host], method).remote(*args).future())
         try:
-            return await getattr(self._hosts[host], method).remote(*args)
+            while not (await asyncio.wait({answer}, timeout=LIVENESS_SECONDS))[0]:
+                await self._check_alive(host)  # the answer may rightly take long: its deadline runs in the host
+            return answer.result()
         except EnvironmentFailure as error:  # Ray's own subclass of it, with a remote traceback: keep the plain words
             raise EnvironmentFailure(error.kind, error.message) from None
         except ray.exceptions.RayActorError as error:
             raise EnvironmentFailure("host", f"environment host {host} died: {error}") from error
+
+    async def _check_alive(self, host: int) -> None:
+        """A host that cannot even say how busy it is (an environment that blocks its whole process) is a lost one."""
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self._hosts[host].load.remote().future()), LIVENESS_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise EnvironmentFailure(
+                "host", f"environment host {host} has not answered for {LIVENESS_SECONDS:g} s: its process is blocked"
+            ) from None
 
     def tell_close(self, host: int, episode: int) -> None:
         """Ask a host to close an episode, without waiting."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_turnkey.envs.errors import TaskFormatError
+from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 
 COLUMN = "turnkey_task"
 _MAX_SEED = 2**31 - 1
@@ -72,7 +72,12 @@ def write_parquet(path: str | PathLike[str], tasks: Sequence[Task], data_source:
     """
     if not tasks:
         raise TaskFormatError(f"no tasks to write to {path}: verl needs at least a batch of them")
-    import pandas as pd  # comes with verl
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            'writing tasks needs pandas and pyarrow, which come with verl: pip install "verl-turnkey[verl]"'
+        ) from error
 
     rows = [
         {

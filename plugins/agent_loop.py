@@ -33,7 +33,6 @@ class _Process:
     def __init__(self, config: DictConfig) -> None:
         import ray
 
-        registration.verify(("agent_loop",), ("turnkey_env",))
         self.turnkey: TurnkeyConfig = turnkey_config(config)
         env, rollout = self.turnkey.env, self.turnkey.rollout
         self.template = load_template(rollout.template)
@@ -57,6 +56,17 @@ def _shared(config: DictConfig) -> _Process:
     if _process is None:
         _process = _Process(config)
     return _process
+
+
+def prepare(worker: Any) -> None:
+    """Run inside an agent-loop worker before training starts: what cannot work stops the run, not its episodes.
+
+    Raises:
+        RuntimeError: the plugin is not loaded in this worker.
+    """
+    registration.verify(("agent_loop",), ("turnkey_env",))
+    if worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env":
+        _shared(worker.config)
 
 
 @dataclass
@@ -282,7 +292,12 @@ class EnvAgentLoop(AgentLoopBase):
             prompt_ids, response_ids, response_mask, log_probs = prompt_ids or [eos], [eos], [0], [0.0]
         fields: dict[str, Any] = {}
         if self.rollout_config.calculate_log_probs:
-            fields["response_logprobs"] = log_probs if log_probs is not None else [0.0] * len(response_ids)
+            if log_probs is None:
+                raise RuntimeError(
+                    "the server returned no log-probabilities although actor_rollout_ref.rollout.calculate_log_probs "
+                    "is true: set it to false for a server that cannot"
+                )
+            fields["response_logprobs"] = log_probs
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
             response_ids=response_ids,

@@ -44,7 +44,10 @@ def tasks(
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
 
     import_modules(module or [])
-    arguments = json.loads(kwargs)
+    try:
+        arguments = json.loads(kwargs)
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"--kwargs must be a JSON object, got {kwargs!r} ({error})") from None
     make(env, arguments).close()  # a bad id or argument is found here, not in the training run
     out.mkdir(parents=True, exist_ok=True)
     train_seeds, val_seeds = split_seeds(train, val, seed)
@@ -65,17 +68,23 @@ def recipe(name: Annotated[str, typer.Argument(help="a method, or base")]) -> No
 @app.command()
 def methods() -> None:
     """Print the table of methods, as it stands in the README."""
-    from verl_turnkey.plugins.methods import table
+    from verl_turnkey.plugins import tables
 
-    typer.echo(table(), nl=False)
+    typer.echo(tables.methods(), nl=False)
+
+
+@app.command()
+def keys() -> None:
+    """Print the table of all keys under ``turnkey:``, as it stands in docs/configuration.md."""
+    from verl_turnkey.plugins import tables
+
+    typer.echo(tables.keys(), nl=False)
 
 
 def main() -> None:
     """Entry point of the console script: errors of the user's input in one line, not in a traceback."""
-    from verl_turnkey.envs import errors
-
     try:
         app()
-    except (ValueError, errors.UnknownEnvironmentError, errors.MissingPackageError, errors.EnvironmentKwargsError) as e:
-        typer.echo(f"turnkey: {e}", err=True)
+    except (ValueError, LookupError, ImportError, TypeError) as error:
+        typer.echo(f"turnkey: {error.args[0] if error.args else error}", err=True)
         raise SystemExit(2) from None

@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal
 
-from verl_turnkey.advantage import ConfigError, EstimatorSpec, estimators
-from verl_turnkey.advantage.params import parse
-
-
-def _require(ok: bool, key: str, expected: str, got: object) -> None:
-    if not ok:
-        raise ConfigError(f"turnkey.{key} must be {expected}, got {got!r}")
+from verl_turnkey.advantage import EstimatorSpec, estimators
+from verl_turnkey.advantage.params import check, did_you_mean, parse
 
 
 @dataclass(frozen=True)
@@ -40,10 +34,10 @@ class EnvConfig:
     """start one environment in the driver before Ray, to find a bad environment or prompt budget in seconds"""
 
     def __post_init__(self) -> None:
-        _require(self.hosts == "auto" or int(self.hosts) > 0, "env.hosts", "auto or a positive integer", self.hosts)
-        _require(self.instances_per_host > 0, "env.instances_per_host", "positive", self.instances_per_host)
-        _require(self.step_timeout > 0, "env.step_timeout", "positive seconds", self.step_timeout)
-        _require(self.reset_timeout > 0, "env.reset_timeout", "positive seconds", self.reset_timeout)
+        check(self.hosts == "auto" or int(self.hosts) > 0, "hosts", "auto or a positive integer", self.hosts)
+        check(self.instances_per_host > 0, "instances_per_host", "positive", self.instances_per_host)
+        check(self.step_timeout > 0, "step_timeout", "positive seconds", self.step_timeout)
+        check(self.reset_timeout > 0, "reset_timeout", "positive seconds", self.reset_timeout)
 
 
 @dataclass(frozen=True)
@@ -72,17 +66,17 @@ class RolloutConfig:
     """token ids that end a turn"""
 
     def __post_init__(self) -> None:
-        _require(self.history >= 0, "rollout.history", "zero or more", self.history)
-        _require(self.max_turns > 0, "rollout.max_turns", "positive", self.max_turns)
-        _require(
+        check(self.history >= 0, "history", "zero or more", self.history)
+        check(self.max_turns > 0, "max_turns", "positive", self.max_turns)
+        check(
             self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0,
-            "rollout.max_tokens_per_turn",
+            "max_tokens_per_turn",
             "null or positive",
             self.max_tokens_per_turn,
         )
-        _require(
+        check(
             self.invalid_action_penalty >= 0,
-            "rollout.invalid_action_penalty",
+            "invalid_action_penalty",
             "zero or more (it is subtracted)",
             self.invalid_action_penalty,
         )
@@ -96,9 +90,7 @@ class UpdateConfig:
     """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, whatever the episode length"""
 
     def __post_init__(self) -> None:
-        _require(
-            self.mini_batches is None or self.mini_batches > 0, "update.mini_batches", "positive", self.mini_batches
-        )
+        check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)
 
 
 @dataclass(frozen=True)
@@ -143,10 +135,10 @@ def estimator_of(config: Mapping[str, Any]) -> EstimatorSpec | None:
 
 
 def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
-    """The selected estimator's parameters as its own frozen dataclass.
+    """The selected estimator's parameters as its own frozen dataclass; None for an estimator of verl's.
 
     Raises:
-        ConfigError: unknown or ill-typed parameter under ``turnkey.credit``, or parameters for an estimator of verl's.
+        ConfigError: unknown or ill-typed parameter under ``turnkey.credit``.
     """
     spec = estimator_of(config)
     if spec is None:
@@ -155,6 +147,5 @@ def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
 
 
 def closest(name: str, choices: list[str]) -> str:
-    """``"; did you mean 'x'?"`` or the list of choices, to end an error with."""
-    match = get_close_matches(name, choices, n=1)
-    return f"; did you mean {match[0]!r}?" if match else f"; choices: {', '.join(sorted(choices))}"
+    """``"; did you mean 'x'?"``, or the list of choices, to end an error with."""
+    return did_you_mean(name, choices) or f"; choices: {', '.join(sorted(choices))}"

@@ -33,26 +33,26 @@ class CreditStep:
     scores: torch.Tensor | None = None
     """(B, L) rewards before KL, when ``algorithm.use_kl_in_reward``"""
     values: torch.Tensor | None = None
-    rows: Rows | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def has_records(self) -> bool:
         """Whether the agent loop says what its steps were; verl's own loops do not."""
-        return any("turnkey" in fields for fields in self.extra_fields if isinstance(fields, Mapping))
+        rows = [fields for fields, tag in zip(self.extra_fields, self.tags, strict=True) if not tag.get("is_padding")]
+        return all(isinstance(fields, Mapping) and "turnkey" in fields for fields in rows)
 
-    def read(self, row_penalty: np.ndarray | None = None) -> Rows:
+    def read(self, row_reward: np.ndarray | None = None) -> Rows:
         """Build the table of steps and the per-episode metrics."""
-        self.rows = read_rows(
-            self.keys, self.tags, self.extra_fields, self.response_mask, row_penalty=row_penalty, values=self.values
+        rows = read_rows(
+            self.keys, self.tags, self.extra_fields, self.response_mask, row_reward=row_reward, values=self.values
         )
-        self.metrics = episode_metrics(self.rows)
-        return self.rows
+        self.metrics = episode_metrics(rows)
+        return rows
 
     def run(
         self, name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and returns, (B, L) float32 each; metrics and the table stay in this object."""
+        """Advantages and returns, (B, L) float32 each; the metrics stay in this object."""
         kl = None
         if self.scores is not None:
             # verl subtracted beta * KL from every token's reward: a row's sum belongs to that row's step.

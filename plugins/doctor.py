@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -42,8 +43,11 @@ class Report:
 
     @property
     def problems(self) -> int:
-        """A clash is no problem in itself: the other name is there."""
-        bad_points = sum(point["status"] in ("missing", "failed") for point in self.points)
+        """The clash of an estimator is no problem: its other name is there."""
+        bad_points = sum(
+            point["status"] in ("missing", "failed") or (point["status"] == "clash" and point["kind"] != "estimator")
+            for point in self.points
+        )
         return (
             bad_points + sum(p["status"] == "failed" for p in self.plugins) + len(self.seams) + len(self.broken_imports)
         )
@@ -53,9 +57,16 @@ def inspect_process(place: str) -> Report:
     """Look at this process: import verl and its homes, read the record, try every plugin's entry point."""
     import verl  # noqa: F401 - runs the entry points
 
-    from verl_turnkey.plugins import entry
-
-    report = Report(place, broken_imports=registration.import_homes())
+    report = Report(place)
+    entry = sys.modules.get("verl_turnkey.plugins.entry")
+    if entry is None:  # importing it here would repair what a training run lacks
+        policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+        report.broken_imports["verl_turnkey.plugins.entry"] = (
+            f"verl did not load it (VERL_USE_EXTERNAL_PLUGINS={policy}); install the package in this environment, and "
+            "set the variable to auto or to a list with turnkey"
+        )
+        return report
+    report.broken_imports = registration.import_homes()
     if entry.failure:
         report.broken_imports["verl_turnkey.plugins.entry"] = entry.failure
     report.points = [asdict(point) for point in registration.points()]
@@ -74,7 +85,8 @@ def inspect_process(place: str) -> Report:
 def run(*, in_ray: bool, address: str | None) -> int:
     """Print everything; returns 0, or 1 when something is wrong."""
     console = Console(width=None if os.isatty(1) else 120)
-    problems = _versions(console)
+    _versions(console)
+    problems = 0
     if importlib.util.find_spec("verl") is None:
         console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
         return 1
@@ -103,26 +115,24 @@ def _in_worker(address: str | None) -> Report:
 
     from verl_turnkey.plugins import cpu
 
-    started = not ray.is_initialized()
+    address = address or os.environ.get("RAY_ADDRESS")
+    env_vars = {cpu.ENV_VAR: "cpu"} if cpu.opted_in() else {}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": env_vars}, "log_to_driver": False}
     folder = None
-    if started:
-        env_vars = {cpu.ENV_VAR: "cpu"} if cpu.opted_in() else {}
-        options: dict[str, Any] = {"runtime_env": {"env_vars": env_vars}, "log_to_driver": False}
-        if address is None:
-            folder = tempfile.mkdtemp(prefix="tk")
-            options |= {"num_cpus": 2, "include_dashboard": False, "_temp_dir": folder}
-        ray.init(address=address, **options)
+    if address is None:
+        folder = tempfile.mkdtemp(prefix="tk")
+        options |= {"num_cpus": 2, "include_dashboard": False, "_temp_dir": folder}
+    ray.init(address=address, **options)
     try:
         worker = ray.remote(num_cpus=0)(inspect_process)
         return ray.get(worker.remote("a Ray worker"), timeout=180)
     finally:
-        if started:
-            ray.shutdown()
+        ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _versions(console: Console) -> int:
+def _versions(console: Console) -> None:
     from packaging.specifiers import SpecifierSet
 
     table = Table("package", "installed", "tested", "", title="versions", title_justify="left")
@@ -135,7 +145,6 @@ def _versions(console: Console) -> int:
         fits = SpecifierSet(tested, prereleases=True).contains(installed)
         table.add_row(name, installed, tested, "ok" if fits else "[yellow]outside the tested range")
     console.print(table)
-    return 0
 
 
 def _show(console: Console, report: Report) -> None:
@@ -154,7 +163,7 @@ def _show(console: Console, report: Report) -> None:
     ]:
         console.print(trace, markup=False, style="red")
     for name, trace in report.broken_imports.items():
-        console.print(f"{name} cannot be imported:\n{trace}", markup=False, style="red")
+        console.print(f"{name}:\n{trace}", markup=False, style="red")
     for problem in report.seams:
         console.print(f"verl changed: {problem}", markup=False, style="red")
 

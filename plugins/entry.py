@@ -17,7 +17,8 @@ failure: str | None = None
 
 def switches(argv: list[str]) -> list[str]:
     """Command-line overrides that ask for this package (``+turnkey=gigpo``, ``trainer_mode=turnkey_sync``, ...)."""
-    return [arg for arg in argv if arg.lstrip("+~").startswith("turnkey") or "=turnkey" in arg]
+    named = ("trainer_mode=turnkey_", "default_agent_loop=turnkey_", "adv_estimator=turnkey/")
+    return [arg for arg in argv if arg.lstrip("+~").startswith("turnkey") or any(name in arg for name in named)]
 
 
 def _banner() -> None:

@@ -64,9 +64,11 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
 def _measure(
     config: DictConfig, turnkey: TurnkeyConfig, observation: str, goal: str, admissible: list[str] | None
 ) -> None:
-    path = Path(config.actor_rollout_ref.model.path).expanduser()
-    if not path.is_dir():
-        return  # a hub name or a remote path: the agent loop measures each prompt anyway
+    model = config.actor_rollout_ref.model
+    path = Path(model.path).expanduser()
+    special = any(model.get(key) for key in ("tokenizer_path", "trust_remote_code", "custom_chat_template"))
+    if not path.is_dir() or special:
+        return  # not a plain local tokenizer: the agent loop measures each prompt anyway
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path)

@@ -76,15 +76,15 @@ def _node(params: Any) -> Iterator[str]:
             yield f"  {entry.name}:"
             yield from _dataclass(value, 4)
         else:
-            yield from _comment(_attribute_docs(type(node)).get(entry.name), 2)
-            yield f"  {entry.name}: {_scalar(value)}"
+            yield from _comment(attribute_docs(type(node)).get(entry.name), 2)
+            yield f"  {entry.name}: {scalar(value)}"
 
 
 def _dataclass(value: Any, indent: int) -> Iterator[str]:
-    docs = _attribute_docs(type(value))
+    docs = attribute_docs(type(value))
     for entry in fields(value):
         yield from _comment(docs.get(entry.name), indent)
-        yield f"{' ' * indent}{entry.name}: {_scalar(getattr(value, entry.name))}"
+        yield f"{' ' * indent}{entry.name}: {scalar(getattr(value, entry.name))}"
 
 
 def _yaml(tree: dict[str, Any], indent: int) -> Iterator[str]:
@@ -93,10 +93,10 @@ def _yaml(tree: dict[str, Any], indent: int) -> Iterator[str]:
             yield f"{' ' * indent}{key}:"
             yield from _yaml(value, indent + 2)
         else:
-            yield f"{' ' * indent}{key}: {_scalar(value)}"
+            yield f"{' ' * indent}{key}: {scalar(value)}"
 
 
-def _scalar(value: Any) -> str:
+def scalar(value: Any) -> str:
     """JSON is YAML, but for words that need no quotes and for floats, which YAML wants with a point."""
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")
@@ -108,7 +108,7 @@ def _comment(text: str | None, indent: int) -> Iterator[str]:
         yield f"{' ' * indent}# {line}"
 
 
-def _attribute_docs(cls: type) -> dict[str, str]:
+def attribute_docs(cls: type) -> dict[str, str]:
     """What stands beside the fields of a dataclass: the string under a field, or the comment behind it."""
     source = textwrap.dedent(inspect.getsource(cls))
     comments = {

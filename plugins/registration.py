@@ -193,6 +193,11 @@ def _why_missing(kind: str) -> str:
     return "the entry point did not run (is the package installed in this environment?)"
 
 
+def owns(kind: str, name: str) -> bool:
+    """Whether ``name`` is ours in this process, and not another plugin's."""
+    return any(point.kind == kind and point.name == name and point.status == "registered" for point in points())
+
+
 def import_homes() -> dict[str, str]:
     """Import every module that holds an extension point; returns {module: traceback} of those that fail."""
     broken = {}

@@ -36,7 +36,7 @@ class Rows:
     turn_ids: torch.Tensor
     """(B, L) int64: turn of each response token, -1 off the model's own tokens"""
     env_reward: np.ndarray
-    """(S,) the environment's rewards alone, without the row penalty"""
+    """(S,) the environment's rewards alone, without the row rewards"""
     failed: dict[str, str] = field(default_factory=dict)
     """trajectory -> reason, of the episodes that died; their masked rows are in no table"""
 
@@ -74,7 +74,7 @@ def read_rows(
     extra_fields: Sequence[Mapping[str, Any]],
     response_mask: torch.Tensor,
     *,
-    row_penalty: np.ndarray | None = None,
+    row_reward: np.ndarray | None = None,
     values: torch.Tensor | None = None,
 ) -> Rows:
     """Build the table of steps from a batch.
@@ -83,8 +83,7 @@ def read_rows(
         keys, tags: the batch's keys and tags, B each; rows whose tag says ``is_padding`` are left out.
         extra_fields: B dicts; ``extra_fields[i]["turnkey"]`` is the record.
         response_mask: (B, L), as the agent loop wrote it (before any rejection).
-        row_penalty: (B,) added to the reward of each step of the row, shared equally between its turns (verl's KL
-            penalty in the reward is negative here).
+        row_reward: (B,) added to the rewards of the row's steps, in equal shares (verl's KL penalty, a negative one).
         values: (B, L) critic values, left-shifted as verl has them: the value at a token is the state before it.
 
     Raises:
@@ -97,7 +96,7 @@ def read_rows(
     group, trajectory, row, turn = [], [], [], []
     failed: dict[str, str] = {}
     turns_per_row = (ids.max(1).values + 1).tolist() if ids.numel() else [0] * len(keys)
-    penalties = None if row_penalty is None else row_penalty.tolist()
+    extra_rewards = None if row_reward is None else row_reward.tolist()
 
     for i, (key, tag) in enumerate(zip(keys, tags, strict=True)):
         if tag.get("is_padding", False):
@@ -119,7 +118,7 @@ def read_rows(
                 f"row {key}: its record has {len(steps)} steps but its response mask has {turns_per_row[i]} runs of "
                 "ones; each turn needs its own run, separated by at least one masked token"
             )
-        share = 0.0 if penalties is None else penalties[i] / len(steps)
+        share = 0.0 if extra_rewards is None else extra_rewards[i] / len(steps)
         for t, step in enumerate(steps):
             for name, column in columns.items():
                 column.append(step[name])
@@ -132,7 +131,7 @@ def read_rows(
             turn.append(t)
 
     # A column that nobody filled is not there: the estimators that need it say so.
-    given = {name: values for name, values in columns.items() if not values or any(v is not None for v in values)}
+    given = {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
     rows = np.asarray(row, dtype=np.int64)
     turns = np.asarray(turn, dtype=np.int64)
     single = np.bincount(rows, minlength=len(keys)) == 1
@@ -169,7 +168,7 @@ def _extra_columns(extras: list[Mapping[str, float | str]]) -> dict[str, list[fl
 def _tokens_per_turn(ids: torch.Tensor, rows: np.ndarray, turns: np.ndarray) -> np.ndarray:
     if not len(rows):
         return np.zeros(0, dtype=np.int64)
-    width = int(ids.max()) + 2
+    width = int(max(ids.max(), turns.max())) + 2  # a turn without a token has no id of its own
     counts = torch.zeros(len(ids), width, dtype=torch.int64)
     counts.scatter_add_(1, ids + 1, torch.ones_like(ids))
     return counts.numpy()[rows, turns + 1]

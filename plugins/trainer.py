@@ -6,22 +6,26 @@ verl's own (``grpo``, ``gae``, ...) the trainers behave like the stock ones, on 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import ray
 import transfer_queue as tq
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.plugins import registration, seams
+from verl_turnkey.plugins import agent_loop, registration, seams
 from verl_turnkey.plugins.config import credit_params, estimator_of, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
-from verl_turnkey.plugins.rows import failure
+from verl_turnkey.plugins.rows import failure, split_key
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
 
@@ -60,17 +64,26 @@ class TurnkeyTrainer:
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
         super().__init__(config)  # type: ignore[call-arg]
-        if getattr(self.replay_buffer, "poll_interval", None) == 2.0:
+        # Hybrid switching measures idle time against the interval: there verl's own stays.
+        switching = OmegaConf.select(config, f"trainer.v1.{self.base_mode}.hybrid_rollout.enable_switch")
+        if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
             self.replay_buffer.poll_interval = POLL_SECONDS
+        self._real_rows = 0
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
-        self.actor_rollout_wg.execute_func_rank_zero(registration.verify, ("estimator",), ())
+        # Every training process, on every node, has to have loaded the plugin.
+        ray.get([worker.__ray_call__.remote(_verify_worker) for worker in self.actor_rollout_wg.workers])
         groups: dict[int, WorkerCalls] = {}
         for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
             group = getattr(self, name, None)
             if group is not None:  # verl lets roles share one group; they share one wrapper too
                 setattr(self, name, groups.setdefault(id(group), WorkerCalls(group, self._before_call)))
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop, once every agent-loop worker has shown that it can play."""
+        ray.get([worker.__ray_call__.remote(agent_loop.prepare) for worker in agent_loop_manager.agent_loop_workers])
+        super().fit(agent_loop_manager)  # type: ignore[misc]
 
     # --- a fixed number of optimizer steps --------------------------------------------------------------------------
 
@@ -79,7 +92,7 @@ class TurnkeyTrainer:
         if self.turnkey.update.mini_batches is not None:
             return self.turnkey.update.mini_batches
         size = (self.config.critic if role == "critic" else self.config.actor_rollout_ref.actor).ppo_mini_batch_size
-        return max(1, self.config.data.train_batch_size // self.parameter_sync_step // size)
+        return math.ceil(self.config.data.train_batch_size / self.parameter_sync_step / size)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Pad to whole mini-batches of whatever size; verl pads to a multiple of ppo_mini_batch_size * n rows."""
@@ -95,12 +108,11 @@ class TurnkeyTrainer:
         batch.fields = [name for name in seams.queue_fields(batch) if name not in NOT_FOR_WORKERS]
         if method in ("update_actor", "train_mini_batch"):
             number = self._mini_batches("critic" if method == "train_mini_batch" else "actor")
-            rows = sum(not tag.get("is_padding", False) for tag in batch.tags)
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
             batch.extra_info.pop("mini_batch_size", None)
             batch.extra_info["num_mini_batch"] = number
-            # The sequence-mean losses divide by it: real rows only.
-            batch.extra_info["global_batch_size"] = max(1, rows) / number
+            # The sequence-mean losses divide by it: real rows only, neither padding nor failed episodes.
+            batch.extra_info["global_batch_size"] = max(1, self._real_rows) / number
 
     # --- credit -----------------------------------------------------------------------------------------------------
 
@@ -111,7 +123,7 @@ class TurnkeyTrainer:
         fields += ["values"] if self.use_critic else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         extra_fields = data.pop("extra_fields").tolist()
-        self._stop_if_all_failed(batch, extra_fields)
+        self._count(batch, extra_fields, metrics)
         padded = data.to_padded_tensor()
         step = CreditStep(
             params=self.credit_params,
@@ -129,16 +141,32 @@ class TurnkeyTrainer:
         metrics.update(step.metrics)
         return batch
 
-    def _stop_if_all_failed(self, batch: KVBatchMeta, extra_fields: list[Any]) -> None:
-        """A dead environment costs its own episode; when all die, the cause is not one environment.
+    def _count(self, batch: KVBatchMeta, extra_fields: list[Any], metrics: dict[str, Any]) -> None:
+        """Rows and episodes that are really there.
 
-        Before verl's own step: a batch without a single token breaks its statistics with words about a mask.
+        A dead environment costs its own episode; when all die, the cause is not one environment, and the run stops
+        (before verl's own step, which would speak of an empty mask).
         """
-        rows = [extra for extra, tag in zip(extra_fields, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        reasons = [failure(extra) for extra in rows]
-        if rows and all(reasons):
+        real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        reasons = [failure(extra_fields[i]) for i in real]
+        self._real_rows = sum(reason is None for reason in reasons)
+        if real and not self._real_rows:
             listed = "\n".join(f"  {reason}" for reason in sorted(set(map(str, reasons)))[:5])
-            raise RuntimeError(f"all {len(rows)} episodes of step {self.global_steps} failed:\n{listed}")
+            raise RuntimeError(f"all {len(real)} episodes of step {self.global_steps} failed:\n{listed}")
+        # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        asked = prompts * self.config.actor_rollout_ref.rollout.n
+        missing = asked - len({split_key(batch.keys[i])[1] for i in real})
+        metrics["episode/missing"] = float(max(0, missing))
+        if missing > 0:
+            logger.warning(
+                "%d of %d episodes of step %d left no row: the agent loop raised, see the log of its worker",
+                *(missing, asked, self.global_steps),
+            )
+
+
+def _verify_worker(worker: Any) -> None:
+    registration.verify(("estimator",))
 
 
 class WorkerCalls:

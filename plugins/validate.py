@@ -10,20 +10,19 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registration, seams
 from verl_turnkey.plugins.config import TurnkeyConfig, closest, credit_params, estimator_of, turnkey_config
 
-# verl's keys that a turnkey estimator does not read, their defaults, and where the same thing is set here.
-IGNORED_ALGORITHM_KEYS = {
-    "gamma": (1.0, "turnkey.credit.gamma"),
-    "lam": (1.0, "turnkey.credit.lam"),
-    "norm_adv_by_std_in_grpo": (True, "turnkey.credit.norm"),
-}
+VERLS_LOOPS = ("single_turn_agent", "tool_agent")
+
+# verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
+IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
 
 
 def check(config: DictConfig, *, use_critic: bool) -> None:
@@ -34,17 +33,22 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     """
     _check_root_keys(config)
     _check_order(sys.argv[1:])
+    _absolute_paths(config)
     turnkey = turnkey_config(config)
     from verl_turnkey.envs.modules import import_modules
 
     import_modules(turnkey.modules)
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registration.register_estimators()
-    ours = estimator_of(config) is not None
-    mode = str(config.trainer.v1.trainer_mode)
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    involved = mode.startswith("turnkey_") or "turnkey" in config
+    # Another plugin may hold the name: without a switch of ours the run is theirs.
+    ours = estimator_of(config) is not None and (
+        involved or registration.owns("estimator", str(config.algorithm.adv_estimator))
+    )
     if ours:
         _check_estimator(config, turnkey, use_critic, mode)
-    elif not mode.startswith("turnkey_") and "turnkey" not in config:
+    elif not involved:
         return
     if warning := seams.unsupported_verl():
         warnings.warn(warning, stacklevel=2)
@@ -57,9 +61,36 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
             f"got {sorted(turnkey.loss)}; they belong to verl's own keys under actor_rollout_ref.actor"
         )
     files = _check_tasks(config)
-    if config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env":
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop == "turnkey_env":
         _check_agent_loop(config, turnkey, files)
+    elif ours and loop in VERLS_LOOPS and not any(_has_column(file, "agent_name") for file in files):
+        raise ConfigError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a record of each step, which verl's loop "
+            f"{loop!r} does not write: set actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env, or a loop "
+            "of your own that sets extra_fields['turnkey']"
+        )
     _hint_without_gpu(config)
+
+
+def _absolute_paths(config: DictConfig) -> None:
+    """Workers have working directories of their own: what is relative to the driver's is made absolute here."""
+    node = config.get("turnkey")
+    if not OmegaConf.is_dict(node):
+        return
+    with open_dict(node):
+        if node.get("modules"):
+            node.modules = [str(Path(m).expanduser().absolute()) if m.endswith(".py") else m for m in node.modules]
+        if (template := OmegaConf.select(node, "rollout.template")) and Path(template).is_file():
+            node.rollout.template = str(Path(template).absolute())
+        if folder := OmegaConf.select(node, "log.trajectories"):
+            node.log.trajectories = str(Path(folder).expanduser().absolute())
+
+
+def _has_column(file: str, column: str) -> bool:
+    import pyarrow.parquet as pq
+
+    return column in pq.ParquetFile(Path(file).expanduser()).schema_arrow.names
 
 
 def _groups() -> list[str]:
@@ -84,7 +115,8 @@ def _check_root_keys(config: DictConfig) -> None:
 def _check_order(argv: Sequence[str]) -> None:
     """Later groups override earlier ones: a method after its environment would put the defaults back."""
     method = [i for i, arg in enumerate(argv) if arg.lstrip("+").startswith("turnkey=")]
-    early = [arg for arg in argv[: method[0]] if arg.lstrip("+").startswith("turnkey/")] if method else []
+    groups = ("turnkey/env=", "turnkey/loss=")  # a device shares no key with a method
+    early = [arg for arg in argv[: method[0]] if arg.lstrip("+").startswith(groups)] if method else []
     if early:
         raise ConfigError(f"write {argv[method[0]]} before {', '.join(early)}: later groups override earlier ones")
 
@@ -98,14 +130,22 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
             f"trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}, or add "
             f"+turnkey={spec.name}"
         )
-    credit_params(config, turnkey)
+    registration.verify(("estimator",), (str(config.algorithm.adv_estimator),))
+    params = credit_params(config, turnkey)
+    if config.actor_rollout_ref.rollout.n == 1 and getattr(params, "singleton", None) == "zero":
+        warnings.warn(
+            "actor_rollout_ref.rollout.n=1 leaves every group with one episode, whose trajectory-level credit is zero: "
+            "raise n, or set turnkey.credit.singleton=score",
+            stacklevel=2,
+        )
     if "value" in spec.needs and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    for key, (default, instead) in IGNORED_ALGORITHM_KEYS.items():
+    known = {field.name for field in fields(spec.params)}
+    for key, (default, ours) in IGNORED_ALGORITHM_KEYS.items():
         if config.algorithm.get(key, default) != default:
+            instead = f", which reads turnkey.credit.{ours}" if ours in known else ", which has no such parameter"
             warnings.warn(
-                f"algorithm.{key}={config.algorithm[key]} has no effect on {spec.name}, which reads {instead}",
-                stacklevel=2,
+                f"algorithm.{key}={config.algorithm[key]} has no effect on {spec.name}{instead}", stacklevel=2
             )
 
 
@@ -149,9 +189,11 @@ def _check_tasks(config: DictConfig) -> list[str]:
     if not local or len(local) != len(_data_files(config, "train_files")):
         return local  # some are elsewhere: we cannot count them here
     tasks = sum(pq.ParquetFile(Path(file).expanduser()).metadata.num_rows for file in local)
+    limit = config.data.get("train_max_samples", -1)
+    tasks = min(tasks, limit) if limit > 0 else tasks
     if tasks < config.data.train_batch_size:
         raise ConfigError(
-            f"data.train_files holds {tasks} tasks, fewer than data.train_batch_size={config.data.train_batch_size}: "
+            f"data.train_files gives {tasks} tasks, fewer than data.train_batch_size={config.data.train_batch_size}: "
             "write more with `turnkey tasks`, or lower data.train_batch_size"
         )
     return local
@@ -177,6 +219,8 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
     load_template(turnkey.rollout.template)
     from verl_turnkey.plugins.probe import first_task, probe
 
+    if any(_has_column(file, "agent_name") for file in files):
+        return  # rows choose their own loop
     for file in _local_parquet(config, "val_files"):
         first_task(file)
     if files and turnkey.env.probe:

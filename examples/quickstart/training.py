@@ -48,7 +48,6 @@ class Job:
             +turnkey={self.method}
             +turnkey/env=babyai
             +turnkey/device=cpu
-            turnkey.env.kwargs.level={LEVEL}
             turnkey.rollout.history={HISTORY}
             turnkey.rollout.max_turns={MAX_TURNS}
             data.train_files={self.out}/tasks/train.parquet
@@ -78,6 +77,7 @@ class Job:
             trainer.project_name=quickstart
             trainer.experiment_name={self.method}
             trainer.logger=[file]
+            hydra.run.dir={self.out}/hydra
             +ray_kwargs.ray_init._temp_dir={ray_dir}
         """
         return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides.split()]
@@ -98,9 +98,16 @@ def launch(job: Job) -> Iterator[subprocess.Popen]:
             yield process
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait(timeout=30)
+                _end(process)
             shutil.rmtree(ray_dir, ignore_errors=True)
+
+
+def _end(process: subprocess.Popen) -> None:
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def follow(process: subprocess.Popen, job: Job, console: Console) -> None:

@@ -20,6 +20,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_turnkey.advantage import Credit, RecordError, make_record, make_step, register_estimator
 from verl_turnkey.advantage import registry as estimator_registry
@@ -122,6 +123,14 @@ def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> 
     ]
     nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({name: nested}, batch_size=len(batch)))
+
+
+def forget_records(batch: KVBatchMeta) -> None:
+    """Make the rows look like those of a loop that knows nothing of us."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields"])
+    plain = [{k: v for k, v in extra.items() if k != "turnkey"} for extra in data.pop("extra_fields").tolist()]
+    fields = list_of_dict_to_tensordict([{"extra_fields": extra} for extra in plain])
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
 
 
 def unchanged(key: str, position: int) -> float:
@@ -333,11 +342,16 @@ def test_rejected_tokens_neither_split_nor_remove_a_turn(queue, trainer):
 # --- verl's own estimators on step rows -------------------------------------------------------------------------------
 
 
-def test_stock_grpo_on_step_rows(queue, trainer):
-    """verl takes each episode's last row for its score."""
+@pytest.mark.parametrize("records", [True, False])
+def test_stock_grpo_on_rows_with_and_without_records(queue, trainer, records):
+    """verl takes each episode's last row for its score; rows of verl's own loops have no records."""
     metrics: dict[str, Any] = {}
-    batch = advance(trainer("algorithm.adv_estimator=grpo", recipe="base"), fill(EPISODES), metrics)
-    assert (metrics["episode/count"], metrics["episode/failed"]) == (6, 1)  # the records are there for anybody
+    batch = fill(EPISODES)
+    if not records:
+        forget_records(batch)
+    batch = advance(trainer("algorithm.adv_estimator=grpo", recipe="base"), batch, metrics)
+    counts = (metrics.get("episode/count"), metrics.get("episode/failed"))
+    assert counts == ((6, 1) if records else (None, None))  # the records are there for anybody
     expected = {}
     for group, sessions in EPISODES.items():
         scores = [0.0 if isinstance(e, str) else sum(step["reward"] for step in e) for e in sessions]
@@ -368,6 +382,14 @@ def test_stock_gae_on_step_rows(queue, trainer):
                 found += advantages[key]
     whitened = (np.array(raw) - np.mean(raw)) / np.std(raw, ddof=1)
     assert found == pytest.approx(whitened.tolist(), abs=1e-4)
+
+
+def test_episodes_that_left_no_row_are_counted(queue, trainer, caplog):
+    made = trainer("actor_rollout_ref.rollout.n=4")  # 4 prompts x 4 rollouts were asked for
+    metrics: dict[str, Any] = {}
+    advance(made, fill(EPISODES), metrics)
+    assert metrics["episode/missing"] == 16 - 6
+    assert "left no row" in caplog.text
 
 
 # --- what is wrong is named -------------------------------------------------------------------------------------------
@@ -447,7 +469,7 @@ def test_round_trip_between_rows_and_steps(layout, seed):
     keys, fields, mask = random_rows(rng, layout)
     values = torch.from_numpy(rng.normal(size=mask.shape)).float()
     penalty = rng.normal(size=len(keys))
-    rows = read_rows(keys, [{}] * len(keys), fields, mask, row_penalty=penalty, values=values)
+    rows = read_rows(keys, [{}] * len(keys), fields, mask, row_reward=penalty, values=values)
 
     position = 0
     per_step = rng.normal(size=len(rows.row))
@@ -543,6 +565,8 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
     made = trainer("critic.ppo_mini_batch_size=1", "critic.enable=true")
     recorder = Recorder()
     made.actor_rollout_wg = made.critic_wg = WorkerCalls(recorder, made._before_call)
+    extra_fields = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields"])
+    made._count(batch, extra_fields.pop("extra_fields").tolist(), {})
     made._update_critic(batch, {})
     made._update_actor(batch, {})
     made.actor_rollout_wg.compute_log_prob(batch)
@@ -556,7 +580,7 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
     for extra_info, updates in ((critic, 4), (actor, 2)):  # train_batch_size 4 / mini batch of 1 or 2
         assert "mini_batch_size" not in extra_info
         assert extra_info["num_mini_batch"] == updates
-        assert extra_info["global_batch_size"] == pytest.approx(real / updates)
+        assert extra_info["global_batch_size"] == pytest.approx((real - 1) / updates)  # one failed episode
     assert made.actor_rollout_wg.world_size == 1
 
 

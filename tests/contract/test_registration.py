@@ -79,13 +79,6 @@ def test_registering_again_changes_nothing():
     assert before == ADV_ESTIMATOR_REGISTRY
 
 
-def test_verl_resolves_our_trainers():
-    from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
-
-    assert issubclass(get_trainer_cls("turnkey_sync"), PPOTrainerSync)
-    assert get_trainer_cls("turnkey_sync") is not PPOTrainerSync
-
-
 def test_names_taken_by_others_are_shown_and_stay_theirs(tmp_path):
     """One process, since each import of verl takes long: taken before us, and overwritten after us."""
     code = """
@@ -134,6 +127,13 @@ def test_doctor_shows_a_broken_second_plugin(tmp_path):
     assert "in install" in done.stdout
     assert "OSError: the other plugin is broken" in done.stdout
     assert "1 problem found" in done.stdout
+
+
+def test_doctor_sees_that_verl_did_not_load_the_plugin(tmp_path):
+    """And does not repair it by looking."""
+    done = run([*TURNKEY, "doctor", "--no-ray"], {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"}, tmp_path)
+    assert done.returncode == 1
+    assert "VERL_USE_EXTERNAL_PLUGINS=none" in done.stdout
 
 
 def test_doctor_is_content_with_a_healthy_installation(tmp_path):

@@ -54,6 +54,7 @@ def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[
         "trainer.total_epochs=1000",
         "trainer.val_before_train=false",
         "trainer.logger=[file]",
+        f"hydra.run.dir={out}/hydra",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
     ]
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}

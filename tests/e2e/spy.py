@@ -38,7 +38,6 @@ def watch(trainer):
             {
                 "keys": list(batch.keys),
                 "padding": [bool(tag.get("is_padding")) for tag in tags],
-                "updates": batch.extra_info["num_mini_batch"],
                 "advantages": before["advantages"],
                 "mask": before["response_mask"],
                 "before": before["old_log_probs"],

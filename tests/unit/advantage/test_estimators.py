@@ -205,6 +205,19 @@ gigpo_params = st.fixed_dictionaries(
 )
 
 
+def test_rounding_is_no_spread():
+    """Nobody gained anything, but a sum says 5e-17; a penalised row would be -1e5 standard deviations away."""
+    batch = StepBatch(
+        group=["g"] * 4,
+        trajectory=["t0", "t0", "t0", "t1"],
+        step=[0, 1, 2, 0],
+        reward=[0.1, 0.2, -0.3, 0.0],
+        penalty=[0.0, 0.1, 0.0, 0.0],
+    )
+    assert 0 < batch.score[0] < 1e-16, "or this shows nothing"
+    assert not compute_credit("grpo_steps", batch).advantage.any()
+
+
 @settings(max_examples=200, deadline=None)
 @given(step_rows(), gigpo_params)
 def test_gigpo_equals_its_naive_twin(rows, params):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from verl_turnkey.advantage import estimators
-from verl_turnkey.plugins import keys, methods
+from verl_turnkey.plugins import recipes, tables
 from verl_turnkey.plugins.config import TurnkeyConfig
 
 ROOT = Path(__file__).parents[3]
@@ -57,25 +57,25 @@ def slug(heading: str) -> str:
 
 @pytest.mark.parametrize("name", ["README.md", "docs/methods.md"])
 def test_the_table_of_methods_is_what_the_registry_says(name):
-    assert between(name, "methods") == methods.table(), "write the output of `turnkey methods` between the markers"
+    assert between(name, "methods") == tables.methods(), "write the output of `turnkey methods` between the markers"
 
 
 def test_the_table_of_keys_is_what_the_dataclasses_say():
-    assert between("docs/configuration.md", "keys") == keys.table(), "python -m verl_turnkey.plugins.keys prints it"
+    assert between("docs/configuration.md", "keys") == tables.keys(), "`turnkey keys` prints it"
 
 
 def test_the_tables_need_no_verl():
     code = (
-        "import sys, verl_turnkey.plugins.methods, verl_turnkey.plugins.keys; "
+        "import sys, verl_turnkey.plugins.tables; "
         "print([name for name in ('verl', 'torch', 'ray', 'hydra') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("method", sorted(methods.shipped()))
+@pytest.mark.parametrize("method", sorted(recipes.shipped()))
 def test_every_method_has_a_page_with_its_parameters_and_metrics(method):
     page = text(f"docs/methods/{method}.md")
-    spec = methods.shipped()[method]
+    spec = recipes.shipped()[method]
     default = spec.params()
     for entry in fields(default):
         value = getattr(default, entry.name)
@@ -130,7 +130,7 @@ def test_the_readme_computes_credit_without_verl():
     assert credit.metrics["credit/share_steps_with_step_credit"] > 0
 
 
-@pytest.mark.parametrize("method", sorted(methods.shipped()))
+@pytest.mark.parametrize("method", sorted(recipes.shipped()))
 def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
     """Every number of the printed credits stands in the page's table."""
     (code,) = blocks(f"docs/methods/{method}.md", "python")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -52,6 +54,8 @@ class Faulty(gymnasium.Env[str, str]):
         verb, _, argument = what.partition(" ")
         if verb == "sleep":
             time.sleep(float(argument))
+        if verb == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if verb == "raise":
             raise Strange(1, 2)
         if verb == "exit":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs import EnvironmentFailure, hosts
 from verl_turnkey.envs.hosts import EnvHost, HostPool
 from verl_turnkey.envs.modules import import_modules
 
@@ -202,11 +202,12 @@ def test_the_custom_environment_of_the_examples():
 
 def test_in_ray():
     # A short path: Ray puts sockets under it.
-    ray.init(num_cpus=2, include_dashboard=False, _temp_dir=tempfile.mkdtemp(prefix="tk"), log_to_driver=False)
-    try:
-        asyncio.run(_in_ray())
-    finally:
-        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="tk", ignore_cleanup_errors=True) as folder:
+        ray.init(num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
+        try:
+            asyncio.run(_in_ray())
+        finally:
+            ray.shutdown()
 
 
 async def _in_ray() -> None:
@@ -236,6 +237,14 @@ async def _in_ray() -> None:
 
     await asyncio.wait_for(asyncio.gather(*(brief(seed) for seed in range(9))), 20)  # room for four
     assert sum(pool._loads) == 0
+
+    frozen_pool = HostPool(1, "f", modules=[FAULTY])
+    frozen = await frozen_pool.start(ID, {}, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts, "LIVENESS_SECONDS", 0.5)
+        error = await failure(frozen.step("freeze"))  # the whole process: no deadline inside it can run out
+    assert error.kind == "host"
+    assert "blocked" in error.message
 
     victim = await pool.start(ID, {}, 1)
     ray.kill(pool._hosts[victim._host], no_restart=True)

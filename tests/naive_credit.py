@@ -24,10 +24,17 @@ def mean(values):
     return math.fsum(values) / len(values)
 
 
+def same(a, b):
+    """Equal up to the rounding of a sum."""
+    return abs(a - b) <= 1e-12 * max(1.0, abs(a), abs(b))
+
+
 def standardise(value, values, norm, epsilon):
     """value against the values of its group; a group without spread gives no standardised credit."""
-    if min(values) == max(values):
-        return value - values[0] if norm == "mean" else 0.0
+    if same(min(values), max(values)):
+        if norm == "mean":
+            return 0.0 if same(value, values[0]) else value - values[0]
+        return 0.0
     centred = value - mean(values)
     if norm == "mean":
         return centred

@@ -1,0 +1,47 @@
+"""What a wheel contains, and what each room may import."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
+
+
+def test_a_wheel_ships_code_configuration_and_types(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # a build writes into its source folder
+    source.mkdir()
+    for name in (*ROOMS, "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    command = ["-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "-w"]
+    subprocess.run([sys.executable, *command, str(tmp_path)], cwd=source, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    shipped = set(zipfile.ZipFile(wheel).namelist())
+    for room in ROOMS:
+        files = [path for path in (ROOT / room).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        assert files
+        for path in files:
+            assert f"verl_turnkey/{path.relative_to(ROOT)}" in shipped
+    assert not [name for name in shipped if name.split("/")[0] in ROOMS]
+
+
+@pytest.mark.parametrize(
+    ("room", "absent"),
+    [
+        ("advantage", ("torch", "sklearn", "scipy", "gymnasium", "ray", "verl")),
+        ("losses", ("gymnasium", "ray", "verl", "vllm")),
+        ("envs", ("torch", "ray", "verl", "minigrid")),
+        ("plugins", ("torch", "ray", "verl", "gymnasium")),
+    ],
+)
+def test_a_room_imports_only_what_it_may(room: str, absent: tuple[str, ...]) -> None:
+    code = f"import sys, verl_turnkey.{room}; print([name for name in {absent!r} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
