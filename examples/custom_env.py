@@ -1,6 +1,7 @@
 """An environment of your own: gymnasium's contract with text in and text out, registered under an id of your own.
 
-Train on it with ``turnkey.modules=[examples/custom_env.py] turnkey.env.id=example/GuessNumber-v0``.
+Write tasks with ``turnkey tasks data/ --env example/GuessNumber-v0 --module examples/custom_env.py`` and train on them
+with ``turnkey.modules=[examples/custom_env.py]``.
 """
 
 from __future__ import annotations
