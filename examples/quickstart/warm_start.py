@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--level", default="MiniGrid-DoorKey-5x5-v0", help="a DoorKey level")
     parser.add_argument("--history", type=int, default=1, help="past steps in a prompt, as in turnkey.rollout.history")
     parser.add_argument("--max-turns", type=int, default=20)
-    parser.add_argument("--episodes", type=int, default=800, help="demonstrated episodes")
+    parser.add_argument("--episodes", type=int, default=1000, help="demonstrated episodes")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--check", type=int, default=0, help="held-out episodes to play afterwards")

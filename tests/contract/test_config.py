@@ -194,7 +194,7 @@ def test_an_estimator_that_needs_values_asks_for_a_critic(compose: Compose, need
     ("override", "instead"),
     [
         ("algorithm.gamma=0.9", "turnkey.credit.gamma"),
-        ("algorithm.lam=0.9", "turnkey.credit.lam"),
+        ("algorithm.lam=0.9", "no such parameter"),
         ("algorithm.norm_adv_by_std_in_grpo=false", "turnkey.credit.norm"),
     ],
 )
@@ -206,7 +206,7 @@ def test_keys_that_have_no_effect_warn_with_ours(compose: Compose, override, ins
 
 def test_no_tasks_at_all(compose: Compose, tmp_path, task_files):
     pd.read_parquet(task_files / "train.parquet").iloc[:0].to_parquet(tmp_path / "none.parquet")
-    with pytest.raises(ConfigError, match=r"holds 0 tasks.*data\.train_batch_size=4"):
+    with pytest.raises(ConfigError, match=r"gives 0 tasks.*data\.train_batch_size=4"):
         checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/none.parquet"))
 
 
