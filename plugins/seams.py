@@ -70,14 +70,29 @@ SEAMS = (
         "self, output, validate, kwargs",
         "a list of outputs becomes rows {uid}_{session}_{index}",
     ),
-    Seam(
-        "verl.workers.engine_workers", "ActorRolloutRefWorker.update_actor", "self, data", "takes num_mini_batch (T7)"
+    Seam(_BASE, "PPOTrainer.fit", "self, agent_loop_manager", "agent-loop workers are asked before the first step"),
+    *(
+        Seam("verl.workers.engine_workers", f"{name}", "self, data", "fields and mini-batches are set before the call")
+        for name in (
+            "ActorRolloutRefWorker.compute_log_prob",
+            "ActorRolloutRefWorker.compute_ref_log_prob",
+            "ActorRolloutRefWorker.update_actor",
+            "TrainingWorker.infer_batch",
+            "TrainingWorker.train_mini_batch",
+        )
     ),
     Seam(
-        "verl.single_controller.base.worker",
-        "Worker.execute_func_rank_zero",
-        "self, func, args, kwargs",
-        "the record is asserted inside a worker",
+        "verl.workers.rollout.llm_server",
+        "LLMServerClient.generate",
+        "self, request_id, prompt_ids, sampling_params, image_data, video_data, audio_data, mm_processor_kwargs, "
+        "kwargs",
+        "ids in, ids out",
+    ),
+    Seam(
+        "verl.utils.tokenizer.continuous_token",
+        "ContinuousTokenBuilder.build_initial_tokens",
+        "self, messages, tools, images, videos, audios, mm_inputs_out",
+        "prompts are rendered by verl and measured by us",
     ),
 )
 
