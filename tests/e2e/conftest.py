@@ -13,7 +13,7 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's model after a short warm start: its actions are valid, its play is poor."""
+    """The quickstart's model: its actions are valid, its play is poor."""
     out = tmp_path_factory.mktemp("model")
-    subprocess.run([sys.executable, QUICKSTART / "warm_start.py", "--out", out, "--episodes", "800"], check=True)
+    subprocess.run([sys.executable, QUICKSTART / "warm_start.py", "--out", out], check=True)
     return out
