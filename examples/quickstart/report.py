@@ -28,9 +28,7 @@ def read_metrics(out: Path) -> dict[int, dict[str, float]]:
     return dict(sorted(steps.items()))
 
 
-def summarise(
-    metrics: dict[int, dict[str, float]], setup: dict[str, Any], *, steps: int, seconds_train: float
-) -> dict[str, Any]:
+def summarise(metrics: dict[int, dict[str, float]], setup: dict[str, Any], *, steps: int) -> dict[str, Any]:
     """The content of ``summary.json``."""
     validated = [step for step, data in metrics.items() if _val(data, "acc") is not None]
     if len(validated) < 2:
@@ -51,7 +49,7 @@ def summarise(
         "train_steps": steps,
         "seed": setup["seed"],
         "seconds_setup": setup["seconds_setup"],
-        "seconds_train": seconds_train,
+        "seconds_train": setup["seconds_train"],
         "share_steps_in_anchor_groups": _mean(trained, "credit/share_steps_in_anchor_groups"),
         "share_steps_with_step_credit": _mean(trained, "credit/share_steps_with_step_credit"),
         "seconds_per_step": {name: _mean(timed, f"timing_s/{key}") for name, key in TIMINGS.items()},

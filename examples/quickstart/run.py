@@ -62,10 +62,11 @@ def main(
     started = time.time()
     with launch(job) as process:
         follow(process, job, console)
-    seconds = round(time.time() - started, 1)
+    setup["seconds_train"] = round(setup.get("seconds_train", 0) + time.time() - started, 1)  # over all starts
+    setup_file.write_text(json.dumps(setup))
 
     metrics = read_metrics(out)
-    summary = summarise(metrics, setup, steps=steps, seconds_train=seconds)
+    summary = summarise(metrics, setup, steps=steps)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     draw(metrics, summary, out / "learning_curve.png")
     _table(summary)

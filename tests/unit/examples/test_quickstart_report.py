@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "quickstart"))
 from report import draw, read_metrics, summarise
 
-SETUP = {"method": "gigpo", "seed": 3, "n_val": 128, "seconds_setup": 40.0}
+SETUP = {"method": "gigpo", "seed": 3, "n_val": 128, "seconds_setup": 40.0, "seconds_train": 200.0}
 
 
 def validation(success: float) -> dict[str, float]:
@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_summary_of_a_resumed_run(run: Path) -> None:
-    summary = summarise(read_metrics(run), SETUP, steps=4, seconds_train=200.0)
+    summary = summarise(read_metrics(run), SETUP, steps=4)
     assert (summary["success_before"], summary["success_after"]) == (0.25, 0.75)
     assert (summary["length_before"], summary["length_after"]) == (17.5, 12.5)
     assert (summary["n_val"], summary["train_steps"], summary["seed"]) == (128, 4, 3)
@@ -61,11 +61,11 @@ def test_summary_of_a_resumed_run(run: Path) -> None:
 
 def test_the_curve_is_drawn(run: Path) -> None:
     metrics = read_metrics(run)
-    draw(metrics, summarise(metrics, SETUP, steps=4, seconds_train=1.0), run / "curve.png")
+    draw(metrics, summarise(metrics, SETUP, steps=4), run / "curve.png")
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_without_both_validations_is_no_result(tmp_path: Path) -> None:
     write(tmp_path / "metrics-1.jsonl", {0: validation(0.25), 1: training(1, 0.2)})
     with pytest.raises(SystemExit, match="before and after"):
-        summarise(read_metrics(tmp_path), SETUP, steps=1, seconds_train=1.0)
+        summarise(read_metrics(tmp_path), SETUP, steps=1)
