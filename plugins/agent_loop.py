@@ -28,7 +28,7 @@ from verl_turnkey.plugins.trajectory_log import TrajectoryLog
 
 
 class _Process:
-    """What all loops of one worker process share; built at the first rollout."""
+    """What all loops of one worker process share; built before the first rollout."""
 
     def __init__(self, config: DictConfig) -> None:
         import ray
@@ -89,7 +89,6 @@ class _Episode:
     steps: list[_Step] = field(default_factory=list)
     success: bool = False
 
-    @property
     def info(self) -> dict[str, float]:
         """verl's ``reward_extra_info``: the same keys as floats on every row, or verl drops the whole group."""
         records = [step.record for step in self.steps]
@@ -123,7 +122,8 @@ class EnvAgentLoop(AgentLoopBase):
         failed = None
         try:
             await self._play(episode, sampling_params, self._task(kwargs))
-            outputs = [self._row(episode, t) for t in range(len(episode.steps))]
+            info = episode.info()
+            outputs = [self._row(t, step, info) for t, step in enumerate(episode.steps)]
         except (EnvironmentFailure, PromptTooLongError, TaskFormatError) as error:
             failed = f"{type(error).__name__}: {error}"
             outputs = [self._failed_row(failed, kwargs)]
@@ -234,14 +234,13 @@ class EnvAgentLoop(AgentLoopBase):
 
     # --- rows: one constructor, every field always set; a field that one row lacks is lost for the whole batch ------
 
-    def _row(self, episode: _Episode, t: int) -> AgentLoopOutput:
-        step = episode.steps[t]
+    def _row(self, t: int, step: _Step, info: dict[str, float]) -> AgentLoopOutput:
         return self._output(
             prompt_ids=step.prompt_ids,
             response_ids=step.response_ids,
             response_mask=[1] * len(step.response_ids),
             log_probs=step.log_probs,
-            score=episode.info["episode_return"],
+            score=info["episode_return"],
             num_turns=2 * (t + 1),
             metrics=AgentLoopMetrics(
                 generate_sequences=step.seconds[0], tool_calls=step.seconds[1], num_preempted=step.num_preempted
@@ -249,9 +248,7 @@ class EnvAgentLoop(AgentLoopBase):
             extra_fields={
                 **step.generated,
                 "turnkey": make_record([step.record]),
-                "reward_extra_info": episode.info,
-                "turn_scores": [],
-                "tool_rewards": [],
+                "reward_extra_info": dict(info),
             },
         )
 
@@ -269,9 +266,7 @@ class EnvAgentLoop(AgentLoopBase):
                 "min_global_steps": kwargs["global_steps"],
                 "max_global_steps": kwargs["global_steps"],
                 "turnkey": make_record([], failed=reason),
-                "reward_extra_info": _Episode().info,
-                "turn_scores": [],
-                "tool_rewards": [],
+                "reward_extra_info": _Episode().info(),
             },
         )
 
@@ -305,7 +300,7 @@ class EnvAgentLoop(AgentLoopBase):
             reward_score=score,
             num_turns=num_turns,
             metrics=metrics,
-            extra_fields=extra_fields,
+            extra_fields={**extra_fields, "turn_scores": [], "tool_rewards": []},
             **fields,
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import compute_credit
-from verl_turnkey.plugins.rows import Rows, read_rows
+from verl_turnkey.plugins.rows import Rows, read_rows, record_of
 
 
 @dataclass
@@ -39,7 +39,7 @@ class CreditStep:
     def has_records(self) -> bool:
         """Whether the agent loop says what its steps were; verl's own loops do not."""
         rows = [fields for fields, tag in zip(self.extra_fields, self.tags, strict=True) if not tag.get("is_padding")]
-        return all(isinstance(fields, Mapping) and "turnkey" in fields for fields in rows)
+        return all(record_of(fields) is not None for fields in rows)
 
     def read(self, row_reward: np.ndarray | None = None) -> Rows:
         """Build the table of steps and the per-episode metrics."""
@@ -104,8 +104,7 @@ def episode_metrics(rows: Rows) -> dict[str, float]:
     A failed episode counts as not solved; it has no length and no return.
     """
     steps = rows.steps
-    index = np.unique(np.asarray(steps.trajectory), return_inverse=True)[1].ravel()
-    played, failed = int(index.max()) + 1 if len(index) else 0, len(rows.failed)
+    index, played, failed = steps.trajectory, steps.n_trajectories, len(rows.failed)
     if played + failed == 0:
         return {}
     solved = np.bincount(index, weights=steps.success) > 0
@@ -120,6 +119,6 @@ def episode_metrics(rows: Rows) -> dict[str, float]:
             "episode/length/mean": float(length.mean()),
             "episode/length/max": float(length.max()),
             "episode/return/mean": float(np.bincount(index, weights=rows.env_reward).mean()),
-            "episode/invalid_rate": float(1.0 - np.asarray(steps.valid, dtype=float).mean()),
+            "episode/invalid_rate": float(1.0 - steps.valid.mean()),
         }
     return metrics

@@ -62,9 +62,14 @@ def turn_ids(mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, starts.cumsum(1) - 1, -1)
 
 
+def record_of(extra_fields: Any) -> Any:
+    """What an agent loop left as the record of a row, unchecked; None when it left nothing."""
+    return extra_fields.get("turnkey") if isinstance(extra_fields, Mapping) else None
+
+
 def failure(extra_fields: Any) -> str | None:
     """Why the episode of this row failed; None when it did not, or when its record does not say."""
-    record = extra_fields.get("turnkey") if isinstance(extra_fields, Mapping) else None
+    record = record_of(extra_fields)
     return record.get("failed") if isinstance(record, Mapping) else None
 
 
@@ -101,7 +106,7 @@ def read_rows(
     for i, (key, tag) in enumerate(zip(keys, tags, strict=True)):
         if tag.get("is_padding", False):
             continue
-        record = extra_fields[i].get("turnkey") if isinstance(extra_fields[i], Mapping) else None
+        record = record_of(extra_fields[i])
         if record is None:
             raise RecordError(MISSING_RECORD.format(key=key))
         validate_record(record, key)

@@ -33,7 +33,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     """
     _check_root_keys(config)
     _check_order(sys.argv[1:])
-    _absolute_paths(config)
+    _absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
     turnkey = turnkey_config(config)
     from verl_turnkey.envs.modules import import_modules
 
@@ -73,18 +73,19 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     _hint_without_gpu(config)
 
 
-def _absolute_paths(config: DictConfig) -> None:
+def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """Workers have working directories of their own: what is relative to the driver's is made absolute here."""
-    node = config.get("turnkey")
-    if not OmegaConf.is_dict(node):
-        return
-    with open_dict(node):
-        if node.get("modules"):
-            node.modules = [str(Path(m).expanduser().absolute()) if m.endswith(".py") else m for m in node.modules]
-        if (template := OmegaConf.select(node, "rollout.template")) and Path(template).is_file():
-            node.rollout.template = str(Path(template).absolute())
-        if folder := OmegaConf.select(node, "log.trajectories"):
-            node.log.trajectories = str(Path(folder).expanduser().absolute())
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute())
+
+    with open_dict(config):
+        if turnkey.modules:
+            config.turnkey.modules = [absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
+        if Path(turnkey.rollout.template).is_file():
+            OmegaConf.update(config, "turnkey.rollout.template", absolute(turnkey.rollout.template))
+        if turnkey.log.trajectories:
+            config.turnkey.log.trajectories = absolute(turnkey.log.trajectories)
 
 
 def _has_column(file: str, column: str) -> bool:
