@@ -76,13 +76,16 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
 def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """Workers have working directories of their own: what is relative to the driver's is made absolute here."""
 
+    from verl_turnkey.envs.prompts import TEMPLATES
+
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
 
     with open_dict(config):
         if turnkey.modules:
             config.turnkey.modules = [absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
-        if Path(turnkey.rollout.template).is_file():
+        shipped = (TEMPLATES / f"{turnkey.rollout.template}.txt").is_file()  # its name wins over a file's
+        if not shipped and Path(turnkey.rollout.template).is_file():
             OmegaConf.update(config, "turnkey.rollout.template", absolute(turnkey.rollout.template))
         if turnkey.log.trajectories:
             config.turnkey.log.trajectories = absolute(turnkey.log.trajectories)
