@@ -6,7 +6,16 @@
 array([-1.,  1.])
 """
 
-from verl_turnkey.advantage import gigpo, grpo_steps  # noqa: F401  importing a method registers it
+from verl_turnkey.advantage import (  # noqa: F401  importing a method registers it
+    gigpo,
+    grpo_steps,
+    hgpo,
+    proxmo,
+    rebn,
+    salt,
+    turn_gae,
+    vc_gae,
+)
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from verl_turnkey.advantage import columns as col
 from verl_turnkey.advantage.columns import Bools, Column
-from verl_turnkey.advantage.segments import Floats, Ints, Runs, run_sums, sort_runs
+from verl_turnkey.advantage.segments import Floats, Ints, Runs, joint_codes, run_sums, sort_runs
 
 #: Columns an estimator can need, apart from the four required ones and ``extra.<name>``.
 OPTIONAL_COLUMNS = (
@@ -175,6 +176,11 @@ class StepBatch:
 
     def __len__(self) -> int:
         return len(self.group)
+
+    @cached_property
+    def anchor_groups(self) -> tuple[Ints, int]:
+        """Codes (S,) of the steps taken from the same state inside the same group, and how many such sets there are."""
+        return joint_codes(self.group, self.anchor)
 
     def __repr__(self) -> str:
         return f"StepBatch({len(self)} steps, {self.n_trajectories} trajectories, {self.n_groups} groups)"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -64,16 +66,15 @@ def encode(name: str, column: Any, none_allowed: bool) -> tuple[Ints, list[Any]]
                 raise ValueError(f"{name}: row {row}: cannot use {value!r} as an id: {error}") from None
     else:
         keys = values
-    distinct = dict.fromkeys(keys)
-    index = {key: code for code, key in enumerate(key for key in distinct if key is not None)}
-    if None not in distinct:
-        codes = np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
-    elif none_allowed:
-        codes = np.fromiter((index.get(key, -1) for key in keys), np.int64, len(keys))
-        nothing = np.flatnonzero(codes < 0)
-        codes[nothing] = len(index) + np.arange(len(nothing))  # a code of its own for each: None never matches
-    else:
-        raise ValueError(f"{name}: row {list(keys).index(None)}: expected an id, got None")
+    # The first look at a key gives it the next code: one pass, all of it in C.
+    index: dict[Any, int] = defaultdict(count().__next__)
+    index[None] = -1
+    codes = np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
+    del index[None]
+    nothing = np.flatnonzero(codes < 0)
+    if len(nothing) and not none_allowed:
+        raise ValueError(f"{name}: row {nothing[0]}: expected an id, got None")
+    codes[nothing] = len(index) + np.arange(len(nothing))  # a code of its own for each: None never matches
     return codes, list(index)
 
 
@@ -111,9 +112,11 @@ def objects(column: Any) -> NDArray[np.object_]:
 def numbers_or_objects(column: Any) -> NDArray[Any]:
     """A column of numbers as float64 (S,), None being nan; any other as an object array."""
     values = plain(column)
-    if all(isinstance(value, int | float | np.number | np.bool_ | None) for value in values):
-        return np.array(values, dtype=np.float64)
-    return objects(column)
+    if not all(isinstance(value, int | float | np.number | np.bool_ | None) for value in values):
+        return objects(column)
+    array = np.array(values, dtype=np.float64)
+    exact = not (np.abs(array) >= 2**53).any() or not any(isinstance(value, int) for value in values)
+    return array if exact else objects(column)  # a large integer is a key, and as a float it would meet its neighbours
 
 
 def _array(column: Any) -> NDArray[Any]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.levels import Scope, Singleton, describe, episode_level
+from verl_turnkey.advantage.levels import Scope, Singleton, episode_level
+from verl_turnkey.advantage.metrics import describe, describe_groups
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
-from verl_turnkey.advantage.segments import Norm, discounted_returns, group_stats, joint_codes, normalise
+from verl_turnkey.advantage.segments import Norm, discounted_returns, group_stats, normalise
+from verl_turnkey.advantage.texts import similar_states
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,19 @@ class GigpoParams:
     norm: Norm = "mean_std"  # F: the group's sample std, or 1; the same at both levels
     scope: Scope = "trajectories"  # episode statistics over one value per trajectory, or over step rows (released code)
     singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
+    similarity: float | None = None
+    """also compare states whose texts are so similar (difflib's ratio, in (0, 1); released code); null: equal states"""
     epsilon: float = 1e-6  # added to the std
+
+    @property
+    def compares_texts(self) -> bool:
+        """Whether the steps need their observation texts."""
+        return self.similarity is not None
 
     def __post_init__(self) -> None:
         check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
         check(0 <= self.step_advantage_w < np.inf, "step_advantage_w", "a finite number >= 0", self.step_advantage_w)
+        check(self.similarity is None or 0 < self.similarity < 1, "similarity", "null or in (0, 1)", self.similarity)
         check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
 
 
@@ -51,7 +61,8 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     ``F`` is the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``). Needs ``anchor``. The penalty of
     an invalid action is subtracted from the step's own return and score after discounting, so earlier steps do not feel
     it. A state that occurs once in its group has A_S = 0; one that a single trajectory visits twice is a group of two.
-    ``Credit.returns`` is R(i,t) less the penalty.
+    ``Credit.returns`` is R(i,t) less the penalty. ``similarity`` puts steps with similar texts (``text`` when given,
+    else the anchors) into one anchor group, by the greedy rule of :func:`~verl_turnkey.advantage.texts.similar_states`.
 
     Source: arXiv:2505.10978; released code verl-agent ``gigpo/core_gigpo.py``. Where they differ: the code takes
     episode statistics over step rows (``scope="steps"``) and gives a group of one its raw score
@@ -62,17 +73,15 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
     )
-    anchor_group, n = joint_codes(batch.group, batch.anchor)
+    if params.similarity is None:
+        anchor_group, n = batch.anchor_groups
+    else:
+        anchor_group, n = similar_states(batch, params.similarity)
     stats = group_stats(returns, anchor_group, n)
     step = normalise(returns, anchor_group, stats, params.norm, params.epsilon)
-
-    size = stats.size[anchor_group]
     metrics = {
         "credit/groups": float(batch.n_groups),
-        "credit/anchor_groups": float(n),
-        "credit/anchor_group_size/mean": len(batch) / n if n else 0.0,
-        "credit/anchor_group_size/max": float(size.max(initial=0)),
-        "credit/share_steps_in_anchor_groups": float(np.mean(size >= 2)) if n else 0.0,
+        **describe_groups("anchor", anchor_group, n),
         "credit/share_steps_with_step_credit": float(np.mean(step != 0)) if n else 0.0,
         **describe("episode_level", episode),
         **describe("step_level", step),

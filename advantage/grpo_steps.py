@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.levels import Scope, Singleton, describe, episode_level
+from verl_turnkey.advantage.levels import Scope, Singleton, episode_level
+from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 from verl_turnkey.advantage.segments import Norm

@@ -30,14 +30,3 @@ def episode_level(batch: StepBatch, *, norm: Norm, scope: Scope, singleton: Sing
     advantage = normalise(own, batch.group, stats, norm, epsilon)
     alone = stats.size[batch.group] == 1
     return np.where(alone, own if singleton == "score" else 0.0, advantage)
-
-
-def describe(name: str, part: Floats) -> dict[str, float]:
-    """Mean, population std and share of non-zero entries of a part of the credit (S,), as metrics; 0 for no steps."""
-    if not len(part):
-        return {f"credit/{name}/mean": 0.0, f"credit/{name}/std": 0.0, f"credit/{name}/share_nonzero": 0.0}
-    return {
-        f"credit/{name}/mean": float(part.mean()),
-        f"credit/{name}/std": float(part.std()),
-        f"credit/{name}/share_nonzero": float(np.mean(part != 0)),
-    }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
+from verl_turnkey.advantage.metrics import describe, describe_groups
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
 
 Estimator = TypeVar("Estimator", bound=Callable[[StepBatch, Any], Credit])
@@ -112,4 +113,5 @@ def compute_credit(name: str, batch: StepBatch, **params: Any) -> Credit:
                 f"estimator {name!r}: expected {column} of shape ({len(batch)},) with finite numbers, got "
                 f"{np.count_nonzero(~np.isfinite(array))} not finite in shape {np.shape(array)}"
             )
-    return credit
+    anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
+    return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})

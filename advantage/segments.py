@@ -7,7 +7,7 @@ renaming the groups changes a result in no bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Values = TypeVar("Values", NDArray[np.float64], NDArray[np.int64])
 Norm = Literal["mean_std", "mean"]
 Std = Literal["sample", "population"]
 
@@ -59,6 +60,32 @@ def discounted_returns(reward: Floats, runs: Runs, gamma: float) -> Floats:
         total[here] += gamma * total[here + 1]
     result = np.empty_like(total)
     result[runs.order] = total
+    return result
+
+
+def cut_runs(runs: Runs, ends: Bools) -> Runs:
+    """``runs`` with a further border after every row where ``ends`` (S,) is true."""
+    first = np.zeros(len(runs.order), dtype=bool)
+    first[runs.starts] = True
+    first[1:] |= ends[runs.order[:-1]]
+    starts = np.flatnonzero(first)
+    return Runs(runs.order, starts, np.diff(starts, append=len(first)))
+
+
+def next_values(values: Values, runs: Runs, last: Values | float | int) -> Values:
+    """``values`` (S,) of the following step of the same trajectory; ``last`` (a number or (S,)) after its last step."""
+    result = np.empty_like(values)
+    result[runs.order[:-1]] = values[runs.order[1:]]
+    final = runs.order[runs.starts + runs.lengths - 1]
+    result[final] = np.broadcast_to(last, values.shape)[final]
+    return result
+
+
+def previous_values(values: Values, runs: Runs, first: int) -> Values:
+    """``values`` (S,) of the preceding step of the same trajectory; ``first`` before its first step."""
+    result = np.empty_like(values)
+    result[runs.order[1:]] = values[runs.order[:-1]]
+    result[runs.order[runs.starts]] = first
     return result
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import naive_credit
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
+import naive
 
 from verl_turnkey.advantage import StepBatch, compute_credit, estimators
 
@@ -87,7 +87,7 @@ def main() -> None:
         if prompts == 16:
             few = [row for row in table if int(row["group"].removeprefix("prompt-")) < NAIVE_PROMPTS]
             for name in ("gigpo", "grpo_steps"):
-                twin = getattr(naive_credit, name)
+                twin = getattr(naive, name)
                 report(f"{name} naive, scaled", best(lambda twin=twin, few=few: twin(few), 1) * prompts / NAIVE_PROMPTS)
 
 

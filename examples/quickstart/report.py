@@ -45,6 +45,7 @@ def summarise(metrics: dict[int, dict[str, float]], setup: dict[str, Any], *, st
         "length_after": _val(last, "episode_length"),
         "invalid_before": _val(first, "invalid_rate"),
         "invalid_after": _val(last, "invalid_rate"),
+        "validation": {step: _val(metrics[step], "acc") for step in validated},
         "n_val": setup["n_val"],
         "train_steps": steps,
         "seed": setup["seed"],
@@ -52,6 +53,7 @@ def summarise(metrics: dict[int, dict[str, float]], setup: dict[str, Any], *, st
         "seconds_train": setup["seconds_train"],
         "share_steps_in_anchor_groups": _mean(trained, "credit/share_steps_in_anchor_groups"),
         "share_steps_with_step_credit": _mean(trained, "credit/share_steps_with_step_credit"),
+        "share_steps_with_credit": _mean(trained, "credit/advantage/share_nonzero"),
         "seconds_per_step": {name: _mean(timed, f"timing_s/{key}") for name, key in TIMINGS.items()},
         "versions": _versions(),
     }
@@ -71,8 +73,7 @@ def draw(metrics: dict[int, dict[str, float]], summary: dict[str, Any], path: Pa
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(steps, rates, color="0.75", linewidth=1, label="training episodes of a step")
     axes.plot(steps, smooth, linewidth=2, label="mean of the last five steps")
-    ends = [0, max(steps, default=0)]
-    axes.plot(ends, [summary["success_before"], summary["success_after"]], "o", color="black",
+    axes.plot(*zip(*summary["validation"].items(), strict=True), "o", color="black",
               label=f"validation on {summary['n_val']} held-out tasks")  # fmt: skip
     axes.set(
         xlabel="training step",

@@ -33,6 +33,7 @@ class Job:
     method: str
     seed: int
     steps: int
+    validate_every: int = 0
 
     @property
     def episodes(self) -> int:
@@ -69,7 +70,7 @@ class Job:
             actor_rollout_ref.actor.optim.weight_decay=0.0
             trainer.total_training_steps={self.steps}
             trainer.total_epochs=1000
-            trainer.test_freq=1000000
+            trainer.test_freq={self.validate_every or 1000000}
             trainer.save_freq=10
             trainer.max_actor_ckpt_to_keep=1
             trainer.resume_mode=auto

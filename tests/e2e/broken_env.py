@@ -2,10 +2,14 @@
 
 import itertools
 import time
+from collections import defaultdict
 
 import gymnasium
 
-_starts = itertools.count()
+FAULTS = ("reset", "step", "nan", "hang")
+# Counted for each fault alone, so that it does not matter in which order episodes start; every second fault begins
+# with a start that breaks, so that of one start each (a validation) half break as well.
+_starts = defaultdict(itertools.count)
 
 
 class Broken(gymnasium.Env[str, str]):
@@ -14,7 +18,7 @@ class Broken(gymnasium.Env[str, str]):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.breaks = self.fault != "none" and next(_starts) % 2 == 0
+        self.breaks = self.fault in FAULTS and next(_starts[self.fault]) % 2 == FAULTS.index(self.fault) % 2
         self.steps = 0
         if self.breaks and self.fault == "reset":
             raise RuntimeError("no such room")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import naive_credit as naive
+import naive
 import numpy as np
 import pytest
 import torch

@@ -1,0 +1,112 @@
+"""What the tests of every estimator share: random step rows, oracle files, and how to compare with them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from verl_turnkey.advantage import StepBatch
+
+ORACLE = Path(__file__).parents[1] / "data" / "oracle"
+NORMS = {"mean_std": "mean_std_norm", "mean": "mean_norm"}
+TOLERANCE = {"mean_std": 1e-4, "mean": 2e-5}  # the reference computes in float32
+
+#: Parameters that many estimators share, for st.fixed_dictionaries.
+GAMMA = {"gamma": st.sampled_from([0.0, 0.5, 0.95, 1.0])}
+EPSILON = {"epsilon": st.sampled_from([1e-6, 1e-3])}
+NORM = {"norm": st.sampled_from(["mean_std", "mean"]), **EPSILON}
+EPISODE = {
+    **NORM,
+    "scope": st.sampled_from(["trajectories", "steps"]),
+    "singleton": st.sampled_from(["zero", "score"]),
+}
+
+#: What a row can have beyond group, trajectory, step, reward and penalty; few values, so that they meet.
+COLUMNS = {
+    "anchor": st.sampled_from(["A", "B", 3, (1, 2), None]),
+    "action": st.sampled_from(["a", "b", 7, None]),
+    "value": st.sampled_from([0.0, 0.5, -1.25, 3.0]),
+    "tokens": st.sampled_from([0, 1, 17]),
+    "success": st.sampled_from([False, False, True]),
+    "text": st.sampled_from(
+        [
+            "You open the fridge 1 and see an apple 1.",
+            "You open the fridge 1 and see an apple 2.",
+            "You open the fridge 2 and see a mug 1.",
+            "Nothing happens.",
+            "Nothing  Happens",
+            "x",
+            "",
+            None,
+        ]
+    ),
+    "next_anchor": st.sampled_from(["A", "B", None]),
+}
+
+
+@st.composite
+def step_rows(draw, *columns, ends=False):
+    """Ragged trajectories in groups of any size, few states and few reward values so that they meet, in any order.
+
+    ``columns`` of COLUMNS are drawn for every row; ``ends`` says of each trajectory how it ended.
+    """
+    rows = []
+    for group in range(draw(st.integers(1, 4))):
+        for trajectory in range(draw(st.integers(1, 4))):
+            steps = draw(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True))
+            how = draw(st.sampled_from(["terminated", "truncated", "both", "unknown", "early"])) if ends else "unknown"
+            for step in steps:
+                row = {
+                    "group": f"g{group}",
+                    "trajectory": f"g{group}t{trajectory}",
+                    "step": step,
+                    "reward": draw(st.sampled_from([0.0, 0.0, 1.0, 10.0, -0.3, 0.1, 1e4])),
+                    "penalty": draw(st.sampled_from([0.0, 0.0, 0.1])),
+                    **{name: draw(COLUMNS[name]) for name in columns},
+                }
+                if ends:
+                    at = steps[0] if how == "early" else max(steps)  # early: both flags in the middle
+                    row["terminated"] = step == at and how in ("terminated", "both", "early")
+                    row["truncated"] = step == at and how in ("truncated", "both", "early")
+                rows.append(row)
+    if draw(st.booleans()):
+        for row in rows:
+            row["score"] = draw(st.sampled_from([0.0, 1.0, 10.0]))
+    return draw(st.permutations(rows))
+
+
+def as_batch(rows):
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    extra = {name: columns.pop(name) for name in ["next_anchor"] if name in columns}
+    return StepBatch(**columns, extra=extra)
+
+
+def assert_same_credit(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-7, atol=1e-7)
+
+
+def cases(name):
+    found = json.loads((ORACLE / f"{name}.json").read_text())["cases"]
+    return [pytest.param(case, id=case["id"]) for case in found]
+
+
+def oracle_batch(case):
+    inputs, params = case["inputs"], case["params"]
+    cost = params.get("invalid_action_penalty_coef", 0.0)
+    return StepBatch(
+        group=inputs["uid"],
+        trajectory=inputs["traj_uid"],
+        step=inputs["step_idx"],
+        reward=inputs["raw_step_reward"],
+        anchor=inputs["anchor_obs"],
+        penalty=[0.0 if valid else cost for valid in inputs["is_action_valid"]],
+    )
+
+
+def assert_rows(got, expected_tokens, case, tolerance):
+    """The reference spreads a row's credit over the tokens of its response mask."""
+    mask = np.array(case["inputs"]["response_mask"])
+    assert mask.any(), "a case without tokens would compare nothing"
+    np.testing.assert_allclose(got[:, None] * mask, np.array(expected_tokens), rtol=0, atol=tolerance)

@@ -1,0 +1,99 @@
+"""What several twins share: trajectories, returns, scores, and one value against the values of its group."""
+
+from __future__ import annotations
+
+import math
+
+
+def mean(values):
+    return math.fsum(values) / len(values)
+
+
+def std(values, kind="sample"):
+    square = math.fsum((v - mean(values)) ** 2 for v in values)
+    return math.sqrt(square / (len(values) - 1 if kind == "sample" else len(values)))
+
+
+def same(a, b):
+    """Equal up to the rounding of a sum."""
+    return abs(a - b) <= 1e-12 * max(1.0, abs(a), abs(b))
+
+
+def constant(values):
+    return same(min(values), max(values))
+
+
+def trajectories(rows):
+    """The row numbers of each trajectory, in step order."""
+    found = {}
+    for i, row in enumerate(rows):
+        found.setdefault(row["trajectory"], []).append(i)
+    return [sorted(members, key=lambda i: rows[i]["step"]) for members in found.values()]
+
+
+def step_returns(rows, gamma):
+    """R(t) = r(t) + gamma R(t+1) inside each trajectory."""
+    result = [0.0] * len(rows)
+    for members in trajectories(rows):
+        total = 0.0
+        for i in reversed(members):
+            total = rows[i]["reward"] + gamma * total
+            result[i] = total
+    return result
+
+
+def own_returns(rows, gamma):
+    return [total - row["penalty"] for total, row in zip(step_returns(rows, gamma), rows, strict=True)]
+
+
+def own_scores(rows):
+    """Outcome of the trajectory, by default the sum of its rewards, less the step's own penalty."""
+    result = [0.0] * len(rows)
+    for members in trajectories(rows):
+        total = math.fsum(rows[i]["reward"] for i in members)
+        for i in members:
+            result[i] = rows[i].get("score", total) - rows[i]["penalty"]
+    return result
+
+
+def peers(rows, i):
+    """The rows of the same prompt group, row i included."""
+    return [j for j, row in enumerate(rows) if row["group"] == rows[i]["group"]]
+
+
+def one_row_per_trajectory(rows, members):
+    """The earliest step of every trajectory among the row numbers."""
+    earliest = {}
+    for i in members:
+        t = rows[i]["trajectory"]
+        if t not in earliest or rows[i]["step"] < rows[earliest[t]]["step"]:
+            earliest[t] = i
+    return list(earliest.values())
+
+
+def standardise(value, values, norm, epsilon, kind="sample"):
+    """value against the values of its group; a group without spread gives no standardised credit."""
+    centre = values[0] if constant(values) else mean(values)
+    centred = 0.0 if same(value, centre) else value - centre
+    if norm == "mean":
+        return centred
+    return 0.0 if constant(values) else centred / (std(values, kind) + epsilon)
+
+
+def episode_level(rows, norm, scope, singleton, epsilon):
+    own = own_scores(rows)
+    result = []
+    for i, value in enumerate(own):
+        members = peers(rows, i)
+        if scope == "trajectories":
+            members = one_row_per_trajectory(rows, members)
+        if len(members) == 1:
+            result.append(value if singleton == "score" else 0.0)
+        else:
+            result.append(standardise(value, [own[j] for j in members], norm, epsilon))
+    return result
+
+
+def texts(rows):
+    """The texts a method compares: the text column, else the anchors; None stays None."""
+    return [row["text"] if "text" in row else row["anchor"] for row in rows]

@@ -1,0 +1,62 @@
+from naive.common import episode_level, mean, one_row_per_trajectory, own_scores, peers, standardise, trajectories
+
+TERMINAL = ("terminal",)
+BEGINNING = ("beginning",)
+
+
+def leave_one_out(rows):
+    """RLOO: n / (n - 1) (R - mean), n trajectories in the group."""
+    own = own_scores(rows)
+    result = []
+    for i, value in enumerate(own):
+        values = [own[j] for j in one_row_per_trajectory(rows, peers(rows, i))]
+        n = len(values)
+        result.append(0.0 if n == 1 else n / (n - 1) * standardise(value, values, "mean", None))
+    return result
+
+
+def edges(rows):
+    """(state, action, next state) of every row; None where a part is unknown."""
+    result = [None] * len(rows)
+    for members in trajectories(rows):
+        for i, following in zip(members, [*members[1:], None], strict=True):
+            row = rows[i]
+            if "next_anchor" in row:
+                target = TERMINAL if row["next_anchor"] is None else row["next_anchor"]
+            else:
+                target = TERMINAL if following is None else rows[following]["anchor"]
+            edge = (row["anchor"], row["action"], target)
+            result[i] = None if None in edge else edge
+    return result
+
+
+def keys(rows, history):
+    """What must be the same for two rows to be merged; None never matches."""
+    edge = edges(rows)
+    result = [None] * len(rows)
+    for members in trajectories(rows):
+        for position, i in enumerate(members):
+            path = [edge[j] for j in members[max(0, position - history) : position + 1]]
+            if None not in path:
+                beginning = [BEGINNING] if position < history else []
+                result[i] = (rows[i]["group"], beginning + path)
+    return result
+
+
+def salt(rows, base="grpo", average="occurrences", history=0, norm="mean_std", epsilon=1e-6):
+    grpo = base == "grpo"
+    own = episode_level(rows, norm, "trajectories", "zero", epsilon) if grpo else leave_one_out(rows)
+    key = keys(rows, history)
+    result = []
+    for i, value in enumerate(own):
+        by_trajectory = {}
+        for j, row in enumerate(rows):
+            if key[i] is not None and key[j] == key[i]:
+                by_trajectory.setdefault(row["trajectory"], []).append(own[j])
+        if len(by_trajectory) < 2:
+            result.append(value)
+        elif average == "occurrences":
+            result.append(mean([v for values in by_trajectory.values() for v in values]))
+        else:
+            result.append(mean([mean(values) for values in by_trajectory.values()]))
+    return result
