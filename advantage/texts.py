@@ -52,7 +52,7 @@ def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
 
 
 class _Clusters:
-    """The clusters of one group: what is needed to rule most of them out before difflib is asked."""
+    """The clusters of one group: what is needed to rule most of them out before the ratio itself is asked for."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
@@ -60,17 +60,23 @@ class _Clusters:
         self.references: list[Reference] = []
         self.lengths = np.zeros(8, dtype=np.int64)
         self.counts = [np.zeros((8, width), dtype=np.float32) for width in WIDTHS]
+        self.subsequences = CommonSubsequences()
 
     def first_match(self, text: str, new: int) -> int:
         """The code of the first cluster that ``text`` is similar to; ``new``, for a cluster of its own, if none is."""
         n = len(self.codes)
         counts = [gram_counts(text, q, width) for q, width in enumerate(WIDTHS, 1)]
         total = len(text) + self.lengths[:n]
+
+        def keep(possible: Ints, matched: Floats) -> Ints:
+            return possible[2.0 * matched >= self.threshold * total[possible] - 1e-6]
+
         possible = np.arange(n)
         for q, own in enumerate(counts, 1):
             common = np.minimum(own, self.counts[q - 1][possible]).sum(1)
-            matched = (common + (q - 1) * (total[possible] + 1)) / (2 * q - 1)
-            possible = possible[2.0 * matched >= self.threshold * total[possible] - 1e-6]
+            possible = keep(possible, (common + (q - 1) * (total[possible] + 1)) / (2 * q - 1))
+        if len(possible) > n / WORTH:
+            possible = keep(possible, self.subsequences.lengths(text, possible))
         for k in possible.tolist():
             if self.references[k].reached(text, self.threshold):
                 return self.codes[k]
@@ -87,6 +93,46 @@ class _Clusters:
         for table, own in zip(self.counts, counts, strict=True):
             table[n] = own
         self.references.append(Reference(text))
+        self.subsequences.add(text)
+
+
+WORTH = 6  # times that the longest common subsequence, taken for all clusters at once, costs less than a comparison
+
+
+class CommonSubsequences:
+    """Longest common subsequences of a text with many others at once: no match is longer, whatever difflib chooses.
+
+    The bit-parallel recurrence of Hyyro (2004), with the bits of all texts side by side in one integer: each text has a
+    bit per character and one above them, which takes the carry.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[int, int]] = []  # first bit and length of each text
+        self.width = 0
+        self.everywhere = 0  # the bits of all characters of all texts
+        self.places: dict[str, int] = {}  # the bits of each character
+
+    def add(self, text: str) -> None:
+        places: dict[str, int] = {}
+        for bit, character in enumerate(text):
+            places[character] = places.get(character, 0) | 1 << bit
+        for character, bits in places.items():
+            self.places[character] = self.places.get(character, 0) | bits << self.width
+        self.everywhere |= ((1 << len(text)) - 1) << self.width
+        self.spans.append((self.width, len(text)))
+        self.width += len(text) + 1
+
+    def lengths(self, text: str, which: Ints) -> Floats:
+        """Length of the longest common subsequence of ``text`` and each of the texts ``which``."""
+        row = self.everywhere
+        for character in text:
+            hits = row & self.places.get(character, 0)
+            row = ((row + hits) | (row - hits)) & self.everywhere
+        found = []
+        for k in which.tolist():
+            first, length = self.spans[k]
+            found.append(length - ((row >> first) & ((1 << length) - 1)).bit_count())
+        return np.array(found, dtype=np.float64)
 
 
 # Upper bounds of how much two texts of T characters together can match, M characters in B blocks. Between two blocks

@@ -1,32 +1,40 @@
-"""How long credit takes: every estimator at about 6,000 and 61,000 steps, StepBatch built from Python lists included.
+"""How long credit takes, and how much memory: every estimator, StepBatch built from Python lists included.
 
-    python benchmarks/estimators.py
+    python benchmarks/estimators.py                # about 6,000 and 61,000 steps; similarity grouping; verl's own GRPO
+    python benchmarks/estimators.py --million      # one million steps
 
-The yardstick is the bare write of the (steps x 512) float32 advantage tensor that a trainer needs anyway. The naive
-twins of the tests run on two prompts of the smaller size only, and their time is scaled up by the number of prompts.
+The yardstick is the bare write of the (steps x 512) float32 advantage tensor that a trainer needs anyway. Growth is the
+time per step at 61,000 over that at 6,000. The naive twins of the tests run on two prompts of the smaller size only,
+and their time is scaled up by the number of prompts.
 """
 
 from __future__ import annotations
 
 import random
+import resource
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 import naive
 
 from verl_turnkey.advantage import StepBatch, compute_credit, estimators
+from verl_turnkey.advantage.texts import similar_states
 
 ROLLOUTS, TURNS, TOKENS = 8, (32, 66), 512
 NAIVE_PROMPTS = 2
+Columns = dict[str, list[Any]]
 
 
-def rows(prompts: int, seed: int = 0) -> list[dict[str, Any]]:
+def columns(prompts: int, seed: int = 0) -> Columns:
     """Shuffled steps of ``prompts`` x 8 rollouts of 32 to 66 turns, string anchors, reward at the end."""
     draw = random.Random(seed)
     table = []
@@ -43,10 +51,55 @@ def rows(prompts: int, seed: int = 0) -> list[dict[str, Any]]:
                         "reward": 10.0 if won and step == turns - 1 else 0.0,
                         "penalty": 0.1 if draw.random() < 0.1 else 0.0,
                         "anchor": f"state-{draw.randrange(60):032x}",
+                        "action": f"go to {draw.randrange(8)}",
+                        "terminated": step == turns - 1,
+                        "success": won,
+                        "value": draw.gauss(5, 2),
+                        "tokens": draw.randint(8, TOKENS),
                     }
                 )
     draw.shuffle(table)
-    return table
+    return {name: [row[name] for row in table] for name in table[0]}
+
+
+def observation(draw: random.Random) -> str:
+    """A room of about 400 characters."""
+    things = [f"a {draw.choice(THINGS)} {draw.randrange(9)}" for _ in range(37)]
+    return "You are in the middle of a room. You see " + ", ".join(things) + "."
+
+
+THINGS = (
+    "lamp",
+    "pen",
+    "book",
+    "mug",
+    "plate",
+    "apple",
+    "egg",
+    "vase",
+    "bowl",
+    "knife",
+    "cloth",
+    "box",
+    "sofa",
+    "shelf",
+)
+
+
+def texts(rows: int, seed: int = 0) -> Columns:
+    """Rows in groups of 400, each group over 40 rooms; every third text has a few characters changed."""
+    draw = random.Random(seed)
+    rooms: dict[int, list[str]] = {}
+    group, text = [], []
+    for row in range(rows):
+        g = row // 400
+        room = draw.choice(rooms.setdefault(g, [observation(draw) for _ in range(40)]))
+        if draw.random() < 1 / 3:
+            at = draw.randrange(len(room) - 4)
+            room = room[:at] + draw.choice(("xxxx", "open", "1 on")) + room[at + 4 :]
+        group.append(f"prompt-{g}")
+        text.append(room)
+    return {"group": group, "trajectory": list(range(rows)), "step": [0] * rows, "reward": [0.0] * rows, "anchor": text}
 
 
 def best(work: Callable[[], object], repeats: int = 5) -> float:
@@ -65,31 +118,114 @@ def write_tensor(credit: np.ndarray) -> np.ndarray:
     return tensor
 
 
-def main() -> None:
-    print(f"{'steps':>8}  {'what':<24}{'ms':>10}{'x write':>10}{'ns/step':>10}")
-    for prompts in (16, 156):
-        table = rows(prompts)
-        n = len(table)
-        columns = {name: [row[name] for row in table] for name in table[0]}
-        credit = np.linspace(-1, 1, n)
-        write = best(lambda credit=credit: write_tensor(credit))
+def needed(name: str, table: Columns) -> Columns:
+    """The columns that an estimator reads: what a user of it would pass."""
+    always = {"group", "trajectory", "step", "reward", "penalty"}
+    more = {"turn_gae": {"terminated", "tokens"}, "vc_gae": {"terminated", "tokens"}, "proxmo": {"success"}}
+    wanted = always | set(estimators()[name].needs) | more.get(name, set())
+    return {column: values for column, values in table.items() if column in wanted}
 
-        def report(what: str, seconds: float, n: int = n, write: float = write) -> None:
-            print(f"{n:>8}  {what:<24}{seconds * 1e3:>10.1f}{seconds / write:>10.2f}{seconds / n * 1e9:>10.0f}")
+
+def credit(name: str, table: Columns) -> object:
+    return compute_credit(name, StepBatch(**table))
+
+
+def peak_over_input(name: str, table: Columns) -> float:
+    """Peak of the memory allocated, over the size of the input lists and the objects in them."""
+    size = sum(sys.getsizeof(column) + sum(map(sys.getsizeof, column)) for column in table.values())
+    tracemalloc.start()
+    credit(name, table)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / size
+
+
+def compare_estimators() -> None:
+    print(f"{'steps':>8}  {'what':<24}{'ms':>10}{'x write':>10}{'ns/step':>10}{'growth':>10}{'peak/input':>12}")
+    per_step: dict[str, float] = {}
+    for prompts in (16, 156):
+        table = columns(prompts)
+        n = len(table["step"])
+        write = best(lambda n=n: write_tensor(np.linspace(-1, 1, n)))
+
+        def report(what: str, seconds: float, memory: str = "", n: int = n, write: float = write) -> None:
+            growth = f"{seconds / n / per_step[what]:.2f}" if what in per_step else ""
+            per_step.setdefault(what, seconds / n)
+            numbers = f"{seconds * 1e3:>10.1f}{seconds / write:>10.2f}{seconds / n * 1e9:>10.0f}"
+            print(f"{n:>8}  {what:<24}{numbers}{growth:>10}{memory:>12}", flush=True)
 
         report("write of the tensor", write)
-        report("StepBatch", best(lambda columns=columns: StepBatch(**columns)))
         for name in estimators():
+            given = needed(name, table)
             report(
-                f"{name} + StepBatch",
-                best(lambda name=name, columns=columns: compute_credit(name, StepBatch(**columns))),
+                name, best(lambda name=name, given=given: credit(name, given)), f"{peak_over_input(name, given):.1f}"
             )
         if prompts == 16:
-            few = [row for row in table if int(row["group"].removeprefix("prompt-")) < NAIVE_PROMPTS]
-            for name in ("gigpo", "grpo_steps"):
-                twin = getattr(naive, name)
-                report(f"{name} naive, scaled", best(lambda twin=twin, few=few: twin(few), 1) * prompts / NAIVE_PROMPTS)
+            rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+            few = [row for row in rows if int(row["group"].removeprefix("prompt-")) < NAIVE_PROMPTS]
+            for name in estimators():
+                seconds = best(lambda name=name, few=few: getattr(naive, name)(few), 1)
+                report(f"{name} naive, scaled", seconds * prompts / NAIVE_PROMPTS)
+        report("verl grpo_vectorized", verls_grpo(table))
+
+
+def verls_grpo(table: Columns) -> float:
+    """verl's own GRPO on the same rows, its (steps x 512) inputs ready."""
+    import torch
+    from verl.trainer.ppo.core_algos import compute_grpo_vectorized_outcome_advantage
+
+    n = len(table["step"])
+    rewards, mask = torch.zeros(n, TOKENS), torch.ones(n, TOKENS)
+    rewards[:, -1] = torch.tensor(table["reward"])
+    index = np.array(table["group"], dtype=object)
+    return best(lambda: compute_grpo_vectorized_outcome_advantage(rewards, mask, index), 3)
+
+
+def compare_similarity(rows: int = 6400, threshold: float = 0.9, naive_rows: int = 400) -> None:
+    table = texts(rows)
+    batch = StepBatch(**table)
+    fast = best(lambda: similar_states(batch, threshold), 1)
+    few = {name: column[:naive_rows] for name, column in table.items()}
+    expected: list[int] = []
+    slow = best(lambda: expected.extend(naive_similarity(few["anchor"], threshold)), 1) * rows / naive_rows
+    codes, _ = similar_states(StepBatch(**few), threshold)
+    assert codes.tolist() == expected, "not the clusters of the greedy rule"
+    length = np.mean([len(text) for text in table["anchor"]])
+    distinct = len(set(zip(table["group"], table["anchor"], strict=True)))
+    print(f"similarity >= {threshold} at {rows} rows of {length:.0f} characters, {distinct} distinct: {fast:.2f} s; "
+          f"greedy difflib {slow:.0f} s (scaled from {naive_rows} rows): {slow / fast:.0f} x")  # fmt: skip
+
+
+def naive_similarity(rows: list[str], threshold: float) -> list[int]:
+    """The greedy rule on the rows of one group."""
+    opened: list[str] = []
+    codes = []
+    for text in rows:
+        matches = (k for k, first in enumerate(opened) if SequenceMatcher(None, text, first).ratio() >= threshold)
+        code = next(matches, len(opened))
+        if code == len(opened):
+            opened.append(text)
+        codes.append(code)
+    return codes
+
+
+def a_million() -> None:
+    table = columns(2560)
+    print(f"{len(table['step'])} steps; peak memory of the process, inputs included, after each")
+    for name in estimators():
+        seconds = best(lambda name=name: credit(name, needed(name, table)), 1)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"{name:<12}{seconds:>8.2f} s{peak:>8.2f} GiB", flush=True)
+
+
+def main(million: bool = False) -> None:
+    if million:
+        a_million()
+    else:
+        compare_estimators()
+        for threshold in (0.9, 0.95):
+            compare_similarity(threshold=threshold)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

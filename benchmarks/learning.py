@@ -4,7 +4,8 @@
     python benchmarks/learning.py table    # print the tables and draw the curves from the runs that are there
 
 Every run starts from the same warm-started model of its seed and takes the same number of training steps and episodes.
-Each has a folder of its own under runs/learning; a finished one (summary.json) is kept, an interrupted one starts again.
+Each has a folder of its own under runs/learning; a finished one (summary.json) is kept, an interrupted one starts
+again.
 """
 
 from __future__ import annotations
@@ -46,16 +47,13 @@ def table() -> None:
     """Print the tables and draw the curves from the summaries that are there."""
     found = [json.loads(path.read_text()) for path in RUNS.glob("*/summary.json")]
     found.sort(key=lambda s: (METHODS.index(s["method"]), s["seed"]))
-    print(
-        "| method | seed | success before | after | area | length after | invalid after | in anchor groups | no credit |"
-    )
+    print("| method | seed | success before | after | area | length after | invalid after | shared | no credit |")
     print("|---|---|---|---|---|---|---|---|---|")
     for s in found:
-        print(
-            f"| {s['method']} | {s['seed']} | {s['success_before']:.3f} | **{s['success_after']:.3f}** | {area(s):.3f} | "
-            f"{s['length_after']:.1f} | {s['invalid_after']:.1%} | {s['share_steps_in_anchor_groups']:.0%} | "
-            f"{1 - s['share_steps_with_credit']:.0%} |"
-        )
+        success = f"{s['success_before']:.3f} | **{s['success_after']:.3f}** | {area(s):.3f}"
+        shares = f"{s['share_steps_in_anchor_groups']:.0%} | {1 - s['share_steps_with_credit']:.0%}"
+        play = f"{s['length_after']:.1f} | {s['invalid_after']:.1%}"
+        print(f"| {s['method']} | {s['seed']} | {success} | {play} | {shares} |")
     by_method = {m: [s for s in found if s["method"] == m] for m in METHODS}
     parts = list(found[0]["seconds_per_step"]) if found else []
     print("\n| method | seeds | success after | area | " + " | ".join(f"{part} (s)" for part in parts) + " |")
@@ -67,8 +65,11 @@ def table() -> None:
             print(f"| {method} | {len(rows)} | {spread(after)} | {spread(areas)} | {' | '.join(seconds)} |")
     if found:
         first = found[0]
-        print(f"\n{first['train_steps']} steps of 64 episodes, {first['n_val']} held-out tasks; area: mean success over "
-              "the validation curve; no credit: share of training steps whose advantage is exactly 0")  # fmt: skip
+        print(
+            f"\n{first['train_steps']} steps of 64 episodes, {first['n_val']} held-out tasks. area: mean success over "
+            "the validation curve; shared: training steps whose state occurs at least twice in their group; no credit: "
+            "training steps whose advantage is exactly 0"
+        )
         draw(by_method, RUNS / "learning.png")
         print(f"curves: {RUNS / 'learning.png'}")
 

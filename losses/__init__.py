@@ -1,5 +1,26 @@
-"""Policy losses over turns (torch only).
+"""Policy losses: how the policy moves, given the credit of its turns.
 
-The losses of verl itself (``vanilla``, ``gspo``, ...) are selected by verl's own key
-``actor_rollout_ref.actor.policy_loss.loss_mode`` and combine with every estimator of this package.
+>>> import torch
+>>> from verl_turnkey.losses import policy_loss
+>>> ones = torch.ones(1, 4)
+>>> loss, metrics = policy_loss(
+...     "turn_ratio", log_prob=-ones, old_log_prob=-ones, advantages=ones, response_mask=torch.tensor([[1, 1, 0, 1]])
+... )
+>>> loss
+tensor(-1.)
 """
+
+from verl_turnkey.losses import a3po, dgpo, hdpo, psft, rebel, segment_mask, turn_ratio  # noqa: F401  importing a loss registers it
+from verl_turnkey.losses.registry import LossInputs, LossSpec, TokenLoss, losses, policy_loss, register_loss
+from verl_turnkey.losses.turns import Turns, turn_ids
+
+__all__ = [
+    "LossInputs",
+    "LossSpec",
+    "TokenLoss",
+    "Turns",
+    "losses",
+    "policy_loss",
+    "register_loss",
+    "turn_ids",
+]

@@ -49,6 +49,7 @@ class _Process:
 
 
 _process: _Process | None = None
+_keep_texts = False  # whether records carry the observation's text: the trainer knows the method, and says so once
 
 
 def _shared(config: DictConfig) -> _Process:
@@ -58,13 +59,17 @@ def _shared(config: DictConfig) -> _Process:
     return _process
 
 
-def prepare(worker: Any) -> None:
+def prepare(worker: Any, keep_texts: bool) -> None:
     """Run inside an agent-loop worker before training starts: what cannot work stops the run, not its episodes.
+
+    ``keep_texts``: whether the method compares observations as text, so that the records have to carry them.
 
     Raises:
         RuntimeError: the plugin is not loaded in this worker.
     """
+    global _keep_texts
     registration.verify(("agent_loop",), ("turnkey_env",))
+    _keep_texts = keep_texts
     if worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env":
         _shared(worker.config)
 
@@ -193,6 +198,7 @@ class EnvAgentLoop(AgentLoopBase):
                             penalty=0.0 if valid else options.invalid_action_penalty,
                             terminated=terminated,
                             truncated=truncated or (not terminated and t + 1 == options.max_turns),
+                            extra={"text": seen} if _keep_texts else None,
                         ),
                         observation=seen,
                         seconds=(generated - started, perf_counter() - generated),

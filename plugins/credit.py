@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_turnkey.advantage import compute_credit
-from verl_turnkey.plugins.rows import Rows, read_rows, record_of
+from verl_turnkey.advantage import ConfigError, compute_credit, estimators
+from verl_turnkey.plugins.derived import needs_record
+from verl_turnkey.plugins.rows import Rows, read_rows
+from verl_turnkey.plugins.turns import record_of
 
 
 @dataclass
@@ -33,6 +35,8 @@ class CreditStep:
     scores: torch.Tensor | None = None
     """(B, L) rewards before KL, when ``algorithm.use_kl_in_reward``"""
     values: torch.Tensor | None = None
+    lists: Sequence[str] = ()
+    """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -41,10 +45,17 @@ class CreditStep:
         rows = [fields for fields, tag in zip(self.extra_fields, self.tags, strict=True) if not tag.get("is_padding")]
         return all(record_of(fields) is not None for fields in rows)
 
-    def read(self, row_reward: np.ndarray | None = None) -> Rows:
-        """Build the table of steps and the per-episode metrics."""
+    def read(self, scores: torch.Tensor | None = None, kl: torch.Tensor | None = None) -> Rows:
+        """Build the table of steps and the per-episode metrics; arguments as in :func:`rows.read_rows`."""
         rows = read_rows(
-            self.keys, self.tags, self.extra_fields, self.response_mask, row_reward=row_reward, values=self.values
+            self.keys,
+            self.tags,
+            self.extra_fields,
+            self.response_mask,
+            scores=scores,
+            kl=kl,
+            values=self.values,
+            lists=self.lists,
         )
         self.metrics = episode_metrics(rows)
         return rows
@@ -52,12 +63,23 @@ class CreditStep:
     def run(
         self, name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and returns, (B, L) float32 each; the metrics stay in this object."""
-        kl = None
-        if self.scores is not None:
-            # verl subtracted beta * KL from every token's reward: a row's sum belongs to that row's step.
-            kl = (token_level_rewards - self.scores).sum(-1).double().numpy()
-        rows = self.read(kl)
+        """Advantages and returns, (B, L) float32 each; the metrics stay in this object.
+
+        Each token of a turn carries the turn's return as its target, so the critic learns, from every prefix of a
+        turn, what the turn came to. Estimators read it before the first token only; verl's value loss has no mask
+        but the response mask, and a target on the first token alone would need a loss of our own. The price: turns
+        weigh by their length, as they do in the actor's token-mean loss.
+
+        Raises:
+            ConfigError: the rows have no records, and the estimator needs what only a record can say.
+        """
+        # verl subtracted beta * KL from the reward of every token.
+        kl = None if self.scores is None else token_level_rewards - self.scores
+        rows = self.read(token_level_rewards if self.scores is None else self.scores, kl)
+        needs = estimators()[name].needs if name in estimators() else ()
+        lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
+        if lacking and not rows.recorded:
+            raise ConfigError(needs_record(name, lacking))
         credit = compute_credit(name, rows.steps, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         advantages = rows.to_tokens(credit.advantage, response_mask)
@@ -101,24 +123,24 @@ def verl_estimator(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]
 def episode_metrics(rows: Rows) -> dict[str, float]:
     """Per-episode figures of a training batch (verl's own are per row, so long episodes weigh more there).
 
-    A failed episode counts as not solved; it has no length and no return.
+    A failed episode counts as not solved; it has no length and no return. What nobody said is not reported: without
+    records there is no success and no validity.
     """
     steps = rows.steps
     index, played, failed = steps.trajectory, steps.n_trajectories, len(rows.failed)
     if played + failed == 0:
         return {}
-    solved = np.bincount(index, weights=steps.success) > 0
-    metrics = {
-        "episode/count": float(played + failed),
-        "episode/failed": float(failed),
-        "episode/success_rate": float(solved.sum() / (played + failed)),
-    }
+    metrics = {"episode/count": float(played + failed), "episode/failed": float(failed)}
+    if "success" in steps.given:
+        solved = np.bincount(index, weights=steps.success) > 0
+        metrics["episode/success_rate"] = float(solved.sum() / (played + failed))
     if played:
         length = np.bincount(index)
         metrics |= {
             "episode/length/mean": float(length.mean()),
             "episode/length/max": float(length.max()),
             "episode/return/mean": float(np.bincount(index, weights=rows.env_reward).mean()),
-            "episode/invalid_rate": float(1.0 - steps.valid.mean()),
         }
+    if played and "valid" in steps.given:
+        metrics["episode/invalid_rate"] = float(1.0 - steps.valid.mean())
     return metrics

@@ -21,7 +21,7 @@ def methods() -> str:
     rows = ["| switch | what it does | parameters (default) | needs | source |", "|---|---|---|---|---|"]
     for name, spec in sorted(shipped().items()):
         default = spec.params()
-        parameters = ", ".join(f"`{entry.name}={getattr(default, entry.name)}`" for entry in fields(default))
+        parameters = ", ".join(f"`{entry.name}={scalar(getattr(default, entry.name))}`" for entry in fields(default))
         needs = ", ".join(spec.needs) or "-"
         rows.append(f"| `+turnkey={name}` | {spec.summary} | {parameters} | {needs} | {spec.paper} |")
     return "\n".join(rows) + "\n"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
@@ -23,7 +24,9 @@ from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.plugins import agent_loop, registration, seams
 from verl_turnkey.plugins.config import credit_params, estimator_of, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
-from verl_turnkey.plugins.rows import failure, split_key
+from verl_turnkey.plugins.derived import listed_per_turn
+from verl_turnkey.plugins.rows import failure
+from verl_turnkey.plugins.turns import split_key
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +85,9 @@ class TurnkeyTrainer:
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop, once every agent-loop worker has shown that it can play."""
-        ray.get([worker.__ray_call__.remote(agent_loop.prepare) for worker in agent_loop_manager.agent_loop_workers])
+        texts = bool(getattr(self.credit_params, "compares_texts", False))
+        workers = agent_loop_manager.agent_loop_workers
+        ray.get([worker.__ray_call__.remote(agent_loop.prepare, texts) for worker in workers])
         super().fit(agent_loop_manager)  # type: ignore[misc]
 
     # --- a fixed number of optimizer steps --------------------------------------------------------------------------
@@ -123,8 +128,8 @@ class TurnkeyTrainer:
         fields += ["values"] if self.use_critic else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         extra_fields = data.pop("extra_fields").tolist()
-        self._count(batch, extra_fields, metrics)
         padded = data.to_padded_tensor()
+        self._count(batch, extra_fields, padded["response_mask"], metrics)
         step = CreditStep(
             params=self.credit_params,
             keys=batch.keys,
@@ -133,6 +138,7 @@ class TurnkeyTrainer:
             response_mask=padded["response_mask"],
             scores=padded.get("rm_scores", None),
             values=padded.get("values", None),
+            lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
         )
         with credit_step(step):
             batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
@@ -141,14 +147,17 @@ class TurnkeyTrainer:
         metrics.update(step.metrics)
         return batch
 
-    def _count(self, batch: KVBatchMeta, extra_fields: list[Any], metrics: dict[str, Any]) -> None:
+    def _count(
+        self, batch: KVBatchMeta, extra_fields: list[Any], response_mask: torch.Tensor, metrics: dict[str, Any]
+    ) -> None:
         """Rows and episodes that are really there.
 
         A dead environment costs its own episode; when all die, the cause is not one environment, and the run stops
         (before verl's own step, which would speak of an empty mask).
         """
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        reasons = [failure(extra_fields[i]) for i in real]
+        has_tokens = response_mask.any(1).tolist()
+        reasons = [failure(extra_fields[i], has_tokens[i]) for i in real]
         self._real_rows = sum(reason is None for reason in reasons)
         if real and not self._real_rows:
             listed = "\n".join(f"  {reason}" for reason in sorted(set(map(str, reasons)))[:5])

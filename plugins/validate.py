@@ -18,8 +18,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registration, seams
 from verl_turnkey.plugins.config import TurnkeyConfig, closest, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.derived import COLUMNS, listed_per_turn, needs_record
 
-VERLS_LOOPS = ("single_turn_agent", "tool_agent")
+# verl's own agent loops, and what of their extra fields has one number per turn.
+VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
 
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
@@ -65,11 +67,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     if loop == "turnkey_env":
         _check_agent_loop(config, turnkey, files)
     elif ours and loop in VERLS_LOOPS and not any(_has_column(file, "agent_name") for file in files):
-        raise ConfigError(
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a record of each step, which verl's loop "
-            f"{loop!r} does not write: set actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env, or a loop "
-            "of your own that sets extra_fields['turnkey']"
-        )
+        _check_derived(config, loop)
     _hint_without_gpu(config)
 
 
@@ -229,6 +227,18 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
         first_task(file)
     if files and turnkey.env.probe:
         probe(config, turnkey, files[0])
+
+
+def _check_derived(config: DictConfig, loop: str) -> None:
+    """verl's loops write no records: a method must live on what can be derived from their rows."""
+    spec = estimator_of(config)
+    assert spec is not None
+    per_turn = {
+        f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
+    }
+    lacking = [column for column in spec.needs if column not in {*COLUMNS, *per_turn}]
+    if lacking:
+        raise ConfigError(needs_record(spec.name, lacking))
 
 
 def _hint_without_gpu(config: DictConfig) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before verl is imported: its entry points read the opt-in, and its loggers their levels.
 os.environ.update(TURNKEY_DEVICE="cpu", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -14,7 +15,7 @@ os.environ.update(VERL_LOGGING_LEVEL="ERROR", TQ_LOGGING_LEVEL="ERROR", TRANSFOR
 
 import pytest
 import verl  # noqa: F401 - loads the plugin as every user's program does
-from contract_tools import Compose
+from contract_tools import PARTITION, Compose
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.tasks import Task, write_parquet
@@ -126,3 +127,27 @@ def ray_queue(compose: Compose) -> Iterator[None]:
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def queue(ray_queue) -> Iterator[None]:
+    """The queue, emptied after the test."""
+    import transfer_queue as tq
+
+    yield
+    left = list(tq.kv_list(PARTITION).get(PARTITION, {}))
+    if left:
+        tq.kv_clear(keys=left, partition_id=PARTITION)
+
+
+@pytest.fixture
+def trainer(compose: Compose) -> Callable[..., Any]:
+    """A real trainer that has not started its workers."""
+    from verl_turnkey.plugins.trainer import TurnkeyTrainerSync
+
+    def build(*overrides: str, recipe: str = "gigpo") -> Any:
+        made = TurnkeyTrainerSync(compose(f"+turnkey={recipe}", *overrides))
+        made.global_steps = 1
+        return made
+
+    return build

@@ -2,12 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
+import transfer_queue as tq
 from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 AWKWARD = str(Path(__file__).parent / "awkward_env.py")
 
 Compose = Callable[..., DictConfig]
 """``compose("+turnkey=gigpo", ...)``: the configuration that ``main_ppo`` composes for these overrides."""
+
+PARTITION = "train"
+"""of the TransferQueue"""
+
+
+class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's class with its postprocessing; only the construction of its servers and tokenizer is left out."""
+
+    def __init__(self) -> None:
+        self.processor = None
+        self.reward_loop_worker_handles = None
+        self.distillation_enabled = False
+
+
+def put(group: str, session: int, outputs: list[AgentLoopOutput]) -> None:
+    row = {"uid": group, "session_id": session, "global_steps": 1, "data_source": "x", "turnkey_task": "{}"}
+    asyncio.run(Worker()._agent_loop_postprocess(outputs, False, **row))
+
+
+def batch_of(tags: dict[str, dict[str, Any]]) -> KVBatchMeta:
+    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION)
+
+
+def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> None:
+    """Add a response field, one number per token: ``value(key, position)``."""
+    lengths = [tag["response_len"] for tag in batch.tags]
+    rows = [
+        torch.tensor([value(key, i) for i in range(length)], dtype=torch.float32)
+        for key, length in zip(batch.keys, lengths, strict=True)
+    ]
+    nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({name: nested}, batch_size=len(batch)))
+
+
+def unchanged(key: str, position: int) -> float:
+    return -1.0  # what the rollout says too
+
+
+def advance(
+    made: Any,
+    batch: KVBatchMeta,
+    metrics: dict[str, Any] | None = None,
+    old_log_probs: Callable[[str, int], float] = unchanged,
+) -> KVBatchMeta:
+    """verl's steps before the update: the old log-probabilities are there, then advantages are computed."""
+    write(batch, "old_log_probs", old_log_probs)
+    return made._compute_advantage(batch, {} if metrics is None else metrics)
+
+
+def read(batch: KVBatchMeta, name: str) -> dict[str, list[float]]:
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[name])
+    return {key: row.tolist() for key, row in zip(batch.keys, data[name].unbind(), strict=True)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import Compose
+from contract_tools import PARTITION, Compose, advance, batch_of, put, read, write
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_turnkey.advantage import Credit, RecordError, make_record, make_step, register_estimator
 from verl_turnkey.advantage import registry as estimator_registry
-from verl_turnkey.plugins.rows import read_rows, turn_ids
+from verl_turnkey.losses.turns import turn_ids
+from verl_turnkey.plugins.rows import read_rows
 from verl_turnkey.plugins.trainer import (
     NOT_FOR_WORKERS,
     TurnkeyTrainerColocateAsync,
@@ -34,19 +33,9 @@ from verl_turnkey.plugins.trainer import (
 )
 
 EOS = 2
-PARTITION = "train"
 
 
-# --- an agent loop's episodes, put into the queue by verl's own worker class ------------------------------------------
-
-
-class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's class with its postprocessing; only the construction of its servers and tokenizer is left out."""
-
-    def __init__(self) -> None:
-        self.processor = None
-        self.reward_loop_worker_handles = None
-        self.distillation_enabled = False
+# --- an agent loop's episodes -----------------------------------------------------------------------------------------
 
 
 def output(record: dict[str, Any], tokens: int, score: float, masked: bool = False) -> AgentLoopOutput:
@@ -91,11 +80,6 @@ EPISODES: dict[str, list[Episode]] = {
 TOKENS = itertools.cycle((3, 1, 4, 2))
 
 
-def put(group: str, session: int, outputs: list[AgentLoopOutput]) -> None:
-    row = {"uid": group, "session_id": session, "global_steps": 1, "data_source": "x", "turnkey_task": "{}"}
-    asyncio.run(Worker()._agent_loop_postprocess(outputs, False, **row))
-
-
 def fill(episodes: dict[str, list[Episode]]) -> KVBatchMeta:
     """The batch as the replay buffer hands it out: keys and tags, no fields."""
     for group, sessions in episodes.items():
@@ -110,67 +94,12 @@ def fill(episodes: dict[str, list[Episode]]) -> KVBatchMeta:
     return batch_of(tq.kv_list(PARTITION)[PARTITION])
 
 
-def batch_of(tags: dict[str, dict[str, Any]]) -> KVBatchMeta:
-    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION)
-
-
-def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> None:
-    """Add a response field, one number per token: ``value(key, position)``."""
-    lengths = [tag["response_len"] for tag in batch.tags]
-    rows = [
-        torch.tensor([value(key, i) for i in range(length)], dtype=torch.float32)
-        for key, length in zip(batch.keys, lengths, strict=True)
-    ]
-    nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({name: nested}, batch_size=len(batch)))
-
-
 def forget_records(batch: KVBatchMeta) -> None:
     """Make the rows look like those of a loop that knows nothing of us."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields"])
     plain = [{k: v for k, v in extra.items() if k != "turnkey"} for extra in data.pop("extra_fields").tolist()]
     fields = list_of_dict_to_tensordict([{"extra_fields": extra} for extra in plain])
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
-
-
-def unchanged(key: str, position: int) -> float:
-    return -1.0  # what the rollout says too
-
-
-def advance(
-    made: TurnkeyTrainerSync,
-    batch: KVBatchMeta,
-    metrics: dict[str, Any] | None = None,
-    old_log_probs: Callable[[str, int], float] = unchanged,
-) -> KVBatchMeta:
-    """verl's steps before the update: the old log-probabilities are there, then advantages are computed."""
-    write(batch, "old_log_probs", old_log_probs)
-    return made._compute_advantage(batch, {} if metrics is None else metrics)
-
-
-def read(batch: KVBatchMeta, name: str) -> dict[str, list[float]]:
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[name])
-    return {key: row.tolist() for key, row in zip(batch.keys, data[name].unbind(), strict=True)}
-
-
-@pytest.fixture
-def queue(ray_queue) -> Iterator[None]:
-    yield
-    left = list(tq.kv_list(PARTITION).get(PARTITION, {}))
-    if left:
-        tq.kv_clear(keys=left, partition_id=PARTITION)
-
-
-@pytest.fixture
-def trainer(compose: Compose) -> Callable[..., TurnkeyTrainerSync]:
-    """A real trainer that has not started its workers."""
-
-    def build(*overrides: str, recipe: str = "gigpo") -> TurnkeyTrainerSync:
-        made = TurnkeyTrainerSync(compose(f"+turnkey={recipe}", *overrides))
-        made.global_steps = 1
-        return made
-
-    return build
 
 
 # --- the expectation, from the formulas, without a line of ours -------------------------------------------------------
@@ -417,14 +346,6 @@ def test_a_malformed_record_is_named_by_row_and_field(queue, trainer, change, wo
         advance(trainer(), fill({"a": EPISODES["a"]}))
 
 
-def test_a_loop_that_writes_no_record_is_told_how(queue, trainer):
-    row = output(make_record([make_step(step=0, reward=1.0)]), 2, 1.0)
-    del row.extra_fields["turnkey"]
-    put("c", 0, [row])
-    with pytest.raises(RecordError, match=r"row c_0_0 .*extra_fields\['turnkey'\] = .*make_record"):
-        advance(trainer(), batch_of(tq.kv_list(PARTITION)[PARTITION]))
-
-
 def test_a_column_that_nobody_filled_is_asked_for(queue, trainer):
     batch = fill({"a": [[{"reward": 1.0}], [{"reward": 0.0}]]})
     with pytest.raises(ValueError, match=r"anchor.*state_key"):
@@ -468,8 +389,8 @@ def test_round_trip_between_rows_and_steps(layout, seed):
     rng = np.random.default_rng(seed)
     keys, fields, mask = random_rows(rng, layout)
     values = torch.from_numpy(rng.normal(size=mask.shape)).float()
-    penalty = rng.normal(size=len(keys))
-    rows = read_rows(keys, [{}] * len(keys), fields, mask, row_reward=penalty, values=values)
+    kl = torch.from_numpy(rng.normal(size=mask.shape)) * mask
+    rows = read_rows(keys, [{}] * len(keys), fields, mask, kl=kl, values=values)
 
     position = 0
     per_step = rng.normal(size=len(rows.row))
@@ -485,11 +406,20 @@ def test_round_trip_between_rows_and_steps(layout, seed):
             assert (rows.row[position], rows.turn[position]) == (i, turn)
             assert rows.steps.tokens[position] == len(run)
             assert rows.steps.value[position] == values[i, run[0]].item()
-            assert rows.steps.reward[position] == pytest.approx(step["reward"] + penalty[i] / len(steps))
+            assert rows.steps.reward[position] == pytest.approx(step["reward"] + kl[i, run].sum().item())
+            assert rows.env_reward[position] == step["reward"]
             expected[i, run] = float(np.float32(per_step[position]))
             position += 1
     assert position == len(per_step)
     torch.testing.assert_close(rows.to_tokens(per_step, mask), expected)
+
+
+def test_texts_of_a_record_become_the_text_column():
+    extras = [{"text": f"room {i}", "weight": 0.5} for i in range(2)]
+    fields = [{"turnkey": make_record([make_step(step=0, reward=0.0, extra=extra)])} for extra in extras]
+    steps = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, torch.ones(2, 3)).steps
+    assert steps.text.tolist() == ["room 0", "room 1"]
+    assert steps.extra.keys() == {"weight"}
 
 
 @pytest.fixture
@@ -565,8 +495,9 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
     made = trainer("critic.ppo_mini_batch_size=1", "critic.enable=true")
     recorder = Recorder()
     made.actor_rollout_wg = made.critic_wg = WorkerCalls(recorder, made._before_call)
-    extra_fields = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields"])
-    made._count(batch, extra_fields.pop("extra_fields").tolist(), {})
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields", "response_mask"])
+    extra_fields = data.pop("extra_fields").tolist()
+    made._count(batch, extra_fields, data.to_padded_tensor()["response_mask"], {})
     made._update_critic(batch, {})
     made._update_actor(batch, {})
     made.actor_rollout_wg.compute_log_prob(batch)

@@ -7,14 +7,17 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hydra
 import pytest
+import ray
 import torch
 from contract_tools import AWKWARD, Compose
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.replica import TokenOutput
@@ -336,6 +339,38 @@ def test_without_log_probs_no_row_has_them(play):
     off = "actor_rollout_ref.rollout.calculate_log_probs=false"
     outputs = play(["lose"], awkward(), off)[0] + play(["raise"], awkward(), off)[0]
     assert ["rollout_log_probs" in row.as_dict() for row in outputs] == [False, False]
+
+
+# --- observations as text ---------------------------------------------------------------------------------------------
+
+
+LOOP_OF_VERL = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"  # nothing to prepare but this
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_records_carry_the_observation_when_the_method_compares_texts(play, compose: Compose, monkeypatch, keep):
+    monkeypatch.setattr(agent_loop, "_keep_texts", not keep)
+    agent_loop.prepare(SimpleNamespace(config=compose("+turnkey=base", LOOP_OF_VERL)), keep)
+    outputs, _ = play(["look", "win"], awkward())
+    assert [step["extra"] for step in steps(outputs)] == [{"text": t} if keep else {} for t in ("a room 3", "a room")]
+
+
+@pytest.mark.parametrize(("credit", "kept"), [([], False), (["++turnkey.credit.similarity=0.9"], True)])
+def test_the_trainer_tells_the_workers_whether_the_method_compares_texts(
+    ray_queue, trainer, compose: Compose, monkeypatch, credit, kept
+):
+    @ray.remote(num_cpus=0)
+    class Worker:
+        def __init__(self, config):
+            self.config = config
+
+    def asked(worker):
+        return agent_loop._keep_texts
+
+    worker = Worker.remote(compose("+turnkey=base", LOOP_OF_VERL))
+    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: None)
+    trainer(*credit).fit(SimpleNamespace(agent_loop_workers=[worker]))
+    assert ray.get(worker.__ray_call__.remote(asked)) is kept
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

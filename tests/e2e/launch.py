@@ -44,7 +44,6 @@ def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[
         sys.executable,
         "-m",
         "verl.trainer.main_ppo",
-        *overrides,
         f"turnkey.modules=[{','.join(str(path) for path in (*modules, HERE / 'spy.py'))}]",
         f"turnkey.log.trajectories={out}/episodes",
         "data.max_prompt_length=256",
@@ -56,6 +55,7 @@ def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[
         "trainer.logger=[file]",
         f"hydra.run.dir={out}/hydra",
         f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
+        *overrides,  # the last word
     ]
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}
     try:

@@ -29,7 +29,8 @@ def watch(trainer):
     update_actor, end_of_step = cls._update_actor, cls.on_step_end
 
     def _update_actor(self, batch, metrics):
-        before = _rows(batch, "advantages", "old_log_probs", "response_mask")
+        values = ["values"] if self.use_critic else []
+        before = _rows(batch, "advantages", "old_log_probs", "response_mask", "rm_scores", *values)
         batch = update_actor(self, batch, metrics)
         tags = list(batch.tags)
         self._compute_old_log_prob(batch, {})  # the same tokens under the new weights
@@ -40,6 +41,8 @@ def watch(trainer):
                 "padding": [bool(tag.get("is_padding")) for tag in tags],
                 "advantages": before["advantages"],
                 "mask": before["response_mask"],
+                "rm_scores": before["rm_scores"],
+                "values": before.get("values"),
                 "before": before["old_log_probs"],
                 "after": after["old_log_probs"],
             },

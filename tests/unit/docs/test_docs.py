@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+YAML_WORDS = {"null": None, "true": True, "false": False}
 
 
 def text(name: str) -> str:
@@ -81,7 +82,7 @@ def test_every_method_has_a_page_with_its_parameters_and_metrics(method):
         value = getattr(default, entry.name)
         shown = re.search(rf"\| `turnkey\.credit\.{entry.name}` \| (\S+) \|", page)
         assert shown, f"docs/methods/{method}.md does not list {entry.name}"
-        assert type(value)(shown[1]) == value
+        assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
     for column in spec.needs:
         assert f"`{column}`" in page
     assert f"(methods/{method}.md)" in text("docs/methods.md")

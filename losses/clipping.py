@@ -1,0 +1,53 @@
+"""PPO's clipped surrogate, shared by the losses; and the checks of its parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_turnkey.advantage.params import check
+from verl_turnkey.losses.registry import LossInputs
+
+#: Log-ratios beyond it are cut: its exp, times any advantage, is far from overflow, and no useful ratio is that large.
+MAX_LOG_RATIO = 20.0
+
+
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Where the minimum of the surrogate is its constant side: there the gradient is zero."""
+    return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
+
+
+def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None) -> Tensor:
+    """``-min(ratio A, clip(ratio, 1 - low, 1 + high) A)``, with ``dual_clip=c`` at most ``-c A`` where A < 0."""
+    loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+    return loss
+
+
+def describe(inputs: LossInputs, ratio: Tensor, low: float, high: float) -> dict[str, Any]:
+    """Clip fraction and KL in verl's terms, as means over the model's tokens; the range of the ratio."""
+    with torch.no_grad():
+        tokens = inputs.mask.sum().clamp(min=1)
+        log_ratio = inputs.log_prob - inputs.old_log_prob
+        of_tokens = ratio[inputs.mask]
+        metrics = {
+            "pg_clipfrac": (clipped(ratio, inputs.advantages, low, high) & inputs.mask).sum() / tokens,
+            "ppo_kl": -log_ratio.sum() / tokens,
+        }
+        if len(of_tokens):
+            metrics |= {"ratio/min": of_tokens.min(), "ratio/max": of_tokens.max(), "ratio/mean": of_tokens.mean()}
+        return {key: value.item() for key, value in metrics.items()}
+
+
+def check_clip(low: float, high: float, dual_clip: float | None = None) -> None:
+    check(0 <= low < 1, "clip_low", "a number in [0, 1)", low)
+    check(0 <= high < math.inf, "clip_high", "a finite number >= 0", high)
+    check(dual_clip is None or dual_clip > 1, "dual_clip", "null or a number > 1", dual_clip)

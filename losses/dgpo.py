@@ -1,0 +1,58 @@
+"""DGPO: tokens outside the clip range keep a gradient that decays with a power of the ratio."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from verl_turnkey.advantage.params import check
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe
+from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+
+
+@dataclass(frozen=True)
+class DgpoParams:
+    """Parameters of ``dgpo``; the defaults are the released code's for 7B models (n = 2 for 1.5B)."""
+
+    clip_low: float = 0.2  # L = 1 - clip_low: below it a bad token's gradient decays
+    clip_high: float = 0.2  # U = 1 + clip_high: above it a good token's gradient grows more slowly
+    n: float = 1.0  # power of the decay below L: the weight is ratio^(n+1) / L^n
+    m: float = 2.0  # root of the growth above U: the weight is ratio^(1-1/m) U^(1/m)
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip_low, self.clip_high)
+        check(0 < self.n < math.inf, "n", "a finite number > 0", self.n)
+        check(1 <= self.m < math.inf, "m", "a finite number >= 1", self.m)
+
+
+@register_loss(
+    "dgpo",
+    params=DgpoParams,
+    paper="DGPO (2026)",
+    summary="soft clipping: outside the clip range a token's gradient decays instead of vanishing",
+)
+def dgpo(inputs: LossInputs, params: DgpoParams) -> TokenLoss:
+    """``-s_t A_t`` per token, with a surrogate ratio s whose gradient is ``weight * grad log pi``.
+
+    ::
+
+        rho < L and A < 0     weight rho^(n+1) / L^n             goes to 0 with the ratio
+        rho > U and A > 0     weight rho^(1 - 1/m) U^(1/m)
+        otherwise             weight rho                          L = 1 - clip_low, U = 1 + clip_high
+
+    Value and gradient are continuous at L and U. Log-ratios are cut at +-20; there is no dual clip.
+
+    Source: released code (DGPO-RL, 2026).
+    """
+    log_ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob)
+    ratio = log_ratio.exp()
+    fixed = log_ratio.detach()
+    low, high = 1 - params.clip_low, 1 + params.clip_high
+    decayed = (log_ratio + params.n * (fixed - math.log(low))).exp()
+    slowed = (log_ratio + (math.log(high) - fixed) / params.m).exp()
+    below = (inputs.advantages < 0) & (ratio < low)
+    above = (inputs.advantages > 0) & (ratio > high)
+    surrogate = torch.where(below, decayed, torch.where(above, slowed, ratio))
+    return TokenLoss(-surrogate * inputs.advantages, None, describe(inputs, ratio, params.clip_low, params.clip_high))

@@ -1,0 +1,50 @@
+"""HDPO: a second term for tool efficiency, over the rollouts that have one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verl_turnkey.advantage.params import check
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+
+
+@dataclass(frozen=True)
+class HdpoParams:
+    """Parameters of ``hdpo``; the weights are the released code's."""
+
+    accuracy_w: float = 1.0  # weight of the term with the usual advantages
+    tool_w: float = 0.15  # weight of the term with the tool advantages
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2  # see clip_low
+
+    def __post_init__(self) -> None:
+        check(0 <= self.accuracy_w < math.inf, "accuracy_w", "a finite number >= 0", self.accuracy_w)
+        check(0 <= self.tool_w < math.inf, "tool_w", "a finite number >= 0", self.tool_w)
+        check_clip(self.clip_low, self.clip_high)
+
+
+@register_loss(
+    "hdpo",
+    params=HdpoParams,
+    needs={"tool_advantages": "an estimator that gives two advantages, one of them for tool efficiency"},
+    paper="HDPO (Metis), arXiv:2604.08545",
+    summary="PPO's clipped loss plus a term for tool efficiency, averaged over the rollouts that have a signal",
+)
+def hdpo(inputs: LossInputs, params: HdpoParams) -> TokenLoss:
+    """``accuracy_w L(A) + tool_w L(A_tool)``, each a token mean of PPO's clipped loss.
+
+    The mean of the second term is over the rows with a ``tool_advantages`` (B, L) other than 0. Source:
+    arXiv:2604.08545 and its code.
+    """
+    ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
+    tool = (inputs.extra["tool_advantages"].to(ratio.dtype) * inputs.mask).detach()
+    rows = (tool != 0).any(1, keepdim=True)
+    tokens, tool_tokens = inputs.mask.sum(), (inputs.mask & rows).sum()
+    loss = params.accuracy_w * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
+    # The loss is divided by all tokens in the end; this term by its own.
+    share = tokens / tool_tokens.clamp(min=1)
+    loss = loss + params.tool_w * share * rows * surrogate(ratio, tool, params.clip_low, params.clip_high)
+    metrics = describe(inputs, ratio, params.clip_low, params.clip_high)
+    return TokenLoss(loss, None, metrics | {"share_of_rows_with_tool_signal": rows.float().mean().item()})

@@ -1,0 +1,38 @@
+"""PSFT: supervised tokens under PPO's clipped loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+
+
+@dataclass(frozen=True)
+class PsftParams:
+    """Parameters of ``psft``; the defaults are the released code's."""
+
+    clip_low: float = 0.2  # has no effect on value or gradient: the advantage is never negative
+    clip_high: float = 0.28  # a token whose ratio exceeds 1 + clip_high has been learnt enough
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip_low, self.clip_high)
+
+
+@register_loss(
+    "psft",
+    params=PsftParams,
+    paper="PSFT, arXiv:2508.17784",
+    summary="supervised fine-tuning with PPO's clip: every token has advantage 1",
+)
+def psft(inputs: LossInputs, params: PsftParams) -> TokenLoss:
+    """``-min(rho_t, clip(rho_t))`` per token: the clipped loss with A = 1, whatever ``advantages`` says.
+
+    ``old_log_prob`` is the policy's at the start of the batch. Source: arXiv:2508.17784 and its code.
+    """
+    inputs = LossInputs(inputs.log_prob, inputs.old_log_prob, torch.ones_like(inputs.advantages), inputs.mask)
+    ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
+    loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
+    return TokenLoss(loss, None, describe(inputs, ratio, params.clip_low, params.clip_high))

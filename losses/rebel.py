@@ -1,0 +1,51 @@
+"""REBEL: regress differences of log-ratios on differences of rewards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verl_turnkey.advantage.params import check
+from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+
+
+@dataclass(frozen=True)
+class RebelParams:
+    """Parameters of ``rebel``; the default is the released code's."""
+
+    eta: float = 1.0  # how far a difference of rewards should move the log-ratios apart
+
+    def __post_init__(self) -> None:
+        check(0 < self.eta < math.inf, "eta", "a finite number > 0", self.eta)
+
+
+@register_loss(
+    "rebel",
+    params=RebelParams,
+    needs={
+        "rewards": "one outcome per row",
+        "group_log_ratio": "mean of the summed log-ratios over each row's group, under the current policy",
+        "group_reward": "mean outcome of each row's group",
+    },
+    paper="REBEL, arXiv:2404.16767",
+    summary="regression of log-ratio differences on reward differences inside each group",
+)
+def rebel(inputs: LossInputs, params: RebelParams) -> TokenLoss:
+    """``2 ((l_i - mean_g l) - eta (r_i - mean_g r))^2`` per row, averaged over rows; l: summed log-ratio of a row.
+
+    The mean of ``((l_i - l_j) - eta (r_i - r_j))^2`` over all ordered pairs of a group (i = j included): in value, and
+    in gradient too, with the mean of the current l carried in as a constant. ``rewards``, ``group_log_ratio`` and
+    ``group_reward`` are (B,); ``advantages`` are not used. Source: arXiv:2404.16767; as in its code eta multiplies the
+    rewards.
+    """
+    rows = inputs.mask.any(1)
+    log_ratio = (inputs.log_prob - inputs.old_log_prob).sum(1)
+    rewards, mean_log_ratio, mean_reward = (
+        inputs.extra[key].to(log_ratio.dtype).detach() for key in ("rewards", "group_log_ratio", "group_reward")
+    )
+    gap = (log_ratio - mean_log_ratio) - params.eta * (rewards - mean_reward)
+    tokens = inputs.mask.sum(1, keepdim=True).clamp(min=1)
+    loss = (2 * gap**2)[:, None].expand_as(inputs.log_prob)
+    weight = inputs.mask / tokens.to(log_ratio.dtype)  # each row once, whatever its length
+    metrics = {"regression_error": (gap[rows] ** 2).mean().item() if rows.any() else 0.0}
+    return TokenLoss(loss, weight, metrics)

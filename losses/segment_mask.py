@@ -1,0 +1,43 @@
+"""SPO's probability mask: only tokens that the policy was not sure of are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_turnkey.advantage.params import check
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+
+
+@dataclass(frozen=True)
+class SegmentMaskParams:
+    """Parameters of ``segment_mask``; the threshold is the paper's."""
+
+    threshold: float = 0.9  # tokens that had at least this probability leave the loss
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2  # see clip_low
+
+    def __post_init__(self) -> None:
+        check(0 < self.threshold <= 1, "threshold", "a number in (0, 1]", self.threshold)
+        check_clip(self.clip_low, self.clip_high)
+
+
+@register_loss(
+    "segment_mask",
+    params=SegmentMaskParams,
+    paper="SPO, arXiv:2505.23564",
+    summary="PPO's clipped loss over the tokens that were not nearly certain",
+)
+def segment_mask(inputs: LossInputs, params: SegmentMaskParams) -> TokenLoss:
+    """Token PPO, averaged over the tokens with ``pi_old < threshold``.
+
+    Source: arXiv:2505.23564 and its code, where segments begin at such tokens and the credit between them belongs to
+    them alone.
+    """
+    trained = inputs.mask & (inputs.old_log_prob.exp() < params.threshold)
+    ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
+    loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
+    kept = LossInputs(inputs.log_prob, inputs.old_log_prob, inputs.advantages, trained)
+    metrics = describe(kept, ratio, params.clip_low, params.clip_high)
+    metrics["share_of_tokens_trained"] = (trained.sum() / inputs.mask.sum().clamp(min=1)).item()
+    return TokenLoss(loss, trained.to(loss.dtype), metrics)

@@ -1,0 +1,62 @@
+"""One importance ratio per turn: ST-PPO's Turn-PPO (geometric) and Turn-PPO (product)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+from verl_turnkey.losses.turns import Turns
+
+
+@dataclass(frozen=True)
+class TurnRatioParams:
+    """Parameters of ``turn_ratio``; the defaults are ST-PPO's."""
+
+    ratio: Literal["geometric", "product"] = "geometric"  # mean of the turn's log-ratios, or their sum
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2  # see clip_low
+    aggregate: Literal["tokens", "turns"] = "tokens"  # mean over tokens, so that long turns weigh more, or over turns
+    gradient: Literal["turn", "token"] = "turn"  # through the turn's ratio, or each token with its own advantage
+    dual_clip: float | None = None  # bound of the loss where the advantage is negative, in advantages; null: none
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip_low, self.clip_high, self.dual_clip)
+
+
+@register_loss(
+    "turn_ratio",
+    params=TurnRatioParams,
+    paper="ST-PPO, arXiv:2511.20718; Turn-PPO, arXiv:2512.17008",
+    summary="PPO's clipped loss with one importance ratio per turn",
+)
+def turn_ratio(inputs: LossInputs, params: TurnRatioParams) -> TokenLoss:
+    """Clipped loss of every token under the ratio of its turn.
+
+    ::
+
+        w_k  = exp( mean over turn k of (log pi - log pi_old) )      ratio="geometric"    (ST-PPO, Eq 4)
+        w_k  = exp( sum  over turn k of (log pi - log pi_old) )      ratio="product"      (Turn-PPO)
+        loss = mean of -min(w_k A_t, clip(w_k, 1 - clip_low, 1 + clip_high) A_t)
+
+    over the tokens t, or with ``aggregate="turns"`` over tokens inside a turn and then over turns. With
+    ``gradient="turn"`` w_k is differentiated as it stands: the turn's mean advantage pushes every token of it. With
+    ``gradient="token"`` a token is pushed by its own advantage, as in verl's ``gspo``. The two are the same when the
+    advantage is constant in a turn. Log-ratios of turns are cut at +-20.
+
+    Source: arXiv:2511.20718, Eq 4 and Lemma 4.1, from several agreeing restatements; arXiv:2512.17008, where two
+    re-implementations agree on the product and differ in the average. A row that is one turn makes the geometric form
+    verl's ``gspo``. The dual clip is verl's, off by default.
+    """
+    turns = Turns.of(inputs.mask)
+    log_ratio = inputs.log_prob - inputs.old_log_prob
+    per_turn = clamp_log_ratio(turns.mean(log_ratio) if params.ratio == "geometric" else turns.sum(log_ratio))
+    ratio = turns.spread(per_turn.exp())
+    if params.gradient == "token":
+        # d(sum over the turn's tokens of w_k) / d(log pi of one token) is w_k, or tokens * w_k for the product.
+        slope = 1.0 if params.ratio == "geometric" else turns.spread(turns.tokens.to(ratio.dtype))
+        ratio = ratio.detach() * (1 + slope * (inputs.log_prob - inputs.log_prob.detach()))
+    loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high, params.dual_clip)
+    weight = turns.spread(1 / turns.tokens.to(ratio.dtype)) if params.aggregate == "turns" else None
+    return TokenLoss(loss, weight, describe(inputs, ratio, params.clip_low, params.clip_high))

@@ -1,0 +1,88 @@
+"""Turns of a response mask, and sums and means over them: no loop over rows, padded or jagged.
+
+A turn is a maximal run of ones in a row of the mask. Two turns that touch cannot be told from one: whoever writes the
+mask must leave at least one masked token between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def turn_ids(mask: Tensor) -> Tensor:
+    """Number the runs of ones in each row of ``mask``: 0, 1, ... on the runs, -1 off the model's tokens.
+
+    ``mask`` is (B, L), or jagged (a nested tensor with layout ``torch.jagged``) of B rows; any dtype that reads as
+    bool. The result has the same shape and layout, int64. Rows without a one are all -1.
+    """
+    flat, row_start = _flat(mask)
+    before = torch.zeros_like(flat)
+    before[1:] = flat[:-1]
+    starts = flat & (~before | row_start)
+    number = starts.cumsum(0)  # runs so far, over all rows
+    position = torch.arange(len(flat), device=flat.device)
+    first = torch.where(row_start, position, 0).cummax(0).values if len(flat) else position
+    earlier = number[first] - starts[first].long()  # runs of the rows before
+    return _like(torch.where(flat, number - earlier - 1, -1), mask)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of a batch: ``index`` is the turn of each token, (B, L) or jagged like the mask, ``n`` for no turn.
+
+    Turns are numbered through the whole batch, row after row; ``tokens`` (n,) counts theirs.
+    """
+
+    index: Tensor
+    n: int
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Turns:
+        """The turns of a response mask, (B, L) or jagged."""
+        flat, row_start = _flat(mask)
+        before = torch.zeros_like(flat)
+        before[1:] = flat[:-1]
+        number = (flat & (~before | row_start)).cumsum(0)
+        n = int(number[-1]) if len(flat) else 0
+        index = torch.where(flat, number - 1, n)
+        return cls(_like(index, mask), n, torch.bincount(index, minlength=n + 1)[:n])
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum of ``values`` (like the mask) over each turn -> (n,)."""
+        flat = _values(values)
+        return flat.new_zeros(self.n + 1).index_add(0, _values(self.index), flat)[: self.n]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of ``values`` (like the mask) over each turn -> (n,)."""
+        return self.sum(values) / self.tokens
+
+    def spread(self, per_turn: Tensor) -> Tensor:
+        """Write one value per turn, (n,), onto its tokens: like the mask, zero off the turns."""
+        padded = torch.cat([per_turn, per_turn.new_zeros(1)])
+        return _like(padded[_values(self.index)], self.index)
+
+
+def _values(tensor: Tensor) -> Tensor:
+    return tensor.values() if tensor.is_nested else tensor.reshape(-1)
+
+
+def _flat(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The mask as one row of bool, and where a row of the batch starts in it."""
+    flat = _values(mask).bool()
+    row_start = torch.zeros_like(flat)
+    if mask.is_nested:
+        starts = mask.offsets()[:-1]
+        row_start[starts[starts < len(flat)]] = True  # the last rows may be empty
+    elif len(flat):
+        row_start.view(mask.shape)[:, 0] = True
+    return flat, row_start
+
+
+def _like(flat: Tensor, shape: Tensor) -> Tensor:
+    if shape.is_nested:
+        return torch.nested.nested_tensor_from_jagged(flat, shape.offsets())
+    return flat.view(shape.shape)

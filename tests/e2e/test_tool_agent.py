@@ -1,0 +1,102 @@
+"""verl's stock tool loop, which knows nothing of this package, trained with a method that needs turns and a critic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from launch import Run, train
+
+TOOL = Path(__file__).with_name("corridor_tool.py")
+STEPS = 5
+GAMMA, LAM = 0.99, 0.9
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("tool")
+    for split in ("train", "val"):
+        rows = [
+            {
+                "data_source": "corridor",
+                "prompt": [{"role": "user", "content": "A door is 6 steps away. Walk up to it, then open it."}],
+                "reward_model": {"style": "rule", "ground_truth": ""},
+                "extra_info": {"index": index, "split": split},
+            }
+            for index in range(8)
+        ]
+        pd.DataFrame(rows).to_parquet(out / f"{split}.parquet", index=False)
+    return train(
+        out,
+        "+turnkey=turn_gae",
+        "+turnkey/device=cpu",
+        f"data.train_files={out}/train.parquet",
+        f"data.val_files={out}/val.parquet",
+        "data.train_batch_size=8",
+        "data.max_response_length=96",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+        "actor_rollout_ref.rollout.multi_turn.format=corridor",
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={TOOL}",
+        f"reward.custom_reward_function.path={TOOL}",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        f"critic.model.path={model}",
+        "critic.ppo_mini_batch_size=4",
+        "critic.ppo_max_token_len_per_gpu=8192",
+        "critic.optim.lr=1e-3",
+        "critic.optim.weight_decay=0.0",
+        f"trainer.total_training_steps={STEPS}",
+    )
+
+
+def naive_turns(mask: list[int]) -> list[int]:
+    """Where each run of ones begins."""
+    return [i for i, m in enumerate(mask) if m and (i == 0 or not mask[i - 1])]
+
+
+def test_every_turn_has_the_advantage_of_the_formula(run: Run) -> None:
+    """From the masks, rewards and values in the queue; the trainer's table takes no part."""
+    lengths = []
+    for step in range(1, STEPS + 1):
+        seen = run.seen(step)
+        expected: dict[tuple[int, int], float] = {}
+        longest = 0
+        for row, padding in enumerate(seen["padding"]):
+            mask, scores, values = (seen[name][row].tolist() for name in ("mask", "rm_scores", "values"))
+            starts = [] if padding else naive_turns(mask)
+            longest = max(longest, len(starts))
+            later = following = 0.0
+            for start, end in zip(reversed(starts), [len(mask), *reversed(starts[1:])], strict=True):
+                later = sum(scores[start:end]) + GAMMA * following - values[start] + GAMMA * LAM * later
+                following = values[start]
+                expected[row, start] = later
+        raw = np.array(list(expected.values()))
+        for (row, start), value in expected.items():
+            mask, found = seen["mask"][row].tolist(), seen["advantages"][row].tolist()
+            wanted = (value - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
+            for i in range(start, len(mask)):
+                if not mask[i]:
+                    break
+                assert found[i] == pytest.approx(wanted, abs=1e-4), (step, row, i)
+        assert run.metrics[step]["episode/length/max"] == longest
+        lengths.append(longest)
+    assert max(lengths) > 1, "no tool was ever called"
+
+
+def test_the_critic_learns_from_the_targets_of_turns(run: Run) -> None:
+    losses = [run.metrics[step]["critic/vf_loss"] for step in range(1, STEPS + 1)]
+    assert losses[-1] < 0.5 * losses[0], losses
+
+
+def test_nothing_is_reported_that_verls_loop_does_not_say(run: Run) -> None:
+    episode = {name for name in run.metrics[1] if name.startswith("episode/")}
+    assert episode == {
+        f"episode/{name}" for name in ("count", "failed", "missing", "length/mean", "length/max", "return/mean")
+    }
+    assert run.metrics[1]["episode/count"] == 32
+    assert 1 <= run.metrics[1]["episode/return/mean"] <= 2
