@@ -44,9 +44,8 @@ def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
     if staleness.dim() == 1:
         staleness = staleness[:, None]
     a = ((staleness - 1) / staleness.clamp(min=1)).clamp(0, 1)
-    behaviour, now = inputs.old_log_prob, inputs.log_prob
-    proximal = ((1 - a) * behaviour + a * now).detach()
-    ratio = clamp_log_ratio(now - proximal).exp()
-    weight = clamp_log_ratio(proximal - behaviour).exp()
+    log_ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob)  # to the behaviour policy
+    proximal = a * log_ratio.detach()
+    ratio, weight = (log_ratio - proximal).exp(), proximal.exp()
     loss = weight * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
     return TokenLoss(loss, None, describe(inputs, ratio, params.clip_low, params.clip_high))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+import torch
+
+from verl_turnkey.losses.clipping import MAX_LOG_RATIO, check_clip, clamp_log_ratio, describe, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 from verl_turnkey.losses.turns import Turns
 
@@ -51,11 +53,12 @@ def turn_ratio(inputs: LossInputs, params: TurnRatioParams) -> TokenLoss:
     """
     turns = Turns.of(inputs.mask)
     log_ratio = inputs.log_prob - inputs.old_log_prob
-    per_turn = clamp_log_ratio(turns.mean(log_ratio) if params.ratio == "geometric" else turns.sum(log_ratio))
-    ratio = turns.spread(per_turn.exp())
+    per_turn = turns.mean(log_ratio) if params.ratio == "geometric" else turns.sum(log_ratio)
+    ratio = turns.spread(clamp_log_ratio(per_turn).exp())
     if params.gradient == "token":
         # d(sum over the turn's tokens of w_k) / d(log pi of one token) is w_k, or tokens * w_k for the product.
-        slope = 1.0 if params.ratio == "geometric" else turns.spread(turns.tokens.to(ratio.dtype))
+        slope = torch.ones_like(per_turn) if params.ratio == "geometric" else turns.tokens.to(per_turn.dtype)
+        slope = turns.spread(slope * (per_turn.abs() < MAX_LOG_RATIO))
         ratio = ratio.detach() * (1 + slope * (inputs.log_prob - inputs.log_prob.detach()))
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high, params.dual_clip)
     weight = turns.spread(1 / turns.tokens.to(ratio.dtype)) if params.aggregate == "turns" else None

@@ -1,0 +1,79 @@
+"""Turns of a mask, padded and jagged, against a loop over its rows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_turnkey.losses import Turns, turn_ids
+
+rows = st.integers(0, 7).flatmap(
+    lambda width: st.lists(st.lists(st.booleans(), min_size=width, max_size=width), min_size=1, max_size=5)
+)
+ragged = st.lists(st.lists(st.booleans(), max_size=7), min_size=1, max_size=5)
+
+
+def naive_ids(row):
+    ids, turn, before = [], -1, False
+    for token in row:
+        turn += token and not before
+        ids.append(turn if token else -1)
+        before = token
+    return ids
+
+
+def jagged(rows, dtype):
+    return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows, st.sampled_from([torch.bool, torch.int64, torch.float32]))
+def test_ids_of_a_padded_mask(rows, dtype):
+    mask = torch.tensor(rows, dtype=dtype)
+    found = turn_ids(mask)
+    assert found.dtype == torch.int64
+    assert found.shape == mask.shape
+    assert found.tolist() == [naive_ids(row) for row in rows]
+
+
+@settings(max_examples=200, deadline=None)
+@given(ragged)
+def test_ids_of_a_jagged_mask(rows):
+    found = turn_ids(jagged(rows, torch.bool))
+    assert found.is_nested
+    assert [row.tolist() for row in found.unbind()] == [naive_ids(row) for row in rows]
+
+
+@settings(max_examples=100, deadline=None)
+@given(ragged, st.randoms(use_true_random=False))
+def test_sums_means_and_spread(rows, random):
+    values = [[random.uniform(-2, 2) for _ in row] for row in rows]
+    turns = Turns.of(jagged(rows, torch.bool))
+    expected: dict[tuple[int, int], list[float]] = {}
+    for r, row in enumerate(rows):
+        for turn, value in zip(naive_ids(row), values[r], strict=True):
+            if turn >= 0:
+                expected.setdefault((r, turn), []).append(value)
+    columns = jagged(values, torch.float64)
+    assert turns.n == len(expected)
+    assert turns.tokens.tolist() == [len(of_turn) for of_turn in expected.values()]
+    assert turns.sum(columns).tolist() == pytest.approx([sum(v) for v in expected.values()])
+    means = turns.mean(columns)
+    assert means.tolist() == pytest.approx([sum(v) / len(v) for v in expected.values()])
+    order = list(expected)
+    for r, row in enumerate(turns.spread(means).unbind()):
+        wanted = [0.0 if t < 0 else means[order.index((r, t))].item() for t in naive_ids(rows[r])]
+        assert row.tolist() == pytest.approx(wanted)
+
+
+def test_a_run_does_not_go_on_in_the_next_row():
+    mask = torch.tensor([[0, 1, 1], [1, 0, 1]])
+    assert turn_ids(mask).tolist() == [[-1, 0, 0], [0, -1, 1]]
+    assert Turns.of(mask).tokens.tolist() == [2, 1, 1]
+
+
+def test_no_rows_and_no_tokens():
+    assert turn_ids(torch.zeros(0, 3)).shape == (0, 3)
+    turns = Turns.of(torch.zeros(2, 3))
+    assert turns.n == 0
+    assert turns.spread(turns.mean(torch.ones(2, 3))).tolist() == [[0.0] * 3] * 2
