@@ -58,7 +58,7 @@ def tasks(
 
 
 @app.command()
-def recipe(name: Annotated[str, typer.Argument(help="a method, or base")]) -> None:
+def recipe(name: Annotated[str, typer.Argument(help="a method, base, or loss/<policy loss>")]) -> None:
     """Print a recipe file as the dataclasses define it."""
     from verl_turnkey.plugins.recipes import render
 
@@ -71,6 +71,14 @@ def methods() -> None:
     from verl_turnkey.plugins import tables
 
     typer.echo(tables.methods(), nl=False)
+
+
+@app.command()
+def losses() -> None:
+    """Print the table of policy losses, as it stands in docs/losses.md."""
+    from verl_turnkey.plugins import tables
+
+    typer.echo(tables.losses(), nl=False)
 
 
 @app.command()

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage import EstimatorSpec, estimators
 from verl_turnkey.advantage.params import check, did_you_mean, parse
+
+if TYPE_CHECKING:  # torch is slow to import, and most commands do without
+    from verl_turnkey.losses import LossSpec
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,24 @@ def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
     if spec is None:
         return None
     return parse(spec.params, turnkey.credit, "turnkey.credit")
+
+
+def loss_of(config: Mapping[str, Any]) -> LossSpec | None:
+    """Our policy loss that ``actor_rollout_ref.actor.policy_loss.loss_mode`` selects, or None for one of verl's own."""
+    from verl_turnkey.losses import losses
+
+    name = str(config["actor_rollout_ref"]["actor"]["policy_loss"].get("loss_mode", "vanilla"))
+    return losses().get(name.removeprefix("turnkey/"))
+
+
+def loss_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
+    """The selected loss's parameters as its own frozen dataclass; None for a loss of verl's.
+
+    Raises:
+        ConfigError: unknown or ill-typed parameter under ``turnkey.loss``.
+    """
+    spec = loss_of(config)
+    return None if spec is None else parse(spec.params, turnkey.loss, "turnkey.loss")
 
 
 def closest(name: str, choices: list[str]) -> str:

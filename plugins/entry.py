@@ -51,6 +51,7 @@ def _start() -> None:
     when_imported("hydra.core.plugins", stage_two("register_search_path"))
     when_imported("verl.utils.config", stage_two("register_validation"))
     when_imported("verl.trainer.ppo.core_algos", stage_two("register_estimators"))
+    when_imported("verl.trainer.ppo.core_algos", stage_two("register_losses"))
     when_imported("verl.trainer.ppo.v1", stage_two("register_trainers"))
     when_imported("verl.experimental.agent_loop.agent_loop", stage_two("register_agent_loops"))
 

@@ -10,10 +10,14 @@ import textwrap
 import tokenize
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, estimators
 from verl_turnkey.plugins.config import TurnkeyConfig, closest
+from verl_turnkey.plugins.registration import loss_names
+
+if TYPE_CHECKING:
+    from verl_turnkey.losses import LossSpec
 
 HEADER = """\
 # @package _global_
@@ -39,19 +43,34 @@ def shipped() -> dict[str, EstimatorSpec]:
     return {name: spec for name, spec in estimators().items() if spec.fn.__module__.startswith("verl_turnkey.")}
 
 
+def shipped_losses() -> dict[str, LossSpec]:
+    """The policy losses of this package that can be chosen under verl."""
+    from verl_turnkey.losses import losses
+
+    known = {name: losses()[name] for name in loss_names()}
+    return {name: spec for name, spec in known.items() if spec.fn.__module__.startswith("verl_turnkey.")}
+
+
 def names() -> list[str]:
     """Recipes of the group ``turnkey``: one per estimator, and ``base`` for an estimator of your own."""
     return ["base", *sorted(shipped())]
 
 
+def loss_recipes() -> list[str]:
+    """Recipes of the group ``turnkey/loss``, but for the one of verl's own loss."""
+    return [f"loss/{name}" for name in shipped_losses()]
+
+
 def render(name: str) -> str:
-    """The YAML text of recipe ``name``.
+    """The YAML text of recipe ``name``, ``loss/<name>`` for a policy loss.
 
     Raises:
         ValueError: there is no such recipe; names the closest.
     """
+    if name.startswith("loss/") and name in loss_recipes():
+        return _render_loss(name)
     if name not in names():
-        raise ValueError(f"there is no recipe {name!r}{closest(name, names())}")
+        raise ValueError(f"there is no recipe {name!r}{closest(name, [*names(), *loss_recipes()])}")
     spec = estimators().get(name)
     algorithm: dict[str, Any] = {}
     if spec is None:
@@ -64,6 +83,14 @@ def render(name: str) -> str:
     lines = list(_yaml({**algorithm, **VERL_KEYS}, 0))
     lines += ["turnkey:", *_node(spec.params() if spec else None)]
     return HEADER.format(title=title, name=name) + "\n".join(lines) + "\n"
+
+
+def _render_loss(recipe: str) -> str:
+    name = recipe.removeprefix("loss/")
+    spec = shipped_losses()[name]
+    lines = list(_yaml({"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": name}}}}, 0))
+    lines += ["turnkey:", "  loss:", *_dataclass(spec.params(), 4)]
+    return HEADER.format(title=f"{spec.summary} ({spec.paper})", name=recipe) + "\n".join(lines) + "\n"
 
 
 def _node(params: Any) -> Iterator[str]:

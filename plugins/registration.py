@@ -3,8 +3,8 @@
 Nothing in here raises into verl: a clash or a failure is recorded, shown by ``turnkey doctor`` and asserted by the
 trainer at start (:func:`verify`), in the driver and inside the workers.
 
-A name that verl or another plugin already holds is left to its owner and recorded as a clash; an estimator is always
-ours as ``turnkey/<name>``.
+A name that verl or another plugin already holds is left to its owner and recorded as a clash; an estimator or a loss is
+always ours as ``turnkey/<name>``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ AGENT_LOOPS = {"turnkey_env": "verl_turnkey.plugins.agent_loop.EnvAgentLoop"}
 HOMES = {
     "config": ("hydra.core.plugins", "verl.utils.config"),
     "estimator": ("verl.trainer.ppo.core_algos",),
+    "loss": ("verl.trainer.ppo.core_algos",),
     "trainer": ("verl.trainer.ppo.v1",),
     "agent_loop": ("verl.experimental.agent_loop.agent_loop",),
 }
@@ -76,7 +78,7 @@ def _claim(kind: str, name: str, registry: MutableMapping[str, Any], value: Any)
 
 
 def _way_out(kind: str, name: str) -> str:
-    return f"; use turnkey/{name}" if kind == "estimator" and not name.startswith("turnkey/") else ""
+    return f"; use turnkey/{name}" if kind in ("estimator", "loss") and not name.startswith("turnkey/") else ""
 
 
 def _describe(thing: Any) -> str:
@@ -135,6 +137,31 @@ def register_estimators(module: ModuleType | None = None) -> None:
     _guarded("estimator", "*", register)
 
 
+def register_losses(module: ModuleType | None = None) -> None:
+    """The policy losses of :mod:`verl_turnkey.losses` that need nothing but what verl passes (core_algos)."""
+    core_algos = module or sys.modules["verl.trainer.ppo.core_algos"]
+
+    def register() -> None:
+        from verl_turnkey.plugins.loss import verl_loss
+
+        for name in loss_names():
+            for alias in (name, f"turnkey/{name}"):
+                known = core_algos.POLICY_LOSS_REGISTRY.get(alias)
+                ours = known if getattr(known, "turnkey", False) else verl_loss(name)
+                _claim("loss", alias, core_algos.POLICY_LOSS_REGISTRY, ours)
+
+    _guarded("loss", "*", register)
+
+
+def loss_names() -> list[str]:
+    """The losses that verl's registry can serve: it passes log-probabilities, advantages and the mask."""
+    if find_spec("torch") is None:
+        return []
+    from verl_turnkey.losses import losses
+
+    return [name for name, spec in losses().items() if not spec.needs]
+
+
 def register_trainers(module: ModuleType) -> None:
     """The mixin over verl's three V1 trainers."""
 
@@ -167,6 +194,7 @@ def expected() -> list[tuple[str, str]]:
 
     names = [("config", "hydra search path"), ("config", "driver validation")]
     names += [("estimator", alias) for name in estimators() for alias in (name, f"turnkey/{name}")]
+    names += [("loss", alias) for name in loss_names() for alias in (name, f"turnkey/{name}")]
     names += [("trainer", name) for name in TRAINERS]
     return names + [("agent_loop", name) for name in AGENT_LOOPS]
 

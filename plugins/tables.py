@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.plugins.config import TurnkeyConfig
-from verl_turnkey.plugins.recipes import attribute_docs, scalar, shipped
+from verl_turnkey.plugins.recipes import attribute_docs, scalar, shipped, shipped_losses
+
+if TYPE_CHECKING:
+    from verl_turnkey.losses import LossSpec
 
 # The two nodes whose keys depend on what is chosen; everything else documents itself.
 CHOSEN = {
@@ -20,11 +24,22 @@ def methods() -> str:
     """Markdown: one row per estimator."""
     rows = ["| switch | what it does | parameters (default) | needs | source |", "|---|---|---|---|---|"]
     for name, spec in sorted(shipped().items()):
-        default = spec.params()
-        parameters = ", ".join(f"`{entry.name}={scalar(getattr(default, entry.name))}`" for entry in fields(default))
         needs = ", ".join(spec.needs) or "-"
-        rows.append(f"| `+turnkey={name}` | {spec.summary} | {parameters} | {needs} | {spec.paper} |")
+        rows.append(f"| `+turnkey={name}` | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
     return "\n".join(rows) + "\n"
+
+
+def losses() -> str:
+    """Markdown: one row per policy loss."""
+    rows = ["| switch | what it does | parameters (default) | source |", "|---|---|---|---|"]
+    for name, spec in shipped_losses().items():
+        rows.append(f"| `+turnkey/loss={name}` | {spec.summary} | {_parameters(spec)} | {spec.paper} |")
+    return "\n".join(rows) + "\n"
+
+
+def _parameters(spec: EstimatorSpec | LossSpec) -> str:
+    default = spec.params()
+    return ", ".join(f"`{entry.name}={scalar(getattr(default, entry.name))}`" for entry in fields(default))
 
 
 def keys() -> str:

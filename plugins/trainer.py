@@ -21,8 +21,8 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.plugins import agent_loop, registration, seams
-from verl_turnkey.plugins.config import credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins import agent_loop, loss, registration, seams
+from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
 from verl_turnkey.plugins.derived import listed_per_turn
 from verl_turnkey.plugins.rows import failure
@@ -58,10 +58,13 @@ class TurnkeyTrainer:
         self.turnkey = turnkey_config(config)
         import_modules(self.turnkey.modules)
         registration.register_estimators()
+        registration.register_losses()
         self.estimator = estimator_of(config)
         self.credit_params = credit_params(config, self.turnkey)
         needed = (str(config.algorithm.adv_estimator),) if self.estimator else ()
         registration.verify(("estimator", "trainer"), needed)
+        self.loss = loss_of(config)
+        self.loss_params = loss_params(config, self.turnkey)
         # verl compares the mode with literals and reads trainer.v1.<mode>: under our own name it would silently take
         # the asynchronous replay buffer and an empty sub-configuration.
         with open_dict(config):
@@ -76,7 +79,11 @@ class TurnkeyTrainer:
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
         # Every training process, on every node, has to have loaded the plugin.
-        ray.get([worker.__ray_call__.remote(_verify_worker) for worker in self.actor_rollout_wg.workers])
+        workers = self.actor_rollout_wg.workers
+        ray.get([worker.__ray_call__.remote(_verify_worker) for worker in workers])
+        if self.loss is not None:
+            chosen = (self.turnkey.modules, self.loss.name, self.loss_params)
+            ray.get([worker.__ray_call__.remote(loss.configure, *chosen) for worker in workers])
         groups: dict[int, WorkerCalls] = {}
         for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
             group = getattr(self, name, None)

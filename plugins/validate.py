@@ -17,7 +17,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registration, seams
-from verl_turnkey.plugins.config import TurnkeyConfig, closest, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.config import (
+    TurnkeyConfig,
+    closest,
+    credit_params,
+    estimator_of,
+    loss_of,
+    loss_params,
+    turnkey_config,
+)
 from verl_turnkey.plugins.derived import COLUMNS, listed_per_turn, needs_record
 
 # verl's own agent loops, and what of their extra fields has one number per turn.
@@ -25,6 +33,14 @@ VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
 
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
+
+# The same of verl's keys that a turnkey loss does not read.
+IGNORED_ACTOR_KEYS = {
+    "clip_ratio": (0.2, "clip_low"),
+    "clip_ratio_low": (0.2, "clip_low"),
+    "clip_ratio_high": (0.2, "clip_high"),
+    "clip_ratio_c": (3.0, "dual_clip"),
+}
 
 
 def check(config: DictConfig, *, use_critic: bool) -> None:
@@ -42,6 +58,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     import_modules(turnkey.modules)
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registration.register_estimators()
+        registration.register_losses()
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     involved = mode.startswith("turnkey_") or "turnkey" in config
     # Another plugin may hold the name: without a switch of ours the run is theirs.
@@ -50,18 +67,14 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     )
     if ours:
         _check_estimator(config, turnkey, use_critic, mode)
-    elif not involved:
+    elif not involved and loss_of(config) is None:
         return
     if warning := seams.unsupported_verl():
         warnings.warn(warning, stacklevel=2)
     registration.verify(("config",))
     if mode.startswith("turnkey_"):
         _check_trainer(config, mode)
-    if turnkey.loss:
-        raise ConfigError(
-            f"turnkey.loss takes no parameters for loss_mode={config.actor_rollout_ref.actor.policy_loss.loss_mode!r}, "
-            f"got {sorted(turnkey.loss)}; they belong to verl's own keys under actor_rollout_ref.actor"
-        )
+    _check_loss(config, turnkey, mode)
     files = _check_tasks(config)
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     if loop == "turnkey_env":
@@ -149,6 +162,36 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
             warnings.warn(
                 f"algorithm.{key}={config.algorithm[key]} has no effect on {spec.name}{instead}", stacklevel=2
             )
+
+
+def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+    spec, name = loss_of(config), config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
+    if spec is None:
+        if turnkey.loss:
+            raise ConfigError(
+                f"turnkey.loss takes no parameters for loss_mode={name!r}, got {sorted(turnkey.loss)}; they belong to "
+                "verl's own keys under actor_rollout_ref.actor"
+            )
+        return
+    if spec.needs:
+        wanted = "; ".join(f"{key!r}: {provider}" for key, provider in spec.needs.items())
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} cannot be chosen here: it needs more than verl "
+            f"hands to a policy loss ({wanted}). Call verl_turnkey.losses.policy_loss from a loss function of your own"
+        )
+    if not mode.startswith("turnkey_"):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs a trainer that hands its parameters to the "
+            f"workers, but trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}"
+        )
+    known = {field.name for field in fields(loss_params(config, turnkey))}
+    for key, (default, ours) in IGNORED_ACTOR_KEYS.items():
+        if config.actor_rollout_ref.actor.get(key, default) != default:
+            instead = f", which reads turnkey.loss.{ours}" if ours in known else ", which has no such parameter"
+            value = config.actor_rollout_ref.actor[key]
+            warnings.warn(f"actor_rollout_ref.actor.{key}={value} has no effect on {name}{instead}", stacklevel=2)
+    if "verl.trainer.ppo.core_algos" in sys.modules:
+        registration.verify(("loss",), (str(name),))
 
 
 def _check_trainer(config: DictConfig, mode: str) -> None:

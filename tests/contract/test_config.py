@@ -28,6 +28,7 @@ from verl_turnkey.envs.errors import (
     UnknownEnvironmentError,
 )
 from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.losses import losses
 from verl_turnkey.plugins import recipes, seams
 from verl_turnkey.plugins.config import turnkey_config
 from verl_turnkey.plugins.searchpath import config_dir
@@ -45,10 +46,14 @@ def checked(config) -> None:
 # --- what must work ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", groups("loss"))
+COMBINATIONS = [
+    *((method, "vanilla", device) for method in recipes.names() for device in (None, *groups("device"))),
+    *(("gigpo", loss, None) for loss in groups("loss") if loss != "vanilla"),
+]
+
+
+@pytest.mark.parametrize(("method", "loss", "device"), COMBINATIONS)
 @pytest.mark.parametrize("env", groups("env"))
-@pytest.mark.parametrize("device", [None, *groups("device")])
-@pytest.mark.parametrize("method", recipes.names())
 def test_recipes_combine_freely(compose: Compose, method, loss, env, device):
     overrides = [f"+turnkey={method}", f"+turnkey/loss={loss}", f"+turnkey/env={env}"]
     config = compose(*overrides, *([f"+turnkey/device={device}"] if device else []))
@@ -58,6 +63,7 @@ def test_recipes_combine_freely(compose: Compose, method, loss, env, device):
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == loss
     assert config.turnkey.env.id == "turnkey/MiniGrid-v0"
     assert config.trainer.device == (device or "cuda")
+    assert {**config.turnkey.loss} == ({} if loss == "vanilla" else vars(losses()[loss].params()))
     if method != "base":
         assert config.algorithm.adv_estimator == method
         expected = estimators()[method].params
@@ -68,9 +74,10 @@ def test_every_group_has_a_test_above():
     folders = {path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()}
     assert folders == {"loss", "env", "device"}
     assert groups("") == recipes.names()
+    assert groups("loss") == sorted(["vanilla", *recipes.shipped_losses()])
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", [*recipes.names(), *recipes.loss_recipes()])
 def test_recipe_files_are_what_the_dataclasses_say(name):
     assert (config_dir() / "turnkey" / f"{name}.yaml").read_text() == recipes.render(name)
 

@@ -1,0 +1,70 @@
+"""The bridge between verl's actor update and our policy losses.
+
+Actor workers see only ``actor_rollout_ref``, and verl's own loss config refuses unknown keys: the trainer therefore
+calls :func:`configure` inside every worker process once it exists, and the functions in verl's registry find their
+parameters here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from verl.trainer.ppo.core_algos import agg_loss
+
+from verl_turnkey.envs.modules import import_modules
+from verl_turnkey.losses.registry import loss_spec, token_loss
+from verl_turnkey.plugins import registration
+
+_params: dict[str, Any] = {}
+
+
+def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> None:
+    """Run inside an actor worker: the parameters of the loss ``name``, its frozen dataclass.
+
+    ``modules`` are the user's (``turnkey.modules``); one of them may have registered the loss.
+    """
+    import_modules(modules)
+    registration.register_losses()
+    registration.verify(("loss",), (name,))
+    _params[name] = params
+
+
+def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
+    """The function that verl's registry of policy losses holds under ``name``."""
+
+    def loss(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        loss_agg_mode: str,
+        config: Any,
+        rollout_is_weights: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        if name not in _params:
+            raise RuntimeError(
+                f"policy loss {name!r} has no parameters in this process, which a turnkey trainer hands over: set "
+                "trainer.v1.trainer_mode=turnkey_sync (or turnkey_colocate_async, turnkey_separate_async)"
+            )
+        term = token_loss(
+            loss_spec(name),
+            _params[name],
+            log_prob=log_prob,
+            old_log_prob=old_log_prob,
+            advantages=advantages,
+            response_mask=response_mask,
+            extra={},
+        )
+        per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights
+        if term.weight is not None:
+            # verl divides by the tokens of the whole mini-batch. Inside a micro-batch this is the loss's own mean; the
+            # micro-batches of a mini-batch weigh by their tokens.
+            per_token = per_token * term.weight * response_mask.sum() / term.weight.sum().clamp(min=1e-8)
+        total = agg_loss(per_token, response_mask, loss_agg_mode, **config.global_batch_info)
+        return total, {f"actor/{key}": value for key, value in term.metrics.items()}
+
+    loss.__qualname__ = f"verl_loss({name})"
+    loss.turnkey = True  # type: ignore[attr-defined]
+    return loss

@@ -1,0 +1,122 @@
+"""Our policy losses in verl's registry: found by name, averaged as verl averages, and with their parameters."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from contract_tools import Compose
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.utils import need_critic
+from verl.workers.config import FSDPActorConfig
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.losses import losses, policy_loss
+from verl_turnkey.plugins import loss as bridge
+from verl_turnkey.plugins.config import loss_of, loss_params, turnkey_config
+from verl_turnkey.plugins.registration import loss_names
+from verl_turnkey.plugins.validate import check
+
+MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 1]])
+
+
+@pytest.fixture
+def inputs() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    old = -torch.rand(4, 5, generator=draw)
+    return {
+        "log_prob": old + 0.4 * torch.randn(4, 5, generator=draw),
+        "old_log_prob": old,
+        "advantages": torch.randn(4, 5, generator=draw),
+        "response_mask": MASK,
+    }
+
+
+@pytest.fixture(autouse=True)
+def fresh_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "_params", {})
+
+
+def under_verl(name: str, inputs: dict[str, torch.Tensor], rows: slice = slice(None), **more):
+    """As ``ppo_loss`` calls it for one micro-batch of a mini-batch of all rows."""
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=int(MASK.sum()), global_batch_size=4)
+    part = {key: tensor[rows] for key, tensor in inputs.items()}
+    return get_policy_loss_fn(name)(**part, loss_agg_mode="token-mean", config=config, **more)
+
+
+@pytest.mark.parametrize("name", loss_names())
+@pytest.mark.parametrize("prefix", ["", "turnkey/"])
+def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
+    params = losses()[name].params()
+    bridge.configure(None, (), name, params)
+    found, metrics = under_verl(prefix + name, inputs)
+    expected, plain = policy_loss(name, **inputs)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert metrics == {f"actor/{key}": value for key, value in plain.items()}
+
+
+def test_parameters_arrive(inputs):
+    values = []
+    for clip_low in (0.2, 0.01):
+        bridge.configure(None, (), "turn_ratio", losses()["turn_ratio"].params(clip_low=clip_low))
+        values.append(under_verl("turn_ratio", inputs)[0].item())
+        assert values[-1] == pytest.approx(policy_loss("turn_ratio", **inputs, clip_low=clip_low)[0].item(), rel=1e-5)
+    assert values[0] != pytest.approx(values[1], rel=1e-3)
+
+
+def test_micro_batches_add_up(inputs):
+    bridge.configure(None, (), "turn_ratio", losses()["turn_ratio"].params())
+    whole = under_verl("turn_ratio", inputs)[0].item()
+    parts = [under_verl("turn_ratio", inputs, rows)[0].item() for rows in (slice(0, 1), slice(1, 4))]
+    assert sum(parts) == pytest.approx(whole, rel=1e-5)
+
+
+def test_rollout_correction_weighs_the_tokens(inputs):
+    bridge.configure(None, (), "dgpo", losses()["dgpo"].params())
+    plain = under_verl("dgpo", inputs)[0].item()
+    assert under_verl("dgpo", inputs, rollout_is_weights=torch.full((4, 5), 0.5))[0].item() == pytest.approx(plain / 2)
+
+
+def test_without_our_trainer_there_are_no_parameters(inputs):
+    with pytest.raises(RuntimeError, match=r"trainer\.v1\.trainer_mode=turnkey_sync"):
+        under_verl("turn_ratio", inputs)
+
+
+def test_configuration_to_parameters(compose: Compose):
+    config = compose("+turnkey=gigpo", "+turnkey/loss=turn_ratio", "turnkey.loss.clip_low=0.1")
+    assert loss_of(config).name == "turn_ratio"
+    assert loss_params(config, turnkey_config(config)).clip_low == 0.1
+    check(config, use_critic=need_critic(config))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["+turnkey=gigpo", "+turnkey/loss=dgpo", "+turnkey.loss.clip=0.1"], ["turnkey.loss.clip", "clip_low"]),
+        (["+turnkey=gigpo", "+turnkey/loss=dgpo", "turnkey.loss.n=-1"], ["turnkey.loss.n", "> 0"]),
+        (["+turnkey/loss=dgpo"], ["dgpo", "trainer.v1.trainer_mode=turnkey_sync"]),
+        (
+            ["+turnkey=gigpo", "actor_rollout_ref.actor.policy_loss.loss_mode=a3po"],
+            ["a3po", "staleness", "asynchronous"],
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(compose: Compose, overrides, words):
+    config = compose(*overrides)
+    with pytest.raises(ConfigError) as error:
+        check(config, use_critic=need_critic(config))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_verls_clip_keys_are_not_silently_ignored(compose: Compose):
+    config = compose("+turnkey=gigpo", "+turnkey/loss=turn_ratio", "actor_rollout_ref.actor.clip_ratio_high=0.28")
+    with pytest.warns(UserWarning, match=r"clip_ratio_high=0.28 has no effect on turn_ratio, which reads turnkey.loss"):
+        check(config, use_critic=need_critic(config))
+    config = compose("+turnkey=gigpo", "+turnkey/loss=turn_ratio")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(config, use_critic=need_critic(config))
+    assert [str(w.message) for w in caught if "has no effect" in str(w.message)] == []
