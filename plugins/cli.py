@@ -66,11 +66,13 @@ def recipe(name: Annotated[str, typer.Argument(help="a method, base, or loss/<po
 
 
 @app.command()
-def methods() -> None:
-    """Print the table of methods, as it stands in the README."""
+def methods(
+    short: Annotated[bool, typer.Option(help="without parameters, as it stands in the README")] = False,
+) -> None:
+    """Print the table of methods, as it stands in docs/methods.md."""
     from verl_turnkey.plugins import tables
 
-    typer.echo(tables.methods(), nl=False)
+    typer.echo(tables.overview() if short else tables.methods(), nl=False)
 
 
 @app.command()

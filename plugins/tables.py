@@ -29,6 +29,15 @@ def methods() -> str:
     return "\n".join(rows) + "\n"
 
 
+def overview() -> str:
+    """Markdown: one short row per estimator."""
+    rows = ["| switch | what it does | needs | source |", "|---|---|---|---|"]
+    for name, spec in sorted(shipped().items()):
+        needs = ", ".join(spec.needs) or "-"
+        rows.append(f"| [`+turnkey={name}`](docs/methods/{name}.md) | {spec.summary} | {needs} | {spec.paper} |")
+    return "\n".join(rows) + "\n"
+
+
 def losses() -> str:
     """Markdown: one row per policy loss."""
     rows = ["| switch | what it does | parameters (default) | source |", "|---|---|---|---|"]

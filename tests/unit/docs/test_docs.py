@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from verl_turnkey.advantage import estimators
+from verl_turnkey.losses import losses
 from verl_turnkey.plugins import recipes, tables
 from verl_turnkey.plugins.config import TurnkeyConfig
 
@@ -40,6 +41,8 @@ def known_key(dotted: str) -> bool:
     """Is ``credit.gamma``, ``env.kwargs.level``, ``rollout`` ... a key of the node, or a parameter of a method?"""
     node: Any = TurnkeyConfig()
     head, _, rest = dotted.partition(".")
+    if head == "loss" and rest:
+        return any(rest in {entry.name for entry in fields(spec.params)} for spec in losses().values())
     if head == "credit" and rest:
         return any(rest in {entry.name for entry in fields(spec.params)} for spec in estimators().values())
     for part in dotted.split("."):
@@ -56,9 +59,41 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/methods.md"])
-def test_the_table_of_methods_is_what_the_registry_says(name):
-    assert between(name, "methods") == tables.methods(), "write the output of `turnkey methods` between the markers"
+def test_the_tables_of_methods_are_what_the_registry_says():
+    assert between("docs/methods.md", "methods") == tables.methods(), "`turnkey methods` prints it"
+    assert between("README.md", "methods") == tables.overview(), "`turnkey methods --short` prints it"
+
+
+def test_the_table_of_losses_is_what_the_registry_says():
+    assert between("docs/losses.md", "losses") == tables.losses(), "`turnkey losses` prints it"
+
+
+@pytest.mark.parametrize("name", sorted(losses()))
+def test_every_loss_is_on_its_page_with_its_parameters(name):
+    page = text("docs/losses.md")
+    assert f"## {name}\n" in page or f"| `{name}` |" in page
+    if name in recipes.shipped_losses():
+        section = page.split(f"## {name}\n")[1].split("\n## ")[0]
+        mentioned = {entry.name for entry in fields(losses()[name].params) if f"`turnkey.loss.{entry.name}`" in section}
+        assert mentioned >= {entry.name for entry in fields(losses()[name].params)} - {"clip_low", "clip_high"}
+
+
+def test_the_losses_of_the_page_work(tmp_path):
+    from verl_turnkey.envs.modules import import_modules
+    from verl_turnkey.losses import policy_loss, registry
+
+    call, own = blocks("docs/losses.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(call, "docs/losses.md", "exec"), names)
+    assert names["metrics"]["ratio/max"] == pytest.approx(1.105, abs=1e-3)
+    (tmp_path / "my_loss.py").write_text(own)
+    try:
+        import_modules([str(tmp_path / "my_loss.py")])
+        ones = dict.fromkeys(("log_prob", "old_log_prob", "advantages"), names["old"])
+        loss, _ = policy_loss("plain", **ones, response_mask=names["torch"].tensor([[1, 0, 0, 0]]), scale=2.0)
+        assert loss.item() == -2.0
+    finally:
+        registry._LOSSES.pop("plain", None)
 
 
 def test_the_table_of_keys_is_what_the_dataclasses_say():
