@@ -41,7 +41,8 @@ def common_length(columns: Mapping[str, Any]) -> int:
     """The length that all columns have."""
     size: int | None = None
     for name, column in columns.items():
-        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__len__"):
+        scalar = not hasattr(column, "__len__") or getattr(column, "ndim", 1) == 0  # whose len() raises
+        if scalar or isinstance(column, str | bytes | Mapping):
             raise ValueError(f"{name}: expected a sequence with one entry per step, got {type(column).__name__}")
         size = len(column) if size is None else size
         if len(column) != size:
@@ -112,10 +113,11 @@ def objects(column: Any) -> NDArray[np.object_]:
 def numbers_or_objects(column: Any) -> NDArray[Any]:
     """A column of numbers as float64 (S,), None being nan; any other as an object array."""
     values = plain(column)
-    if not all(isinstance(value, int | float | np.number | np.bool_ | None) for value in values):
+    types = set(map(type, values))
+    if not all(issubclass(t, int | float | np.number | np.bool_ | None) for t in types):
         return objects(column)
     array = np.array(values, dtype=np.float64)
-    exact = not (np.abs(array) >= 2**53).any() or not any(isinstance(value, int) for value in values)
+    exact = not (np.abs(array) >= 2**53).any() or not any(issubclass(t, int) for t in types)
     return array if exact else objects(column)  # a large integer is a key, and as a float it would meet its neighbours
 
 
@@ -124,8 +126,8 @@ def _array(column: Any) -> NDArray[Any]:
     if len(column) == 0:
         return np.zeros(0)
     try:
-        return np.array(column)
-    except (TypeError, ValueError):  # ragged entries, or a tensor type that numpy does not know
+        return np.array(np.asarray(column))  # asarray first: a tensor cannot be told to copy
+    except (TypeError, ValueError, RuntimeError):  # ragged entries, or a tensor that numpy cannot read
         return objects(column)
 
 

@@ -13,13 +13,22 @@ from verl_turnkey.advantage.levels import Scope, Singleton, episode_level
 from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
-from verl_turnkey.advantage.segments import Bools, Floats, Ints, Norm, discounted_returns, equal, joint_codes
+from verl_turnkey.advantage.segments import (
+    Bools,
+    Floats,
+    Ints,
+    Norm,
+    discounted_returns,
+    equal,
+    group_stats,
+    joint_codes,
+)
 from verl_turnkey.advantage.texts import step_texts
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-BLOCK = 2048  # rows of a similarity matrix held at once
+BLOCK = 2**22  # entries of a similarity matrix held at once
 
 
 @dataclass(frozen=True)
@@ -106,9 +115,9 @@ def success_rates(batch: StepBatch, how: str) -> tuple[Floats, Bools]:
     """Success rate of each group (n_groups,), and whether each row counts as a success (S,)."""
     if how == "clamped_score":
         own = batch.score - batch.penalty
-        mean = np.bincount(batch.group, own, batch.n_groups) / np.bincount(batch.group, minlength=batch.n_groups)
-        alone = np.bincount(batch.group, minlength=batch.n_groups) == 1  # the released code takes 0 there
-        return np.where(alone, 0.0, np.clip(mean, 0.0, 1.0)), own > 0.5
+        stats = group_stats(own, batch.group, batch.n_groups)
+        alone = stats.size == 1  # the released code takes 0 there
+        return np.where(alone, 0.0, np.clip(stats.mean, 0.0, 1.0)), own > 0.5
     if "success" not in batch.given:
         raise ConfigError(
             'proxmo.success_rate="trajectories" needs the column "success": the agent loop must set the record field '
@@ -148,8 +157,10 @@ def proximity_level(batch: StepBatch, returns: Floats, neighbourhood: Ints, para
 
 def _kernels(vectors: csr_matrix, temperature: float) -> Iterator[Floats]:
     """exp(cos / temperature) between all texts, up to a factor per row, in blocks of rows."""
-    for start in range(0, vectors.shape[0], BLOCK):
-        scaled = (vectors[start : start + BLOCK] @ vectors.T).toarray() / temperature
+    texts = vectors.shape[0]
+    rows = max(1, BLOCK // texts)
+    for start in range(0, texts, rows):
+        scaled = (vectors[start : start + rows] @ vectors.T).toarray() / temperature
         yield np.exp(scaled - scaled.max(1, keepdims=True))
 
 
@@ -160,8 +171,8 @@ def _tf_idf(batch: StepBatch, max_features: int) -> tuple[csr_matrix | None, Int
     except ImportError:
         raise ImportError('proxmo compares texts with scikit-learn: pip install "verl-turnkey[proxmo]"') from None
     texts = ["" if text is None else str(text) for text in step_texts(batch)]
-    index: dict[str, int] = {}
-    codes = np.fromiter((index.setdefault(text, len(index)) for text in texts), np.int64, len(texts))
+    index = {text: code for code, text in enumerate(sorted(set(texts)))}  # sorted: whatever the order of the rows
+    codes = np.fromiter(map(index.__getitem__, texts), np.int64, len(texts))
     vectorizer = TfidfVectorizer(max_features=max_features)
     try:
         vectorizer.fit(texts)  # the document frequencies count rows, not distinct texts

@@ -31,9 +31,8 @@ class SaltParams:
     """Parameters of ``salt``. The paper's own settings are not public; these are our reading."""
 
     base: Literal["grpo", "rloo"] = "grpo"  # credit of the trajectories: against the group, or against the others in it
-    average: Literal["occurrences", "trajectories"] = (
-        "occurrences"  # a trajectory counts per walk over the edge, or once
-    )
+    average: Literal["occurrences", "trajectories"] = "occurrences"
+    """a trajectory counts per walk over the edge, or once"""
     history: int = 0  # preceding edges that have to agree too before steps are merged
     norm: Norm = "mean_std"  # grpo: divide by the group's sample std, or only subtract the mean
     epsilon: float = 1e-6  # added to the std

@@ -36,18 +36,20 @@ def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
     for row, text in enumerate(texts):
         if not isinstance(text, str | None):
             raise ConfigError(f"similarity compares texts, but row {row} has {text!r}: expected a string")
-    clusters: dict[int, _Clusters] = {}
-    found: dict[tuple[int, str], int] = {}
     codes = np.empty(len(batch), dtype=np.int64)
     n = 0
-    for row, (group, text) in enumerate(zip(batch.group.tolist(), texts, strict=True)):
-        # An equal text meets the same clusters in the same order, so it ends where the first one did.
-        code = found.get((group, text)) if text is not None else n
-        if code is None:
-            code = clusters.setdefault(group, _Clusters(threshold)).first_match(text, n)
-            found[group, text] = code
-        codes[row] = code
-        n = max(n, code + 1)
+    order = np.argsort(batch.group, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(batch.group[order])) + 1):
+        clusters = _Clusters(threshold)  # of one group at a time: those of all would not fit
+        found: dict[str, int] = {}
+        for row in rows.tolist():
+            text = texts[row]
+            # An equal text meets the same clusters in the same order, so it ends where the first one did.
+            code = found.get(text) if text is not None else n
+            if code is None:
+                code = found[text] = clusters.first_match(text, n)
+            codes[row] = code
+            n = max(n, code + 1)
     return codes, n
 
 

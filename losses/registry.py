@@ -30,12 +30,15 @@ class LossInputs:
 class TokenLoss:
     """What a loss returns: ``loss`` (B, L), to be averaged with the weights ``weight`` (B, L), zero off the mask.
 
-    ``weight`` None: the mask, so a mean over tokens. ``metrics`` are plain tensors or numbers.
+    ``weight`` None: the mask, so a mean over tokens. ``metrics`` are numbers. ``bias`` (B, L), averaged likewise, has a
+    gradient of its own, the clipping bias, by whose norm the gradient of the loss is divided (:mod:`.st_ppo`); it needs
+    an actor that takes a second backward pass, and without one has no effect.
     """
 
     loss: Tensor
     weight: Tensor | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.losses.registry import loss_spec, token_loss
-from verl_turnkey.plugins import registration
+from verl_turnkey.plugins import clipping_bias, registration
 
 _params: dict[str, Any] = {}
 
@@ -29,6 +29,8 @@ def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> No
     registration.register_losses()
     registration.verify(("loss",), (name,))
     _params[name] = params
+    if hasattr(params, "scale"):
+        clipping_bias.install(worker, loss_spec(name), params)
 
 
 def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
@@ -57,6 +59,7 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
             response_mask=response_mask,
             extra={},
         )
+        clipping_bias.seen.note(term)
         per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights
         if term.weight is not None:
             # verl divides by the tokens of the whole mini-batch. Inside a micro-batch this is the loss's own mean; the

@@ -60,6 +60,24 @@ SEAMS = (
         "hands every row, in the order of batch.keys, to the registered estimator",
     ),
     Seam("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY", "", "estimators are registered by name"),
+    Seam("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY", "", "policy losses are registered by name"),
+    Seam(
+        "verl.trainer.ppo.core_algos",
+        "agg_loss",
+        "loss_mat, loss_mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor",
+        "our losses are averaged as verl's are",
+    ),
+    Seam("verl.workers.utils.losses", "ppo_loss", "config, model_output, data, dp_group", "calls our losses"),
+    Seam("verl.workers.utils.padding", "no_padding_2_padding", "tensor, data", "log-probabilities of a second pass"),
+    Seam("verl.workers.engine.base", "BaseEngine.train_batch", "self, data, loss_function", "one optimizer step"),
+    *(
+        Seam("verl.workers.engine.fsdp.transformer_impl", f"FSDPEngine.{name}", parameters, "gradients are scaled")
+        for name, parameters in (
+            ("forward_backward_batch", "self, data, loss_function, forward_only"),
+            ("optimizer_step", "self"),
+            ("optimizer_zero_grad", "self"),
+        )
+    ),
     Seam(
         "verl.experimental.agent_loop.agent_loop", "_agent_loop_registry", "", "the agent loop is registered by target"
     ),

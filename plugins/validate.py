@@ -184,7 +184,14 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs a trainer that hands its parameters to the "
             f"workers, but trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}"
         )
-    known = {field.name for field in fields(loss_params(config, turnkey))}
+    params = loss_params(config, turnkey)
+    strategy = str(config.actor_rollout_ref.actor.strategy)
+    if hasattr(params, "scale") and strategy not in ("fsdp", "fsdp2"):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} scales gradients, which it can on "
+            f"actor_rollout_ref.actor.strategy=fsdp or fsdp2, got {strategy!r}"
+        )
+    known = {field.name for field in fields(params)}
     for key, (default, ours) in IGNORED_ACTOR_KEYS.items():
         if config.actor_rollout_ref.actor.get(key, default) != default:
             instead = f", which reads turnkey.loss.{ours}" if ours in known else ", which has no such parameter"

@@ -130,7 +130,7 @@ def test_nothing_off_the_mask_touches_loss_or_gradient(variant):
 )
 def test_at_ratio_one_it_is_the_policy_gradient(variant):
     given = inputs(spread=0.0)
-    if variant.startswith("turn_ratio"):  # one advantage per turn
+    if variant.startswith(("turn_ratio", "st_ppo")):  # one advantage per turn
         given["advantages"] = turn_ids(MASK).double() * 0.7 - 0.4
     tokens_of_turn = torch.tensor([[2, 2, 0, 1, 0], [0, 3, 3, 3, 0], [1, 0, 1, 0, 1], [0] * 5])
     slope = tokens_of_turn if variant == "turn_ratio/product" else 1

@@ -1,0 +1,80 @@
+"""ST-PPO and S-PPO: the gradient of the clipped loss, divided by the norm of what clipping took away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, clipped, describe, surrogate
+from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+from verl_turnkey.losses.turns import Turns
+
+
+@dataclass(frozen=True)
+class StPpoParams:
+    """Parameters of ``st_ppo`` and ``s_ppo``."""
+
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2  # see clip_low
+    divide: Literal["above_one", "always"] = "above_one"
+    """gradient / max(1, norm of the clipping bias) (our reading), or / norm whenever something was clipped"""
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip_low, self.clip_high)
+
+    def scale(self, norm: float) -> float:
+        """Factor of the gradient, given the norm of the clipping bias; 1 when nothing was clipped."""
+        if norm == 0:
+            return 1.0
+        return 1.0 / (max(1.0, norm) if self.divide == "above_one" else norm)
+
+
+@register_loss(
+    "st_ppo",
+    params=StPpoParams,
+    paper="ST-PPO, arXiv:2511.20718",
+    summary="one importance ratio per turn, and a gradient divided by the norm of its clipping bias",
+)
+def st_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
+    """The geometric ``turn_ratio`` loss, with the clipping bias of the turn ratios.
+
+    ::
+
+        w_k = exp( mean over turn k of (log pi - log pi_old) )                                  (Eq 4)
+        g   = gradient of the mean over tokens of min(w_k A_t, clip(w_k) A_t)
+        C   = gradient of the mean over tokens of w_k A_t, of clipped tokens only               (Lemma 4.2)
+        update with g / max(1, ||C||)                                                           (Eq 7/8, our reading)
+
+    A token is clipped when the minimum chose the constant side. Without clipping, g would have been g + C: the more
+    clipping distorts the update, the smaller it becomes. With a group estimator instead of a critic this is the paper's
+    second form (SO-GRPO). There is no dual clip: it would make a second constant side that the paper's C does not have.
+
+    Source: arXiv:2511.20718, from its abstracts, a review and restatements; the printed Eq 7/8 is not public as text,
+    and no code is known. ``divide="always"`` is the plain division, which enlarges the gradient when ||C|| < 1. The
+    norm is over all parameters and the whole mini-batch; what is divided is the whole gradient of the actor's loss,
+    terms for KL and entropy included. Called as a function, ``st_ppo`` returns the loss, undivided.
+    """
+    turns = Turns.of(inputs.mask)
+    log_ratio = turns.spread(clamp_log_ratio(turns.mean(inputs.log_prob - inputs.old_log_prob)))
+    return _with_bias(inputs, log_ratio.exp(), params)
+
+
+@register_loss(
+    "s_ppo",
+    params=StPpoParams,
+    paper="S-PPO (ST-PPO), arXiv:2511.20718",
+    summary="one importance ratio per token, and a gradient divided by the norm of its clipping bias",
+)
+def s_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
+    """As :func:`st_ppo`, with PPO's ratio of each token."""
+    return _with_bias(inputs, clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp(), params)
+
+
+def _with_bias(inputs: LossInputs, ratio: Tensor, params: StPpoParams) -> TokenLoss:
+    where = clipped(ratio, inputs.advantages, params.clip_low, params.clip_high) & inputs.mask
+    bias = torch.where(where, ratio * inputs.advantages, 0.0)
+    loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
+    return TokenLoss(loss, None, describe(inputs, ratio, params.clip_low, params.clip_high), bias)
