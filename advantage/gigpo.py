@@ -67,7 +67,7 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     Source: arXiv:2505.10978; released code verl-agent ``gigpo/core_gigpo.py``. Where they differ: the code takes
     episode statistics over step rows (``scope="steps"``) and gives a group of one its raw score
     (``singleton="score"``); it discounts in batch row order, we in step order; it computes in float32, where the
-    division blows up the rounding of a constant group, we give exactly 0.
+    division blows up the rounding of a constant group, we give exactly 0. That a group of one gets 0 is our reading.
     """
     returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
     episode = episode_level(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 BLOCK = 2**22  # entries of a similarity matrix held at once
+CHUNK = 4096  # rows whose vectors are held at once
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class ProxmoParams:
     max_features: int = 1024  # words of the tf-idf vocabulary
     epsilon: float = 1e-6  # added to the std
     compares_texts: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("sklearn",)
 
     def __post_init__(self) -> None:
         check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
@@ -89,7 +91,8 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     step rows cut to [0, 1] (``success_rate="clamped_score"``), which is 1 as soon as a reward of 10 is paid now and
     then, so that every outcome gets the same weight whatever the success rate; it compares all steps
     (``neighbours="all_steps"``), and leaves the episode level unscaled (``norm="mean"``) over step rows
-    (``scope="steps"``, ``singleton="score"``).
+    (``scope="steps"``, ``singleton="score"``). Our reading: "same step number", as third-party readers understand the
+    paper; a group of one gets 0; a step whose text is None is compared with nothing, and nothing with it.
     """
     returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
     episode = episode_level(
@@ -138,47 +141,64 @@ def outcome_weight(rate: Floats, success: Bools, alpha: float, beta: float) -> F
 def proximity_level(batch: StepBatch, returns: Floats, neighbourhood: Ints, params: ProxmoParams) -> Floats:
     """``A_S`` (S,); rows with equal text have equal weights, so similarities are taken between distinct texts."""
     step = np.zeros(len(batch))
-    vectors, text = _tf_idf(batch, params.max_features)
+    texts = step_texts(batch)
+    known = np.flatnonzero([text is not None for text in texts])
+    named = [str(texts[row]) for row in known]
+    index = {text: code for code, text in enumerate(sorted(set(named)))}  # sorted: whatever the order of the rows
+    vectors = _tf_idf(named, list(index), params.max_features)
     if vectors is None:
         return step
-    order = np.lexsort((returns, text, neighbourhood))
+    text = np.full(len(batch), -1)
+    text[known] = [index[name] for name in named]
+    order = known[np.lexsort((returns[known], text[known], neighbourhood[known]))]
     borders = np.flatnonzero(np.diff(neighbourhood[order], prepend=-1))
-    for rows in np.split(order, borders[1:]):
-        if returns[rows].min() == returns[rows].max():
-            continue
-        distinct, local, count = np.unique(text[rows], return_inverse=True, return_counts=True)
-        total = np.bincount(local, returns[rows])
-        baseline = np.concatenate(
-            [(kernel @ total) / (kernel @ count) for kernel in _kernels(vectors[distinct], params.temperature)]
-        )[local]
-        step[rows] = np.where(equal(returns[rows], baseline), 0.0, returns[rows] - baseline)
+    for chunk in _chunks(np.split(order, borders[1:])):
+        codes = np.unique(text[np.concatenate(chunk)])
+        dense = vectors[codes].toarray()
+        for rows in chunk:
+            if returns[rows].min() == returns[rows].max():
+                continue
+            distinct, local, count = np.unique(text[rows], return_inverse=True, return_counts=True)
+            total = np.bincount(local, returns[rows])
+            kernels = _kernels(dense[np.searchsorted(codes, distinct)], params.temperature)
+            baseline = np.concatenate([(kernel @ total) / (kernel @ count) for kernel in kernels])[local]
+            step[rows] = np.where(equal(returns[rows], baseline), 0.0, returns[rows] - baseline)
     return step
 
 
-def _kernels(vectors: csr_matrix, temperature: float) -> Iterator[Floats]:
+def _chunks(neighbourhoods: list[Ints]) -> Iterator[list[Ints]]:
+    """Neighbourhoods together while they hold few rows: taking vectors out of a sparse matrix one by one is slow."""
+    chunk: list[Ints] = []
+    for rows in neighbourhoods:
+        if chunk and sum(map(len, chunk)) + len(rows) > CHUNK:
+            yield chunk
+            chunk = []
+        chunk.append(rows)
+    if chunk:
+        yield chunk
+
+
+def _kernels(vectors: Floats, temperature: float) -> Iterator[Floats]:
     """exp(cos / temperature) between all texts, up to a factor per row, in blocks of rows."""
-    texts = vectors.shape[0]
+    texts = len(vectors)
     rows = max(1, BLOCK // texts)
     for start in range(0, texts, rows):
-        scaled = (vectors[start : start + rows] @ vectors.T).toarray() / temperature
+        scaled = (vectors[start : start + rows] @ vectors.T) / temperature
         yield np.exp(scaled - scaled.max(1, keepdims=True))
 
 
-def _tf_idf(batch: StepBatch, max_features: int) -> tuple[csr_matrix | None, Ints]:
-    """Unit vectors of the distinct texts, None when they hold no word, and the text of each row."""
+def _tf_idf(texts: list[str], distinct: list[str], max_features: int) -> csr_matrix | None:
+    """Unit vectors of the ``distinct`` texts, by the document frequencies of ``texts``; None when they hold no word."""
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
     except ImportError:
         raise ImportError('proxmo compares texts with scikit-learn: pip install "verl-turnkey[proxmo]"') from None
-    texts = ["" if text is None else str(text) for text in step_texts(batch)]
-    index = {text: code for code, text in enumerate(sorted(set(texts)))}  # sorted: whatever the order of the rows
-    codes = np.fromiter(map(index.__getitem__, texts), np.int64, len(texts))
     vectorizer = TfidfVectorizer(max_features=max_features)
     try:
-        vectorizer.fit(texts)  # the document frequencies count rows, not distinct texts
+        vectorizer.fit(texts)
     except ValueError as error:
         if "empty vocabulary" not in str(error):
             raise
-        return None, codes
-    vectors: Any = vectorizer.transform(list(index))
-    return vectors, codes
+        return None
+    vectors: Any = vectorizer.transform(distinct)
+    return vectors

@@ -44,7 +44,7 @@ def rebn(batch: StepBatch, params: RebnParams) -> Credit:
 
     Source: GEM, arXiv:2510.01051, Eq 1 to 4; the released code has the sample std (``train_tinker``) and the population
     std (``train_oat``), the paper does not say. One of its examples normalises the padded (rows x tokens) tensor, so
-    that padding enters the statistics: not offered.
+    that padding enters the statistics: not offered. The sample std as the default, and the penalty, are our reading.
     """
     returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
     everything = np.zeros(len(batch), dtype=np.int64)

@@ -77,7 +77,7 @@ class _Clusters:
         for q, own in enumerate(counts, 1):
             common = np.minimum(own, self.counts[q - 1][possible]).sum(1)
             possible = keep(possible, (common + (q - 1) * (total[possible] + 1)) / (2 * q - 1))
-        if len(possible) > n / WORTH:
+        if len(possible) > n / WORTH and len(text) <= LONG:
             possible = keep(possible, self.subsequences.lengths(text, possible))
         for k in possible.tolist():
             if self.references[k].reached(text, self.threshold):
@@ -99,6 +99,8 @@ class _Clusters:
 
 
 WORTH = 6  # times that the longest common subsequence, taken for all clusters at once, costs less than a comparison
+
+LONG = 2000  # characters beyond which it costs more than comparisons, which look at the rarer characters only
 
 
 class CommonSubsequences:

@@ -55,5 +55,9 @@ def at_turn_start(values: torch.Tensor, ids: torch.Tensor, row: np.ndarray, turn
     """The entry of ``values`` (B, L) at the first token of each step -> (S,) float64."""
     if not len(row):
         return np.zeros(0)
-    first = (ids[row] == torch.from_numpy(turn)[:, None]).int().argmax(1)
-    return values[torch.from_numpy(row), first].double().numpy()
+    width = int(max(ids.max(), turn.max())) + 2  # as in sum_by_turn
+    length = ids.shape[1]
+    positions = torch.arange(length).expand_as(ids)
+    first = torch.full((len(ids), width), length).scatter_reduce_(1, ids + 1, positions, "amin")
+    first[first == length] = 0  # a turn without a token
+    return values.gather(1, first).double().numpy()[row, turn + 1]

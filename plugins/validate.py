@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -147,10 +148,16 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     registration.verify(("estimator",), (str(config.algorithm.adv_estimator),))
     params = credit_params(config, turnkey)
-    if config.actor_rollout_ref.rollout.n == 1 and getattr(params, "singleton", None) == "zero":
+    for module in getattr(params, "requires", ()):
+        if find_spec(module) is None:
+            raise ConfigError(
+                f"algorithm.adv_estimator={spec.name} needs the Python package {module!r}, which is not installed: "
+                f'pip install "verl-turnkey[{spec.name}]" on every node'
+            )
+    if config.actor_rollout_ref.rollout.n == 1 and hasattr(params, "norm"):  # all methods with it compare in groups
         warnings.warn(
-            "actor_rollout_ref.rollout.n=1 leaves every group with one episode, whose trajectory-level credit is zero: "
-            "raise n, or set turnkey.credit.singleton=score",
+            f"actor_rollout_ref.rollout.n=1 leaves {spec.name} with one episode per group and nothing to compare it "
+            "with: raise n, or take a method without groups (turn_gae, vc_gae, rebn)",
             stacklevel=2,
         )
     if "value" in spec.needs and not use_critic:

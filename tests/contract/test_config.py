@@ -82,6 +82,14 @@ def test_recipe_files_are_what_the_dataclasses_say(name):
     assert (config_dir() / "turnkey" / f"{name}.yaml").read_text() == recipes.render(name)
 
 
+def test_a_package_that_is_not_installed_is_named_before_ray(compose: Compose, monkeypatch: pytest.MonkeyPatch):
+    config = compose("+turnkey=proxmo", "+turnkey/env=babyai")
+    checked(config)
+    monkeypatch.setattr("verl_turnkey.advantage.proxmo.ProxmoParams.requires", ("no_such_package",))
+    with pytest.raises(ConfigError, match=r"'no_such_package'.*verl-turnkey\[proxmo\]"):
+        checked(config)
+
+
 def test_every_parameter_can_be_overridden_without_a_plus(compose: Compose):
     turnkey = turnkey_config(
         compose(

@@ -1,4 +1,4 @@
-"""verl's stock tool loop, which knows nothing of this package, trained with a method that needs turns and a critic."""
+"""verl's stock tool loop, which knows nothing of this package, under Turn-PPO: turns, a critic, a ratio per turn."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(
         out,
         "+turnkey=turn_gae",
+        "+turnkey/loss=turn_ratio",
+        "turnkey.loss.ratio=product",
         "+turnkey/device=cpu",
         f"data.train_files={out}/train.parquet",
         f"data.val_files={out}/val.parquet",
@@ -91,6 +93,14 @@ def test_every_turn_has_the_advantage_of_the_formula(run: Run) -> None:
 def test_the_critic_learns_from_the_targets_of_turns(run: Run) -> None:
     losses = [run.metrics[step]["critic/vf_loss"] for step in range(1, STEPS + 1)]
     assert losses[-1] < 0.5 * losses[0], losses
+
+
+def test_the_first_update_is_on_policy_turn_by_turn(run: Run) -> None:
+    """One optimizer step per batch: the policy is still the one that wrote the turns."""
+    for step in range(1, STEPS + 1):
+        assert run.metrics[step]["actor/ratio/min"] == pytest.approx(1, abs=1e-3)
+        assert run.metrics[step]["actor/ratio/max"] == pytest.approx(1, abs=1e-3)
+        assert run.metrics[step]["actor/grad_norm"] > 0
 
 
 def test_nothing_is_reported_that_verls_loop_does_not_say(run: Run) -> None:

@@ -22,7 +22,10 @@ STEPS, FROZEN_AFTER = 5, 3
 
 @pytest.fixture(scope="module")
 def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Five steps of GiGPO on DoorKey; after the third one the new weights no longer reach vLLM."""
+    """Five steps of GiGPO under ST-PPO's loss on DoorKey; after the third the new weights no longer reach vLLM.
+
+    Two epochs with a narrow clip range, so that the second optimizer step of each batch clips.
+    """
     out = tmp_path_factory.mktemp("learning")
     train_seeds, val_seeds = split_seeds(32, 4, seed=0)
     for split, seeds in (("train", train_seeds), ("val", val_seeds)):
@@ -32,8 +35,12 @@ def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         out,
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
+        "+turnkey/loss=st_ppo",
         "+turnkey/device=cpu",
         "turnkey.rollout.max_turns=20",
+        "turnkey.loss.clip_low=0.01",
+        "turnkey.loss.clip_high=0.01",
+        "actor_rollout_ref.actor.ppo_epochs=2",
         f"data.train_files={out}/train.parquet",
         f"data.val_files={out}/val.parquet",
         "data.train_batch_size=4",
@@ -90,6 +97,16 @@ def test_generation_uses_the_updated_weights(learning: Run) -> None:
     for step in range(1, FROZEN_AFTER + 2):  # the batch of the step after the last sync is still right
         assert difference[step] < 1e-5, difference
     assert difference[FROZEN_AFTER + 2] > 1e-5, difference
+
+
+def test_st_ppo_scales_the_second_update_and_not_the_first(learning: Run) -> None:
+    for step in range(1, STEPS + 1):
+        metrics = learning.metrics[step]  # means over the two optimizer steps of the batch
+        assert metrics["actor/pg_clipfrac"] > 0.02, "the clip range of 0.01 did not arrive"
+        assert metrics["actor/clipping_bias/norm"] > 0
+        assert metrics["actor/clipping_bias/rows"] > 0
+        second = 2 * metrics["actor/clipping_bias/scale"] - 1
+        assert second == pytest.approx(1 / max(1.0, 2 * metrics["actor/clipping_bias/norm"]), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -194,10 +211,11 @@ def _checkpoint(run: Run, part: str) -> dict[str, Any]:
 
 
 def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: Path) -> None:
-    """From the checkpoint, under the same trainer, with GAE on step rows of which some are failed episodes."""
+    """From the checkpoint, with verl's GAE and a loss of ours, on step rows of which some are failed episodes."""
     run = train(
         broken.out.with_name("resumed"),
         "+turnkey=base",
+        "+turnkey/loss=dgpo",
         "algorithm.adv_estimator=gae",
         *BROKEN,
         *_broken_overrides(broken.out, model),
@@ -208,4 +226,5 @@ def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: P
     assert np.isfinite(run.metrics[2]["actor/grad_norm"])
     assert run.metrics[2]["actor/grad_norm"] > 0
     assert run.metrics[2]["critic/vf_loss"] > 0
+    assert run.metrics[2]["actor/ratio/max"] >= run.metrics[2]["actor/ratio/min"] > 0  # dgpo's
     assert len([e for e in run.episodes("train") if e["failed"]]) == 8

@@ -207,8 +207,13 @@ def test_without_words_there_is_no_step_level():
 
 
 def test_a_text_without_known_words_is_equally_far_from_all():
-    got = step_level({**HAND, "anchor": [None, "red mug", "red mug", "red mug"]})
+    got = step_level({**HAND, "anchor": ["!", "red mug", "red mug", "red mug"]})
     assert got[0] == pytest.approx(0.75, abs=1e-12)
+
+
+def test_a_step_without_a_text_is_compared_with_nothing_and_nothing_with_it():
+    got = step_level({**HAND, "reward": [1.0, 0.0, 0.0, 1.0], "anchor": [None, "red mug", "red mug", "red mug"]})
+    assert got.tolist() == pytest.approx([0.0, -1 / 3, -1 / 3, 2 / 3], abs=1e-12)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -251,3 +256,13 @@ def test_the_clamped_score_counts_the_penalties():
 def test_out_of_range(key, value):
     with pytest.raises(ConfigError, match=rf"proxmo\.{key}: expected"):
         advantage(HAND, **{key: value})
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+def test_blocks_of_the_similarity_matrix_make_the_whole(block, monkeypatch):
+    rows = {"group": [0] * 6, "trajectory": list(range(6)), "step": [0] * 6, "reward": [0.0, 1.0, 2.0, 0.0, 5.0, 1.0]}
+    words = ["red mug", "red lamp", "blue lamp", "blue mug", "old red key", "key"]
+    batch = StepBatch(**rows, anchor=words, success=[False] * 6)
+    whole = compute_credit("proxmo", batch).advantage
+    monkeypatch.setattr("verl_turnkey.advantage.proxmo.BLOCK", block)
+    np.testing.assert_allclose(compute_credit("proxmo", batch).advantage, whole, rtol=1e-12)

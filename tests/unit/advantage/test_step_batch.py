@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 
@@ -109,11 +110,24 @@ def test_array_columns_of_any_dtype():
     assert batch.anchor.tolist() == [0, 0, 1]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"requires_grad": True}, {"dtype": torch.bfloat16}], ids=["float", "grad", "bf16"]
+)
+def test_tensors_are_columns(kwargs):
+    value = torch.tensor([0.5, 0.25, 1.0, 2.0], **kwargs)
+    batch = StepBatch(**{**ROWS, "step": torch.tensor(ROWS["step"])}, value=value, anchor=torch.tensor([7, 8, 7, 8]))
+    assert batch.value.tolist() == [0.5, 0.25, 1.0, 2.0]
+    assert batch.step.tolist() == ROWS["step"]
+    assert batch.anchor.tolist() == [0, 1, 0, 1]
+
+
 BAD = [
     ({"reward": [0.0, 1.0]}, r"reward: expected 4 entries, one per step as in group, got 2"),
     ({"anchor": ["a"]}, r"anchor: expected 4 entries, .* got 1"),
     ({"penalty": 0.1}, r"penalty: expected a sequence with one entry per step, got float"),
     ({"group": "gggh"}, r"group: expected a sequence with one entry per step, got str"),
+    ({"reward": np.array(1.0)}, r"reward: expected a sequence with one entry per step, got ndarray"),
     ({"extra": {"role": ["x"]}}, r"extra\.role: expected 4 entries"),
     ({"reward": [0, 1, float("nan"), 2]}, r"reward: row 2, trajectory 't1', step 0: expected a finite number, got nan"),
     ({"reward": [0, 1, 2, float("inf")]}, r"reward: row 3, trajectory 't2', step 0: .* got inf"),

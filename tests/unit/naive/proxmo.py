@@ -55,12 +55,18 @@ def tf_idf(documents, max_features):
 def proximity_level(rows, gamma, temperature, neighbours, max_features):
     """Own return against the average of the group's, weighted by how close their texts are."""
     returns = own_returns(rows, gamma)
-    vectors = tf_idf(["" if text is None else str(text) for text in texts(rows)], max_features)
-    if not any(vectors):
+    found = texts(rows)
+    named = [i for i, text in enumerate(found) if text is not None]
+    vectors = dict(zip(named, tf_idf([str(found[i]) for i in named], max_features), strict=True))
+    if not any(vectors.values()):
         return [0.0] * len(rows)
     result = []
     for i, row in enumerate(rows):
+        if i not in vectors:  # compared with nothing
+            result.append(0.0)
+            continue
         near = [j for j in peers(rows, i) if neighbours == "all_steps" or rows[j]["step"] == row["step"]]
+        near = [j for j in near if j in vectors]
         cosine = [sum(weight * vectors[j].get(term, 0.0) for term, weight in vectors[i].items()) for j in near]
         weights = [math.exp((c - max(cosine)) / temperature) for c in cosine]
         baseline = math.fsum(w * returns[j] for w, j in zip(weights, near, strict=True)) / math.fsum(weights)
