@@ -36,6 +36,7 @@ def main(
     resume: Annotated[bool, typer.Option(help="go on from the last checkpoint instead of starting over")] = False,
     n_val: Annotated[int, typer.Option(help="held-out tasks, the same before and after")] = 128,
     validate_every: Annotated[int, typer.Option(help="further validations every so many steps; 0: none")] = 0,
+    override: Annotated[list[str] | None, typer.Option(help="one more override of the launch command")] = None,
 ) -> None:
     """Train for a fixed number of steps and compare validation before and after."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
@@ -56,7 +57,9 @@ def main(
         setup = {**wanted, "seconds_setup": round(time.time() - began, 1)}
         setup_file.write_text(json.dumps(setup))
 
-    job = Job(out=out, method=method, seed=seed, steps=steps, validate_every=validate_every)
+    job = Job(
+        out=out, method=method, seed=seed, steps=steps, validate_every=validate_every, overrides=tuple(override or ())
+    )
     console.print(
         f"training: {steps} steps of {job.episodes} episodes with [bold]+turnkey={method}[/] (log: {job.log})"
     )

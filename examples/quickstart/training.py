@@ -34,6 +34,7 @@ class Job:
     seed: int
     steps: int
     validate_every: int = 0
+    overrides: tuple[str, ...] = ()
 
     @property
     def episodes(self) -> int:
@@ -81,7 +82,7 @@ class Job:
             hydra.run.dir={self.out}/hydra
             +ray_kwargs.ray_init._temp_dir={ray_dir}
         """
-        return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides.split()]
+        return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides.split(), *self.overrides]
 
 
 @contextmanager

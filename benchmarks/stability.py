@@ -1,0 +1,114 @@
+"""Several epochs on the same, ever staler batch: what clipping by tokens, by turns and a scaled gradient do.
+
+    python benchmarks/stability.py run      # train what is missing (about 10 minutes a run on 2 cores), then the table
+    python benchmarks/stability.py table    # print the table and draw the curves from the runs that are there
+
+The quickstart's task and model under one method and four policy losses, seeds 0, 1, 2, with `ppo_epochs` passes over
+each batch. Every run has a folder of its own under runs/stability; a finished one (summary.json) is kept, an
+interrupted one starts again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import typer
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs" / "stability"
+LOSSES, SEEDS = ("vanilla", "turn_ratio", "s_ppo", "st_ppo"), (0, 1, 2)
+METHOD, EPOCHS = "gigpo", 6
+CURVES = {
+    "clip fraction": "actor/pg_clipfrac",
+    "KL to the old policy": "actor/ppo_kl",
+    "success": "episode/success_rate",
+}
+
+sys.path.insert(0, str(ROOT / "examples" / "quickstart"))
+from report import read_metrics  # noqa: E402
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.command()
+def run(steps: int = 20) -> None:
+    """Train what is missing, one seed after the other."""
+    for seed in SEEDS:
+        for loss in LOSSES:
+            out = RUNS / f"{loss}-{seed}"
+            if not (out / "summary.json").exists():
+                script = ROOT / "examples" / "quickstart" / "run.py"
+                options = ["--method", METHOD, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
+                for override in (f"+turnkey/loss={loss}", f"actor_rollout_ref.actor.ppo_epochs={EPOCHS}"):
+                    options += ["--override", override]
+                subprocess.run([sys.executable, str(script), *options], check=True)
+    table()
+
+
+@app.command()
+def table() -> None:
+    """Print the table and draw the curves from the runs that are there."""
+    found = {
+        loss: [
+            json.loads((out / "summary.json").read_text()) | {"metrics": read_metrics(out)}
+            for out in sorted(RUNS.glob(f"{loss}-*"))
+            if (out / "summary.json").exists()
+        ]
+        for loss in LOSSES
+    }
+    print("| loss | seeds | success after | clip fraction | KL to the old policy | largest KL | scale | update (s) |")
+    print("|---|---|---|---|---|---|---|---|")
+    for loss, rows in found.items():
+        if rows:
+            clip, kl = (mean(mean(column(row, CURVES[name])) for row in rows) for name in list(CURVES)[:2])
+            worst = max(max(column(row, "actor/ppo_kl")) for row in rows)
+            scales = [value for row in rows for value in column(row, "actor/clipping_bias/scale")]
+            after = [row["success_after"] for row in rows]
+            spread = f" ± {stdev(after):.3f}" if len(after) > 1 else ""
+            scale = f"{mean(scales):.2f}" if scales else "-"
+            seconds = mean(row["seconds_per_step"]["update"] for row in rows)
+            print(
+                f"| {loss} | {len(rows)} | {mean(after):.3f}{spread} | {clip:.3f} | {kl:.4f} | {worst:.3f} | {scale} | "
+                f"{seconds:.1f} |"
+            )
+    print(f"\n+turnkey={METHOD}, ppo_epochs={EPOCHS}; means over all training steps and seeds")
+    if any(found.values()):
+        draw(found, RUNS / "stability.png")
+        print(f"curves: {RUNS / 'stability.png'}")
+
+
+def column(row: dict[str, Any], key: str) -> list[float]:
+    """A metric of every training step."""
+    return [data[key] for step, data in row["metrics"].items() if step > 0 and key in data]
+
+
+def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """One panel per figure; the mean over seeds of each loss, and its seeds as thin lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, len(CURVES), figsize=(12, 3.5), layout="constrained")
+    for axes, (name, key) in zip(panels, CURVES.items(), strict=True):
+        for color, (loss, rows) in enumerate(found.items()):
+            curves = [column(row, key) for row in rows]
+            for curve in curves:
+                axes.plot(range(1, len(curve) + 1), curve, color=f"C{color}", linewidth=0.6, alpha=0.35)
+            if curves:
+                means = [mean(values) for values in zip(*curves, strict=False)]
+                axes.plot(range(1, len(means) + 1), means, color=f"C{color}", linewidth=2, label=loss)
+        axes.set(xlabel="training step", title=name)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    app()
