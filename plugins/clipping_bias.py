@@ -24,6 +24,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_turnkey.losses.registry import LossSpec, TokenLoss, token_loss
+from verl_turnkey.plugins import seams
 
 ROW = "turnkey_row"
 
@@ -46,7 +47,7 @@ seen = Seen()
 
 def install(worker: Any, spec: LossSpec, params: Any) -> None:
     """Run inside an actor worker: its optimizer steps are scaled from now on."""
-    engine = worker.actor.engine
+    engine = seams.actor_worker(worker).actor.engine
     own = type(engine).train_batch.__get__(engine)
     engine.train_batch = partial(train_batch, engine, own, spec, params)
 

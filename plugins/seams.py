@@ -139,6 +139,21 @@ def unsupported_verl() -> str | None:
     )
 
 
+def actor_worker(process: Any) -> Any:
+    """The worker with the actor's engine inside a Ray process of the trainer; verl puts several roles into one.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    inside = [*getattr(process, "worker_dict", {}).values(), *getattr(process, "fused_worker_dict", {}).values()]
+    for worker in (process, *inside):
+        if getattr(getattr(worker, "actor", None), "engine", None) is not None:
+            return worker
+    raise RuntimeError(
+        f"found no worker with an actor in {type(process).__name__}; has verl changed? See `turnkey doctor`"
+    )
+
+
 def queue_fields(batch: KVBatchMeta) -> list[str]:
     """Names of all fields that the rows of ``batch`` share in TransferQueue.
 
