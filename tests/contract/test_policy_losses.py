@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +34,16 @@ def inputs() -> dict[str, torch.Tensor]:
     }
 
 
+class Engine:
+    """What the losses that scale gradients take hold of; how they do is in test_clipping_bias.py."""
+
+    def train_batch(self, data, loss_function):
+        raise NotImplementedError
+
+
+WORKER = SimpleNamespace(actor=SimpleNamespace(engine=Engine()))
+
+
 @pytest.fixture(autouse=True)
 def fresh_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "_params", {})
@@ -50,7 +61,7 @@ def under_verl(name: str, inputs: dict[str, torch.Tensor], rows: slice = slice(N
 @pytest.mark.parametrize("prefix", ["", "turnkey/"])
 def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
     params = losses()[name].params()
-    bridge.configure(None, (), name, params)
+    bridge.configure(WORKER, (), name, params)
     found, metrics = under_verl(prefix + name, inputs)
     expected, plain = policy_loss(name, **inputs)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -60,21 +71,21 @@ def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
 def test_parameters_arrive(inputs):
     values = []
     for clip_low in (0.2, 0.01):
-        bridge.configure(None, (), "turn_ratio", losses()["turn_ratio"].params(clip_low=clip_low))
+        bridge.configure(WORKER, (), "turn_ratio", losses()["turn_ratio"].params(clip_low=clip_low))
         values.append(under_verl("turn_ratio", inputs)[0].item())
         assert values[-1] == pytest.approx(policy_loss("turn_ratio", **inputs, clip_low=clip_low)[0].item(), rel=1e-5)
     assert values[0] != pytest.approx(values[1], rel=1e-3)
 
 
 def test_micro_batches_add_up(inputs):
-    bridge.configure(None, (), "turn_ratio", losses()["turn_ratio"].params())
+    bridge.configure(WORKER, (), "turn_ratio", losses()["turn_ratio"].params())
     whole = under_verl("turn_ratio", inputs)[0].item()
     parts = [under_verl("turn_ratio", inputs, rows)[0].item() for rows in (slice(0, 1), slice(1, 4))]
     assert sum(parts) == pytest.approx(whole, rel=1e-5)
 
 
 def test_rollout_correction_weighs_the_tokens(inputs):
-    bridge.configure(None, (), "dgpo", losses()["dgpo"].params())
+    bridge.configure(WORKER, (), "dgpo", losses()["dgpo"].params())
     plain = under_verl("dgpo", inputs)[0].item()
     assert under_verl("dgpo", inputs, rollout_is_weights=torch.full((4, 5), 0.5))[0].item() == pytest.approx(plain / 2)
 
