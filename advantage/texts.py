@@ -70,18 +70,25 @@ class _Clusters:
         counts = [gram_counts(text, q, width) for q, width in enumerate(WIDTHS, 1)]
         total = len(text) + self.lengths[:n]
 
-        def keep(possible: Ints, matched: Floats) -> Ints:
-            return possible[2.0 * matched >= self.threshold * total[possible] - 1e-6]
-
-        possible = np.arange(n)
+        possible, common = np.arange(n), np.zeros(n)
         for q, own in enumerate(counts, 1):
             common = np.minimum(own, self.counts[q - 1][possible]).sum(1)
-            possible = keep(possible, (common + (q - 1) * (total[possible] + 1)) / (2 * q - 1))
-        if len(possible) > n / WORTH and len(text) <= LONG:
-            possible = keep(possible, self.subsequences.lengths(text, possible))
+            matched = (common + (q - 1) * (total[possible] + 1)) / (2 * q - 1)
+            kept = 2.0 * matched >= self.threshold * total[possible] - 1e-6
+            possible, common = possible[kept], common[kept]
+        match = None
+        if len(possible):  # the likeliest first: when it matches, only those before it are left to rule out
+            likely = int(possible[np.argmax(common)])
+            match = likely if self.references[likely].reached(text, self.threshold) else None
+            possible = possible[possible != likely] if match is None else possible[possible < likely]
+        if len(possible) and len(possible) > (possible[-1] + 1) / WORTH and len(text) <= LONG:
+            matched = self.subsequences.lengths(text, possible)
+            possible = possible[2.0 * matched >= self.threshold * total[possible] - 1e-6]
         for k in possible.tolist():
             if self.references[k].reached(text, self.threshold):
                 return self.codes[k]
+        if match is not None:
+            return self.codes[match]
         self._open(text, counts, new)
         return new
 
@@ -127,11 +134,13 @@ class CommonSubsequences:
         self.width += len(text) + 1
 
     def lengths(self, text: str, which: Ints) -> Floats:
-        """Length of the longest common subsequence of ``text`` and each of the texts ``which``."""
-        row = self.everywhere
+        """Length of the longest common subsequence of ``text`` and each of the texts ``which``, in ascending order."""
+        end = sum(self.spans[which[-1]])
+        everywhere = self.everywhere & ((1 << end) - 1)  # those behind the last one need not be looked at
+        row = everywhere
         for character in text:
             hits = row & self.places.get(character, 0)
-            row = ((row + hits) | (row - hits)) & self.everywhere
+            row = ((row + hits) | (row - hits)) & everywhere
         found = []
         for k in which.tolist():
             first, length = self.spans[k]
