@@ -55,14 +55,12 @@ def table() -> None:
         play = f"{s['length_after']:.1f} | {s['invalid_after']:.1%}"
         print(f"| {s['method']} | {s['seed']} | {success} | {play} | {shares} |")
     by_method = {m: [s for s in found if s["method"] == m] for m in METHODS}
-    parts = list(found[0]["seconds_per_step"]) if found else []
-    print("\n| method | seeds | success after | area | " + " | ".join(f"{part} (s)" for part in parts) + " |")
-    print("|---" * (len(parts) + 4) + "|")
+    print("\n| method | seeds | success after | lowest | area |")
+    print("|---|---|---|---|---|")
     for method, rows in by_method.items():
         if rows:
-            seconds = [f"{mean(s['seconds_per_step'][part] for s in rows):.2f}" for part in parts]
             after, areas = ([f(s) for s in rows] for f in (lambda s: s["success_after"], area))
-            print(f"| {method} | {len(rows)} | {spread(after)} | {spread(areas)} | {' | '.join(seconds)} |")
+            print(f"| {method} | {len(rows)} | {spread(after)} | {min(after):.3f} | {spread(areas)} |")
     if found:
         first = found[0]
         print(
