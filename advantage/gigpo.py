@@ -75,13 +75,15 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     )
     if params.similarity is None:
         anchor_group, n = batch.anchor_groups
+        groups = {}  # every method logs those of equal states
     else:
         anchor_group, n = similar_states(batch, params.similarity)
+        groups = describe_groups("anchor", anchor_group, n)
     stats = group_stats(returns, anchor_group, n)
     step = normalise(returns, anchor_group, stats, params.norm, params.epsilon)
     metrics = {
         "credit/groups": float(batch.n_groups),
-        **describe_groups("anchor", anchor_group, n),
+        **groups,
         "credit/share_steps_with_step_credit": float(np.mean(step != 0)) if n else 0.0,
         **describe("episode_level", episode),
         **describe("step_level", step),

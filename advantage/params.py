@@ -30,6 +30,12 @@ def check(ok: bool, key: str, expected: str, value: object) -> None:
         raise ConfigError(f"{key}: expected {expected}, got {value!r}")
 
 
+def require_frozen(what: str, params: object) -> None:
+    """Raise ValueError unless ``params`` is a frozen dataclass; ``what`` it belongs to opens the message."""
+    if not (is_dataclass(params) and isinstance(params, type) and params.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise ValueError(f"{what}: expected params to be a class with @dataclass(frozen=True), got {params!r}")
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """``; did you mean 'x'?`` for the closest of ``known``, or an empty string when nothing comes near."""
     by_lower = {str(k).lower(): str(k) for k in known}

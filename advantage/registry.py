@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
 from verl_turnkey.advantage.metrics import describe, describe_groups
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 
 Estimator = TypeVar("Estimator", bound=Callable[[StepBatch, Any], Credit])
 
@@ -61,10 +61,7 @@ def register_estimator(
             f"estimator {name!r} is already registered by {holder.__module__}.{holder.__qualname__}; choose another "
             f"name"
         )
-    if not (is_dataclass(params) and isinstance(params, type) and params.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-        raise ValueError(
-            f"estimator {name!r}: expected params to be a class with @dataclass(frozen=True), got {params!r}"
-        )
+    require_frozen(f"estimator {name!r}", params)
     for column in needs:
         if column not in OPTIONAL_COLUMNS and not column.startswith("extra."):
             raise ValueError(

@@ -70,7 +70,7 @@ class _Clusters:
         counts = [gram_counts(text, q, width) for q, width in enumerate(WIDTHS, 1)]
         total = len(text) + self.lengths[:n]
 
-        possible, common = np.arange(n), np.zeros(n)
+        possible = np.arange(n)
         for q, own in enumerate(counts, 1):
             common = np.minimum(own, self.counts[q - 1][possible]).sum(1)
             matched = (common + (q - 1) * (total[possible] + 1)) / (2 * q - 1)

@@ -11,16 +11,14 @@ again.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import typer
+from quickstart_runs import ROOT, train_missing
 
-ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "learning"
 METHODS, SEEDS = ("grpo_steps", "gigpo", "hgpo", "salt", "proxmo"), (0, 1, 2)
 VALIDATE_EVERY = 5
@@ -33,12 +31,8 @@ def run(steps: int = 20, methods: str = ",".join(METHODS)) -> None:
     """Train what is missing, one seed after the other so that a part of the runs can be compared already."""
     for seed in SEEDS:
         for method in methods.split(","):
-            out = RUNS / f"{method}-{seed}"
-            if not (out / "summary.json").exists():
-                script = ROOT / "examples" / "quickstart" / "run.py"
-                options = ["--method", method, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
-                options += ["--validate-every", str(VALIDATE_EVERY)]
-                subprocess.run([sys.executable, str(script), *options], check=True)
+            options = ("--validate-every", str(VALIDATE_EVERY))
+            train_missing(RUNS / f"{method}-{seed}", method=method, seed=seed, steps=steps, options=options)
     table()
 
 

@@ -11,15 +11,14 @@ interrupted one starts again.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import typer
+from quickstart_runs import ROOT, train_missing
 
-ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs" / "stability"
 LOSSES, SEEDS = ("vanilla", "turn_ratio", "s_ppo", "st_ppo"), (0, 1, 2)
 METHOD, EPOCHS = "gigpo", 6
@@ -40,13 +39,9 @@ def run(steps: int = 20) -> None:
     """Train what is missing, one seed after the other."""
     for seed in SEEDS:
         for loss in LOSSES:
-            out = RUNS / f"{loss}-{seed}"
-            if not (out / "summary.json").exists():
-                script = ROOT / "examples" / "quickstart" / "run.py"
-                options = ["--method", METHOD, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
-                for override in (f"+turnkey/loss={loss}", f"actor_rollout_ref.actor.ppo_epochs={EPOCHS}"):
-                    options += ["--override", override]
-                subprocess.run([sys.executable, str(script), *options], check=True)
+            overrides = (f"+turnkey/loss={loss}", f"actor_rollout_ref.actor.ppo_epochs={EPOCHS}")
+            options = tuple(word for override in overrides for word in ("--override", override))
+            train_missing(RUNS / f"{loss}-{seed}", method=METHOD, seed=seed, steps=steps, options=options)
     table()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ def register_loss(
     if name in _LOSSES:
         holder = _LOSSES[name].fn
         raise ValueError(f"loss {name!r} is already registered by {holder.__module__}.{holder.__qualname__}")
-    if not (is_dataclass(params) and isinstance(params, type) and params.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-        raise ValueError(f"loss {name!r}: expected params to be a class with @dataclass(frozen=True), got {params!r}")
+    require_frozen(f"loss {name!r}", params)
 
     def register(fn: Loss) -> Loss:
         _LOSSES[name] = LossSpec(name, params, dict(needs or {}), paper, summary, fn)
@@ -94,6 +93,14 @@ def loss_spec(name: str) -> LossSpec:
     if name not in _LOSSES:
         raise ConfigError(f"unknown loss {name!r}{did_you_mean(name, _LOSSES) or ';'} known: {', '.join(losses())}")
     return _LOSSES[name]
+
+
+def scales_gradient(params: Any) -> bool:
+    """Whether a loss with these params divides its gradient: they have a method ``gradient_scale(norm)``.
+
+    Its :class:`TokenLoss` then has a ``bias``, whose gradient's norm is what the method is given.
+    """
+    return callable(getattr(params, "gradient_scale", None))
 
 
 def policy_loss(
@@ -162,9 +169,8 @@ def token_loss(
     mask = response_mask.bool()
     dtype = torch.float64 if log_prob.dtype == torch.float64 else torch.float32
 
-    def clean(
-        tensor: Tensor,
-    ) -> Tensor:  # whatever stands off the mask, nan included, touches neither loss nor gradient
+    # Whatever stands off the mask, nan included, touches neither loss nor gradient.
+    def clean(tensor: Tensor) -> Tensor:
         return torch.where(mask, tensor.to(dtype), 0.0)
 
     inputs = LossInputs(clean(log_prob), clean(old_log_prob).detach(), clean(advantages).detach(), mask, extra)

@@ -25,7 +25,7 @@ class StPpoParams:
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high)
 
-    def scale(self, norm: float) -> float:
+    def gradient_scale(self, norm: float) -> float:
         """Factor of the gradient, given the norm of the clipping bias; 1 when nothing was clipped."""
         if norm == 0:
             return 1.0

@@ -18,10 +18,7 @@ def turn_ids(mask: Tensor) -> Tensor:
     ``mask`` is (B, L), or jagged (a nested tensor with layout ``torch.jagged``) of B rows; any dtype that reads as
     bool. The result has the same shape and layout, int64. Rows without a one are all -1.
     """
-    flat, row_start = _flat(mask)
-    before = torch.zeros_like(flat)
-    before[1:] = flat[:-1]
-    starts = flat & (~before | row_start)
+    flat, row_start, starts = _runs(mask)
     number = starts.cumsum(0)  # runs so far, over all rows
     position = torch.arange(len(flat), device=flat.device)
     first = torch.where(row_start, position, 0).cummax(0).values if len(flat) else position
@@ -43,10 +40,8 @@ class Turns:
     @classmethod
     def of(cls, mask: Tensor) -> Turns:
         """The turns of a response mask, (B, L) or jagged."""
-        flat, row_start = _flat(mask)
-        before = torch.zeros_like(flat)
-        before[1:] = flat[:-1]
-        number = (flat & (~before | row_start)).cumsum(0)
+        flat, _, starts = _runs(mask)
+        number = starts.cumsum(0)
         n = int(number[-1]) if len(flat) else 0
         index = torch.where(flat, number - 1, n)
         return cls(_like(index, mask), n, torch.bincount(index, minlength=n + 1)[:n])
@@ -70,8 +65,8 @@ def _values(tensor: Tensor) -> Tensor:
     return tensor.values() if tensor.is_nested else tensor.reshape(-1)
 
 
-def _flat(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The mask as one row of bool, and where a row of the batch starts in it."""
+def _runs(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The mask as one row of bool, where a row of the batch starts in it, and where a run of ones does."""
     flat = _values(mask).bool()
     row_start = torch.zeros_like(flat)
     if mask.is_nested:
@@ -79,7 +74,9 @@ def _flat(mask: Tensor) -> tuple[Tensor, Tensor]:
         row_start[starts[starts < len(flat)]] = True  # the last rows may be empty
     elif len(flat):
         row_start.view(mask.shape)[:, 0] = True
-    return flat, row_start
+    before = torch.zeros_like(flat)
+    before[1:] = flat[:-1]
+    return flat, row_start, flat & (~before | row_start)
 
 
 def _like(flat: Tensor, shape: Tensor) -> Tensor:

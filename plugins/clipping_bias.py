@@ -94,41 +94,38 @@ def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: A
     rows = sorted(seen.rows)
     anywhere = torch.tensor([len(rows)], device=_device(engine))
     dist.all_reduce(anywhere, group=engine.get_data_parallel_group())
-    norm = 0.0
+    norm, scale = 0.0, 1.0
     if anywhere.item():
         parameters = [p for p in engine.module.parameters() if p.grad is not None]
         gradients = [p.grad for p in parameters]
         engine.optimizer_zero_grad()
         # A rank without clipped tokens takes part with a row whose bias is zero: sharded models compute together.
         part = tu.index_select_tensor_dict(data, torch.tensor(rows or [0]))
-        engine.forward_backward_batch(part, partial(_bias, spec, params, config, _normaliser(engine, data)))
+        engine.forward_backward_batch(part, partial(_bias, spec, params, config))
         norm = _total_norm(engine)
+        scale = params.gradient_scale(norm)
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.mul_(params.scale(norm))
+            parameter.grad = gradient.mul_(scale)
     return {
         "norm": norm,
-        "scale": params.scale(norm),
+        "scale": scale,
         "rows": float(anywhere.item()),
         "seconds": time.perf_counter() - started,
     }
-
-
-def _normaliser(engine: Any, data: TensorDict) -> dict[str, Any]:
-    """What verl divides by, of the whole mini-batch: the second pass sees a part of it."""
-    names = ("dp_size", "batch_num_tokens", "global_batch_size")
-    return {name: tu.get_non_tensor_data(data=data, key=name, default=None) for name in names}
 
 
 def _bias(
     spec: LossSpec,
     params: Any,
     config: Any,
-    normaliser: dict[str, Any],
     model_output: Any,
     data: TensorDict,
     dp_group: Any = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The loss of the second pass: its gradient is the clipping bias, averaged as verl averages the loss."""
+    """The loss of the second pass: its gradient is the clipping bias, averaged as verl averages the loss.
+
+    What verl divides by is of the whole mini-batch, and stands in the config since the first pass.
+    """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     fields = ["response_mask", "old_log_probs", "advantages"]
     fields += ["rollout_is_weights"] if "rollout_is_weights" in data else []
@@ -146,8 +143,7 @@ def _bias(
     weights = padded.get("rollout_is_weights", None)
     assert term.bias is not None
     bias = term.bias if weights is None else term.bias * weights
-    total = agg_loss(bias, mask, config.loss_agg_mode, **normaliser, loss_scale_factor=config.loss_scale_factor)
-    return total, {}
+    return agg_loss(bias, mask, config.loss_agg_mode, **config.global_batch_info), {}
 
 
 def _total_norm(engine: Any) -> float:

@@ -14,7 +14,7 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss
 
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.losses.registry import loss_spec, token_loss
+from verl_turnkey.losses.registry import loss_spec, scales_gradient, token_loss
 from verl_turnkey.plugins import clipping_bias, registration
 
 _params: dict[str, Any] = {}
@@ -29,7 +29,7 @@ def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> No
     registration.register_losses()
     registration.verify(("loss",), (name,))
     _params[name] = params
-    if hasattr(params, "scale"):
+    if scales_gradient(params):
         clipping_bias.install(worker, loss_spec(name), params)
 
 

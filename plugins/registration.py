@@ -13,7 +13,7 @@ import functools
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
@@ -127,12 +127,7 @@ def register_estimators(module: ModuleType | None = None) -> None:
         from verl_turnkey.advantage import estimators
         from verl_turnkey.plugins.credit import verl_estimator
 
-        for name in estimators():
-            for alias in (name, f"turnkey/{name}"):
-                # One function per name for the life of the process: verl compares them by identity.
-                known = core_algos.ADV_ESTIMATOR_REGISTRY.get(alias)
-                ours = known if getattr(known, "turnkey", False) else verl_estimator(name)
-                _claim("estimator", alias, core_algos.ADV_ESTIMATOR_REGISTRY, ours)
+        _claim_functions("estimator", estimators(), core_algos.ADV_ESTIMATOR_REGISTRY, verl_estimator)
 
     _guarded("estimator", "*", register)
 
@@ -144,13 +139,20 @@ def register_losses(module: ModuleType | None = None) -> None:
     def register() -> None:
         from verl_turnkey.plugins.loss import verl_loss
 
-        for name in loss_names():
-            for alias in (name, f"turnkey/{name}"):
-                known = core_algos.POLICY_LOSS_REGISTRY.get(alias)
-                ours = known if getattr(known, "turnkey", False) else verl_loss(name)
-                _claim("loss", alias, core_algos.POLICY_LOSS_REGISTRY, ours)
+        _claim_functions("loss", loss_names(), core_algos.POLICY_LOSS_REGISTRY, verl_loss)
 
     _guarded("loss", "*", register)
+
+
+def _claim_functions(
+    kind: str, names: Iterable[str], registry: MutableMapping[str, Any], make: Callable[[str], Any]
+) -> None:
+    """``make(name)`` under each name and as ``turnkey/<name>``."""
+    for name in names:
+        for alias in (name, f"turnkey/{name}"):
+            # One function per name for the life of the process: verl compares them by identity.
+            known = registry.get(alias)
+            _claim(kind, alias, registry, known if getattr(known, "turnkey", False) else make(name))
 
 
 def loss_names() -> list[str]:

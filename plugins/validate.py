@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, EstimatorSpec
+from verl_turnkey.losses import LossSpec
+from verl_turnkey.losses.registry import scales_gradient
 from verl_turnkey.plugins import registration, seams
 from verl_turnkey.plugins.config import (
     TurnkeyConfig,
@@ -162,13 +165,18 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in spec.needs and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
+    _warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
+
+
+def _warn_ignored(
+    node: DictConfig, where: str, keys: dict[str, tuple[Any, str]], spec: EstimatorSpec | LossSpec, ours: str
+) -> None:
+    """Name the keys of verl under ``where`` that were changed although ``spec`` does not read them."""
     known = {field.name for field in fields(spec.params)}
-    for key, (default, ours) in IGNORED_ALGORITHM_KEYS.items():
-        if config.algorithm.get(key, default) != default:
-            instead = f", which reads turnkey.credit.{ours}" if ours in known else ", which has no such parameter"
-            warnings.warn(
-                f"algorithm.{key}={config.algorithm[key]} has no effect on {spec.name}{instead}", stacklevel=2
-            )
+    for key, (default, own) in keys.items():
+        if node.get(key, default) != default:
+            instead = f", which reads {ours}.{own}" if own in known else ", which has no such parameter"
+            warnings.warn(f"{where}.{key}={node[key]} has no effect on {spec.name}{instead}", stacklevel=2)
 
 
 def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
@@ -193,17 +201,12 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
         )
     params = loss_params(config, turnkey)
     strategy = str(config.actor_rollout_ref.actor.strategy)
-    if hasattr(params, "scale") and strategy not in ("fsdp", "fsdp2"):
+    if scales_gradient(params) and strategy not in ("fsdp", "fsdp2"):
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} scales gradients, which it can on "
             f"actor_rollout_ref.actor.strategy=fsdp or fsdp2, got {strategy!r}"
         )
-    known = {field.name for field in fields(params)}
-    for key, (default, ours) in IGNORED_ACTOR_KEYS.items():
-        if config.actor_rollout_ref.actor.get(key, default) != default:
-            instead = f", which reads turnkey.loss.{ours}" if ours in known else ", which has no such parameter"
-            value = config.actor_rollout_ref.actor[key]
-            warnings.warn(f"actor_rollout_ref.actor.{key}={value} has no effect on {name}{instead}", stacklevel=2)
+    _warn_ignored(config.actor_rollout_ref.actor, "actor_rollout_ref.actor", IGNORED_ACTOR_KEYS, spec, "turnkey.loss")
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registration.verify(("loss",), (str(name),))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from verl.trainer.ppo.utils import need_critic
 from verl.workers.config import FSDPActorConfig
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.losses import losses, policy_loss
+from verl_turnkey.losses import TokenLoss, losses, policy_loss, register_loss, registry
 from verl_turnkey.plugins import loss as bridge
 from verl_turnkey.plugins.config import loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.registration import loss_names
@@ -88,6 +89,24 @@ def test_rollout_correction_weighs_the_tokens(inputs):
     bridge.configure(WORKER, (), "dgpo", losses()["dgpo"].params())
     plain = under_verl("dgpo", inputs)[0].item()
     assert under_verl("dgpo", inputs, rollout_is_weights=torch.full((4, 5), 0.5))[0].item() == pytest.approx(plain / 2)
+
+
+@dataclass(frozen=True)
+class ScaleParams:
+    scale: float = 2.0
+
+
+def test_a_parameter_called_scale_scales_no_gradient(inputs, monkeypatch):
+    """Only a loss that says so takes hold of the engine."""
+    for name, hooked in (("st_ppo", True), ("plain", False)):
+        monkeypatch.setattr(registry, "_LOSSES", dict(registry._LOSSES))
+        if name == "plain":
+            plain = register_loss("plain", params=ScaleParams)
+            plain(lambda inputs, params: TokenLoss(-params.scale * inputs.log_prob * inputs.advantages))
+        engine = Engine()
+        bridge.configure(SimpleNamespace(actor=SimpleNamespace(engine=engine)), (), name, losses()[name].params())
+        assert ("train_batch" in vars(engine)) is hooked
+    assert under_verl("plain", inputs)[0].item() == pytest.approx(policy_loss("plain", **inputs)[0].item(), rel=1e-5)
 
 
 def test_without_our_trainer_there_are_no_parameters(inputs):

@@ -1,0 +1,18 @@
+"""One run of the quickstart in a folder of its own, for the benchmarks that compare many."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def train_missing(out: Path, *, method: str, seed: int, steps: int, options: tuple[str, ...] = ()) -> None:
+    """Train into ``out`` unless a finished run (summary.json) is there; ``options`` are further ones of the script."""
+    if (out / "summary.json").exists():
+        return
+    script = ROOT / "examples" / "quickstart" / "run.py"
+    usual = ["--method", method, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
+    subprocess.run([sys.executable, str(script), *usual, *options], check=True)
