@@ -9,10 +9,12 @@ array([-1.,  1.])
 from verl_turnkey.advantage import (  # noqa: F401  importing a method registers it
     gigpo,
     grpo_steps,
+    hdpo,
     hgpo,
     proxmo,
     rebn,
     salt,
+    seeupo,
     turn_gae,
     vc_gae,
 )

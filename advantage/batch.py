@@ -216,12 +216,14 @@ class Credit:
     """What an estimator returns.
 
     ``advantage`` (S,) float64, in the row order of the batch; ``returns`` (S,) float64, the target of a critic, or
-    None; ``metrics``, what the method wants logged.
+    None; ``metrics``, what the method wants logged; ``extra``, further columns (S,) that a policy loss may ask for by
+    name (an estimator declares them in ``gives``).
     """
 
     advantage: Floats
     returns: Floats | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "advantage", np.asarray(self.advantage, np.float64))

@@ -32,13 +32,14 @@ class EstimatorSpec:
     """A registered estimator.
 
     ``params``: its frozen dataclass. ``needs``: the StepBatch columns it cannot do without, ``extra.<name>`` for an
-    extra one. ``paper`` and ``summary``: where it comes from and what it does, one line each. ``fn(batch, params)``
-    returns a Credit.
+    extra one. ``gives``: the columns it returns in ``Credit.extra``, for policy losses that need them. ``paper`` and
+    ``summary``: where it comes from and what it does, one line each. ``fn(batch, params)`` returns a Credit.
     """
 
     name: str
     params: type
     needs: tuple[str, ...]
+    gives: tuple[str, ...]
     paper: str
     summary: str
     fn: Callable[[StepBatch, Any], Credit]
@@ -48,7 +49,13 @@ _ESTIMATORS: dict[str, EstimatorSpec] = {}
 
 
 def register_estimator(
-    name: str, *, params: type, needs: tuple[str, ...] = (), paper: str = "", summary: str = ""
+    name: str,
+    *,
+    params: type,
+    needs: tuple[str, ...] = (),
+    gives: tuple[str, ...] = (),
+    paper: str = "",
+    summary: str = "",
 ) -> Callable[[Estimator], Estimator]:
     """Decorate ``fn(batch: StepBatch, params) -> Credit`` to make it the estimator ``name``.
 
@@ -70,7 +77,7 @@ def register_estimator(
             )
 
     def register(fn: Estimator) -> Estimator:
-        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), paper, summary, fn)
+        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), paper, summary, fn)
         return fn
 
     return register
@@ -104,7 +111,9 @@ def compute_credit(name: str, batch: StepBatch, **params: Any) -> Credit:
     credit = spec.fn(batch, parsed)
     if not isinstance(credit, Credit):
         raise ValueError(f"estimator {name!r}: expected it to return a Credit, got {type(credit).__name__}")
-    for column, array in (("advantage", credit.advantage), ("returns", credit.returns)):
+    if set(credit.extra) != set(spec.gives):
+        raise ValueError(f"estimator {name!r}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
+    for column, array in (("advantage", credit.advantage), ("returns", credit.returns), *credit.extra.items()):
         if array is not None and (np.shape(array) != (len(batch),) or not np.isfinite(array).all()):
             raise ValueError(
                 f"estimator {name!r}: expected {column} of shape ({len(batch)},) with finite numbers, got "

@@ -1,7 +1,7 @@
 """SeeUPO's bookkeeping: turns are updated one after the other, and each update is weighed by what the last one did.
 
-Two functions for a training loop that goes through the turns in reverse order; the loss itself is a sequence ratio with
-PPO's clip (``turn_ratio`` on rows of one turn, verl's ``gspo``).
+For a training loop that goes through the turns in reverse order: the advantages are the estimator ``seeupo``'s, the
+loss a sequence ratio with PPO's clip (``turn_ratio`` on rows of one turn, verl's ``gspo``).
 """
 
 from __future__ import annotations
@@ -10,38 +10,6 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 10.0
-SMALLEST_STD = 1e-6
-
-
-def turn_advantages(score: Tensor, group: Tensor, ratio: Tensor, clamp: float = 3.0) -> Tensor:
-    """``M_{t+1}``: the advantages (B,) that turn t is updated with, one row per trajectory.
-
-    ::
-
-        A = score - mean of the group           a group of one keeps its score
-        A = (A - mean) / std of all rows        sample std; only centred when it is 0
-        M = clip(A, -clamp, clamp) * ratio
-
-    ``group`` (B,) are integer codes, ``ratio`` (B,) what :func:`accumulated_ratio` made of the turns after t, ones at
-    first. A batch whose groups are constant gives exactly 0.
-
-    Source: SeeUPO, arXiv:2602.06554, Eq 9 and 8; the clamp, the order of the two normalisations and the group of one
-    are the released code's.
-    """
-    values = score.double()
-    n = int(group.max()) + 1 if len(group) else 0
-    size = torch.bincount(group, minlength=n)
-    mean = values.new_zeros(n).index_add(0, group, values) / size.clamp(min=1)
-    low = values.new_full((n,), torch.inf).scatter_reduce(0, group, values, "amin")
-    high = values.new_full((n,), -torch.inf).scatter_reduce(0, group, values, "amax")
-    mean = torch.where(low == high, low, mean)  # the rounding of a mean is no advantage
-    centred = torch.where(size[group] > 1, values - mean[group], values)
-    if len(centred) > 1:
-        std = centred.std()
-        centred = centred - centred.mean()
-        if std > SMALLEST_STD:
-            centred = centred / std
-    return (centred.clamp(-clamp, clamp) * ratio.double()).to(ratio.dtype)
 
 
 def accumulated_ratio(

@@ -91,9 +91,24 @@ class UpdateConfig:
 
     mini_batches: int | None = None
     """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, whatever the episode length"""
+    order: Literal["batch", "reverse_turns"] = "batch"
+    """batch: all turns at once; reverse_turns: turn after turn from the last, each weighed by the ratio that the later
+    turns' updates left behind (SeeUPO)"""
+    old_policy: Literal["turn", "iteration"] = "turn"
+    """reverse_turns: the policy that ratios refer to, before the turn's update (SeeUPO's code) or at the beginning of
+    the step (its paper)"""
+    ratio_clip: float = 0.2
+    """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
 
     def __post_init__(self) -> None:
         check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)
+        check(0 < self.ratio_clip < 1, "ratio_clip", "a number in (0, 1)", self.ratio_clip)
+        check(
+            self.order == "batch" or self.mini_batches is None,
+            "mini_batches",
+            "null with order=reverse_turns: each turn is one optimizer step per epoch",
+            self.mini_batches,
+        )
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ class CreditStep:
     lists: Sequence[str] = ()
     """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
     metrics: dict[str, float] = field(default_factory=dict)
+    rows: Rows | None = None
+    """the table of steps, once it has been read"""
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    """the estimator's further columns, (S,) each"""
 
     @property
     def has_records(self) -> bool:
@@ -58,6 +62,7 @@ class CreditStep:
             lists=self.lists,
         )
         self.metrics = episode_metrics(rows)
+        self.rows = rows
         return rows
 
     def run(
@@ -82,6 +87,7 @@ class CreditStep:
             raise ConfigError(needs_record(name, lacking))
         credit = compute_credit(name, rows.steps, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
+        self.extra = credit.extra
         advantages = rows.to_tokens(credit.advantage, response_mask)
         if credit.returns is None:
             return advantages, advantages.clone()

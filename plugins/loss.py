@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.losses.registry import loss_spec, scales_gradient, token_loss
-from verl_turnkey.plugins import clipping_bias, registration
+from verl_turnkey.plugins import clipping_bias, loss_inputs, registration
 
 _params: dict[str, Any] = {}
 
@@ -29,6 +29,8 @@ def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> No
     registration.register_losses()
     registration.verify(("loss",), (name,))
     _params[name] = params
+    if needs := tuple(loss_spec(name).needs):
+        loss_inputs.hand_over(worker, needs)
     if scales_gradient(params):
         clipping_bias.install(worker, loss_spec(name), params)
 
@@ -57,7 +59,7 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
             old_log_prob=old_log_prob,
             advantages=advantages,
             response_mask=response_mask,
-            extra={},
+            extra=loss_inputs.current(),
         )
         clipping_bias.seen.note(term)
         per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, estimators
-from verl_turnkey.plugins.config import TurnkeyConfig, closest
+from verl_turnkey.plugins.config import TurnkeyConfig, UpdateConfig, closest
 from verl_turnkey.plugins.registration import loss_names
 
 if TYPE_CHECKING:
@@ -36,6 +36,18 @@ VERL_KEYS: dict[str, Any] = {
         },
     },
 }
+
+
+# What a method or a loss asks of verl, and of the node ``turnkey:``, beside its own parameters.
+FURTHER_KEYS: dict[str, dict[str, Any]] = {
+    "seeupo": {
+        "actor_rollout_ref": {
+            "actor": {"policy_loss": {"loss_mode": "gspo"}, "loss_agg_mode": "seq-mean-token-mean"},
+        }
+    },
+    "loss/a3po": {"algorithm": {"rollout_correction": {"bypass_mode": True}}},
+}
+UPDATES = {"seeupo": UpdateConfig(order="reverse_turns")}
 
 
 def shipped() -> dict[str, EstimatorSpec]:
@@ -80,21 +92,27 @@ def render(name: str) -> str:
         algorithm = {"algorithm": {"adv_estimator": name}}
         if "value" in spec.needs:
             algorithm["critic"] = {"enable": True}
-    lines = list(_yaml({**algorithm, **VERL_KEYS}, 0))
-    lines += ["turnkey:", *_node(spec.params() if spec else None)]
+    lines = list(_yaml(_merged(_merged(algorithm, VERL_KEYS), FURTHER_KEYS.get(name, {})), 0))
+    node = TurnkeyConfig(update=UPDATES.get(name, UpdateConfig()))
+    lines += ["turnkey:", *_node(node, spec.params() if spec else None)]
     return HEADER.format(title=title, name=name) + "\n".join(lines) + "\n"
 
 
 def _render_loss(recipe: str) -> str:
     name = recipe.removeprefix("loss/")
     spec = shipped_losses()[name]
-    lines = list(_yaml({"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": name}}}}, 0))
+    keys = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": name}}}}
+    lines = list(_yaml(_merged(keys, FURTHER_KEYS.get(recipe, {})), 0))
     lines += ["turnkey:", "  loss:", *_dataclass(spec.params(), 4)]
     return HEADER.format(title=f"{spec.summary} ({spec.paper})", name=recipe) + "\n".join(lines) + "\n"
 
 
-def _node(params: Any) -> Iterator[str]:
-    node = TurnkeyConfig()
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    nodes = {key: _merged(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(one[key], dict)}
+    return {**one, **other, **nodes}
+
+
+def _node(node: TurnkeyConfig, params: Any) -> Iterator[str]:
     for entry in fields(node):
         value = getattr(node, entry.name)
         if entry.name == "credit" and params is not None:

@@ -133,7 +133,7 @@ def register_estimators(module: ModuleType | None = None) -> None:
 
 
 def register_losses(module: ModuleType | None = None) -> None:
-    """The policy losses of :mod:`verl_turnkey.losses` that need nothing but what verl passes (core_algos)."""
+    """The policy losses of :mod:`verl_turnkey.losses` (core_algos)."""
     core_algos = module or sys.modules["verl.trainer.ppo.core_algos"]
 
     def register() -> None:
@@ -156,12 +156,12 @@ def _claim_functions(
 
 
 def loss_names() -> list[str]:
-    """The losses that verl's registry can serve: it passes log-probabilities, advantages and the mask."""
+    """Our losses; none where torch is missing."""
     if find_spec("torch") is None:
         return []
     from verl_turnkey.losses import losses
 
-    return [name for name, spec in losses().items() if not spec.needs]
+    return list(losses())
 
 
 def register_trainers(module: ModuleType) -> None:

@@ -16,16 +16,18 @@ import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.plugins import agent_loop, loss, registration, seams
+from verl_turnkey.plugins import agent_loop, loss, loss_inputs, phases, registration, seams
 from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
 from verl_turnkey.plugins.derived import listed_per_turn
-from verl_turnkey.plugins.rows import failure
+from verl_turnkey.plugins.rows import Rows, failure
 from verl_turnkey.plugins.turns import split_key
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,13 @@ class TurnkeyTrainer:
         if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
             self.replay_buffer.poll_interval = POLL_SECONDS
         self._real_rows = 0
+        self._dp_size = 1
+        self._table: Rows | None = None
+        self._in_phases = self.turnkey.update.order == "reverse_turns" or self._carries_log_ratios
+
+    @property
+    def _carries_log_ratios(self) -> bool:
+        return self.loss is not None and loss_inputs.GROUP_LOG_RATIO in self.loss.needs
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
@@ -108,18 +117,32 @@ class TurnkeyTrainer:
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Pad to whole mini-batches of whatever size; verl pads to a multiple of ppo_mini_batch_size * n rows."""
+        self._dp_size = dp_size
         updates = [1]
         if self.use_critic:
             updates.append(self._mini_batches("critic"))
-        if self.config.trainer.critic_warmup <= self.global_steps:
+        if self.config.trainer.critic_warmup <= self.global_steps and not self._in_phases:
             updates.append(self._mini_batches("actor"))
         return dp_size * math.lcm(*updates)
+
+    def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """With padding rows enough to fill up any phase of the update to a row for each rank."""
+        batch = super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
+        padding = sum(tag.get("is_padding", False) for tag in batch.tags)
+        if self._in_phases and padding < self._dp_size - 1:
+            # To be divisible by its length and a bit, verl adds that bit.
+            larger = len(batch) + self._dp_size
+            batch = upsample_batch_to_divisible_size(batch, larger, self.tokenizer.eos_token_id)
+        return batch
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
         """Right before each worker call: which fields travel, and in how many mini-batches they are used."""
         batch.fields = [name for name in seams.queue_fields(batch) if name not in NOT_FOR_WORKERS]
         if method in ("update_actor", "train_mini_batch"):
-            number = self._mini_batches("critic" if method == "train_mini_batch" else "actor")
+            actor = method == "update_actor"
+            number = 1 if actor and self._in_phases else self._mini_batches("actor" if actor else "critic")
+            if actor and self._carries_log_ratios:
+                batch.extra_info["epochs"] = 1  # each is a phase of its own
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
             batch.extra_info.pop("mini_batch_size", None)
             batch.extra_info["num_mini_batch"] = number
@@ -152,7 +175,50 @@ class TurnkeyTrainer:
         if self.estimator is None and step.has_records:
             step.read()
         metrics.update(step.metrics)
+        self._table = step.rows
+        if self.loss is not None and self.loss.needs:
+            columns = loss_inputs.columns(
+                tuple(self.loss.needs), self._steps(), step.extra, batch.tags, data["response_mask"], self.global_steps
+            )
+            batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=columns)
         return batch
+
+    def _steps(self) -> Rows:
+        if self._table is None:
+            raise ConfigError(
+                f"algorithm.adv_estimator={self.config.algorithm.adv_estimator} on rows without records: the policy "
+                "loss or turnkey.update.order asks for the steps of each episode, so take an estimator of this package "
+                "or an agent loop that writes records (turnkey_env)"
+            )
+        return self._table
+
+    # --- the actor's update in phases -------------------------------------------------------------------------------
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's own update, or several on parts of the batch."""
+        if not self._in_phases:
+            return super()._update_actor(batch, metrics)  # type: ignore[misc]
+        calls = phases.Calls(self._actor_log_probs, self._update_part)
+        real_rows = self._real_rows
+        if self.turnkey.update.order == "reverse_turns":
+            found = phases.reverse_turns(batch, self._steps(), self._dp_size, calls, self.turnkey.update)
+        else:
+            numbers = self._mini_batches("actor"), self.config.actor_rollout_ref.actor.ppo_epochs
+            found = phases.group_log_ratios(batch, self._steps(), self._dp_size, calls, *numbers)
+        self._real_rows = real_rows
+        metrics.update(found)
+        return batch
+
+    def _actor_log_probs(self, part: KVBatchMeta) -> None:
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        self.actor_rollout_wg.compute_log_prob(part)
+
+    def _update_part(self, part: KVBatchMeta, real_rows: int) -> dict[str, Any]:
+        self._real_rows = real_rows
+        metrics: dict[str, Any] = {}
+        super()._update_actor(part, metrics)  # type: ignore[misc]
+        return metrics
 
     def _count(
         self, batch: KVBatchMeta, extra_fields: list[Any], response_mask: torch.Tensor, metrics: dict[str, Any]

@@ -38,6 +38,13 @@ VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
 
+# verl's losses with one importance ratio for a whole row, and its estimators whose advantages differ inside a turn.
+RATIO_PER_ROW = ("gspo", "geo_mean")
+ADVANTAGE_PER_TOKEN = ("gae",)
+
+# Inputs of policy losses that the trainer itself provides (loss_inputs.PROVIDERS, which imports torch and verl).
+PROVIDED = ("staleness", "rewards", "group_reward", "group_log_ratio")
+
 # The same of verl's keys that a turnkey loss does not read.
 IGNORED_ACTOR_KEYS = {
     "clip_ratio": (0.2, "clip_low"),
@@ -79,6 +86,8 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     if mode.startswith("turnkey_"):
         _check_trainer(config, mode)
     _check_loss(config, turnkey, mode)
+    _check_update(config, turnkey, mode)
+    _warn_levels(config, turnkey)
     files = _check_tasks(config)
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     if loop == "turnkey_env":
@@ -188,16 +197,24 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
                 "verl's own keys under actor_rollout_ref.actor"
             )
         return
-    if spec.needs:
-        wanted = "; ".join(f"{key!r}: {provider}" for key, provider in spec.needs.items())
-        raise ConfigError(
-            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} cannot be chosen here: it needs more than verl "
-            f"hands to a policy loss ({wanted}). Call verl_turnkey.losses.policy_loss from a loss function of your own"
-        )
     if not mode.startswith("turnkey_"):
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs a trainer that hands its parameters to the "
             f"workers, but trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}"
+        )
+    estimator = estimator_of(config)
+    given = {*PROVIDED, *(estimator.gives if estimator else ())}
+    if lacking := {key: provider for key, provider in spec.needs.items() if key not in given}:
+        wanted = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})"
+        )
+    bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
+    if "staleness" in spec.needs and not bypass:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} takes the rollout's own log-probabilities as the "
+            "old ones: set algorithm.rollout_correction.bypass_mode=true, as +turnkey/loss=a3po does"
         )
     params = loss_params(config, turnkey)
     strategy = str(config.actor_rollout_ref.actor.strategy)
@@ -209,6 +226,57 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
     _warn_ignored(config.actor_rollout_ref.actor, "actor_rollout_ref.actor", IGNORED_ACTOR_KEYS, spec, "turnkey.loss")
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registration.verify(("loss",), (str(name),))
+
+
+def _check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+    if turnkey.update.order == "batch":
+        return
+    key = "turnkey.update.order=reverse_turns"
+    if not mode.startswith("turnkey_"):
+        raise ConfigError(f"{key} needs trainer.v1.trainer_mode=turnkey_{mode}, got {mode}")
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop in VERLS_LOOPS:
+        raise ConfigError(
+            f"{key} needs a row per turn, but actor_rollout_ref.rollout.agent.default_agent_loop={loop} gives one row "
+            "per episode: use turnkey_env, or turnkey.update.order=batch"
+        )
+    if turnkey.update.old_policy == "turn" and OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"):
+        raise ConfigError(
+            f"{key} computes the old log-probabilities again before each turn, but "
+            "algorithm.rollout_correction.bypass_mode=true keeps the rollout's: set the one to false, or "
+            "turnkey.update.old_policy=iteration"
+        )
+    loss = loss_of(config)
+    if loss is not None and "group_log_ratio" in loss.needs:
+        raise ConfigError(f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
+    optim = config.actor_rollout_ref.actor.optim
+    if optim.get("lr_scheduler_type", "constant") != "constant" or optim.get("lr_warmup_steps_ratio", 0) > 0:
+        warnings.warn(
+            f"{key} is one update per turn number, and verl's learning-rate schedule moves with every update: "
+            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is what it means",
+            stacklevel=2,
+        )
+
+
+def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Importance ratio and advantage are chosen apart; some pairs are not what anybody means."""
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+    estimator = str(config.algorithm.adv_estimator)
+    if name in RATIO_PER_ROW and loop in VERLS_LOOPS and estimator_of(config) is not None:
+        warnings.warn(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} has one importance ratio per row, and a row of "
+            f"{loop} holds several turns, each with an advantage of its own from {estimator}: one turn's tokens then "
+            "decide whether another's are clipped. +turnkey/loss=turn_ratio has one ratio per turn",
+            stacklevel=2,
+        )
+    if getattr(loss_params(config, turnkey), "gradient", None) == "turn" and estimator in ADVANTAGE_PER_TOKEN:
+        warnings.warn(
+            f"algorithm.adv_estimator={estimator} gives each token an advantage of its own, and {name} has one "
+            "importance ratio per turn: with turnkey.loss.gradient=turn each token moves by the turn's mean advantage; "
+            "turnkey.loss.gradient=token lets each token move by its own",
+            stacklevel=2,
+        )
 
 
 def _check_trainer(config: DictConfig, mode: str) -> None:

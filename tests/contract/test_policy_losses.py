@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from contract_tools import Compose
+from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.utils import need_critic
 from verl.workers.config import FSDPActorConfig
@@ -16,9 +17,10 @@ from verl.workers.config import FSDPActorConfig
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import TokenLoss, losses, policy_loss, register_loss, registry
 from verl_turnkey.plugins import loss as bridge
+from verl_turnkey.plugins import loss_inputs
 from verl_turnkey.plugins.config import loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.registration import loss_names
-from verl_turnkey.plugins.validate import check
+from verl_turnkey.plugins.validate import PROVIDED, check
 
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 1]])
 
@@ -58,7 +60,7 @@ def under_verl(name: str, inputs: dict[str, torch.Tensor], rows: slice = slice(N
     return get_policy_loss_fn(name)(**part, loss_agg_mode="token-mean", config=config, **more)
 
 
-@pytest.mark.parametrize("name", loss_names())
+@pytest.mark.parametrize("name", [name for name in loss_names() if not losses()[name].needs])
 @pytest.mark.parametrize("prefix", ["", "turnkey/"])
 def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
     params = losses()[name].params()
@@ -67,6 +69,49 @@ def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
     expected, plain = policy_loss(name, **inputs)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     assert metrics == {f"actor/{key}": value for key, value in plain.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("a3po", {"staleness": torch.tensor([1.0, 2.0, 8.0, 1.0])}),
+        ("hdpo", {"tool_advantages": torch.tensor([[1.0], [0.0], [-2.0], [0.0]]).expand(4, 5)}),
+        (
+            "rebel",
+            {
+                "rewards": torch.tensor([1.0, 0.0, 2.0, 0.0]),
+                "group_reward": torch.tensor([0.5, 0.5, 1.0, 1.0]),
+                "group_log_ratio": torch.tensor([0.1, 0.1, -0.2, -0.2]),
+            },
+        ),
+    ],
+)
+def test_further_inputs_travel_with_the_rows(inputs, name, columns):
+    """The columns of a micro-batch are at the loss's hand while verl's loss function runs, and only then."""
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True)
+
+    def verls(model_output, data, dp_group=None):
+        config.global_batch_info.update(dp_size=1, batch_num_tokens=int(MASK.sum()), global_batch_size=4)
+        return get_policy_loss_fn(name)(**inputs, loss_agg_mode="token-mean", config=config)
+
+    class Actor:
+        engine = Engine()
+        loss_fn = staticmethod(verls)
+
+        def set_loss_fn(self, fn):
+            self.loss_fn = fn
+
+    actor = Actor()
+    bridge.configure(SimpleNamespace(actor=actor), (), name, losses()[name].params())
+    nested = {
+        key: value if value.dim() == 1 else torch.nested.as_nested_tensor(list(value), layout=torch.jagged)
+        for key, value in columns.items()
+    }
+    found, metrics = actor.loss_fn(model_output={}, data=TensorDict({**nested, "other": MASK}, batch_size=4))
+    expected, plain = policy_loss(name, **inputs, **columns)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert metrics == {f"actor/{key}": value for key, value in plain.items()}
+    assert loss_inputs.current() == {}
 
 
 def test_parameters_arrive(inputs):
@@ -129,7 +174,15 @@ def test_configuration_to_parameters(compose: Compose):
         (["+turnkey/loss=dgpo"], ["dgpo", "trainer.v1.trainer_mode=turnkey_sync"]),
         (
             ["+turnkey=gigpo", "actor_rollout_ref.actor.policy_loss.loss_mode=a3po"],
-            ["a3po", "staleness", "asynchronous"],
+            ["a3po", "algorithm.rollout_correction.bypass_mode=true"],
+        ),
+        (["+turnkey=gigpo", "+turnkey/loss=hdpo"], ["hdpo", "adv_estimator=gigpo", "tool_advantages"]),
+        (["+turnkey=seeupo", "turnkey.update.mini_batches=2"], ["turnkey.update.mini_batches", "reverse_turns"]),
+        (["+turnkey=seeupo", "+turnkey/loss=rebel"], ["reverse_turns", "rebel"]),
+        (["+turnkey=seeupo", "algorithm.rollout_correction.bypass_mode=true"], ["old_policy=iteration"]),
+        (
+            ["+turnkey=seeupo", "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"],
+            ["reverse_turns", "a row per turn"],
         ),
     ],
 )
@@ -139,6 +192,45 @@ def test_what_cannot_work_is_refused(compose: Compose, overrides, words):
         check(config, use_critic=need_critic(config))
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("overrides", [["+turnkey=seeupo"], ["+turnkey=gigpo", "+turnkey/loss=a3po"]])
+def test_recipes_with_further_keys_pass(compose: Compose, overrides):
+    config = compose(*overrides)
+    check(config, use_critic=need_critic(config))
+
+
+def test_a_schedule_that_moves_with_every_turn_is_named(compose: Compose):
+    config = compose("+turnkey=seeupo", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine")
+    with pytest.warns(UserWarning, match="moves with every update"):
+        check(config, use_critic=need_critic(config))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            [
+                "+turnkey=rebn",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+                "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+            ],
+            "one importance ratio per row",
+        ),
+        (
+            ["+turnkey=base", "+turnkey/loss=turn_ratio", "algorithm.adv_estimator=gae", "critic.enable=true"],
+            "turnkey.loss.gradient=token",
+        ),
+    ],
+)
+def test_levels_that_do_not_go_together_are_named(compose: Compose, overrides, words):
+    config = compose(*overrides)
+    with pytest.warns(UserWarning, match=words):
+        check(config, use_critic=need_critic(config))
+
+
+def test_the_inputs_the_trainer_provides_are_the_ones_the_driver_counts_on():
+    assert set(PROVIDED) == set(loss_inputs.PROVIDERS)
 
 
 def test_verls_clip_keys_are_not_silently_ignored(compose: Compose):

@@ -42,6 +42,7 @@ COLUMNS = {
             None,
         ]
     ),
+    "tool_calls": st.sampled_from([0, 1, 3]),
     "next_anchor": st.sampled_from(["A", "B", None]),
 }
 
@@ -79,7 +80,7 @@ def step_rows(draw, *columns, ends=False):
 
 def as_batch(rows):
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    extra = {name: columns.pop(name) for name in ["next_anchor"] if name in columns}
+    extra = {name: columns.pop(name) for name in ["next_anchor", "tool_calls"] if name in columns}
     return StepBatch(**columns, extra=extra)
 
 

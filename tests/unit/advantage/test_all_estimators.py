@@ -15,6 +15,7 @@ EPISODE = {"norm": "mean_std", "scope": "trajectories", "singleton": "zero", "ep
 DEFAULTS = {
     "gigpo": {"gamma": 0.95, "step_advantage_w": 1.0, "similarity": None, **EPISODE},
     "grpo_steps": EPISODE,
+    "hdpo": {"epsilon": 1e-6},
     "hgpo": {
         "gamma": 0.95,
         "history": 2,
@@ -36,6 +37,7 @@ DEFAULTS = {
         **EPISODE,
     },
     "rebn": {"gamma": 0.9, "std": "sample", "epsilon": 1e-9},
+    "seeupo": {"clamp": 3.0, "singleton": "score"},
     "salt": {"base": "grpo", "average": "occurrences", "history": 0, "norm": "mean_std", "epsilon": 1e-6},
     "turn_gae": {"gamma": 0.99, "lam": 0.9, "whiten": "turns", "truncated": "zero"},
     "vc_gae": {"gamma": 1.0, "lam_actor": 0.95, "lam_critic": 1.0, "whiten": "turns"},
@@ -43,10 +45,12 @@ DEFAULTS = {
 NEEDS = {
     "gigpo": {"anchor"},
     "grpo_steps": set(),
+    "hdpo": {"success", "extra.tool_calls"},
     "hgpo": {"anchor"},
     "proxmo": {"anchor"},
     "rebn": set(),
     "salt": {"anchor", "action"},
+    "seeupo": set(),
     "turn_gae": {"value"},
     "vc_gae": {"value"},
 }
@@ -63,11 +67,11 @@ VARIANTS = [
     ("rebn", {"std": "population"}),
 ]
 ANY = pytest.mark.parametrize(("name", "params"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
-FULL = step_rows("anchor", "action", "value", "tokens", "success", "text", ends=True)
+FULL = step_rows("anchor", "action", "value", "tokens", "success", "text", "tool_calls", ends=True)
 
 
 def test_every_estimator_is_here_and_has_a_twin():
-    assert set(estimators()) == set(DEFAULTS) == set(NEEDS) == set(naive.__all__)
+    assert set(estimators()) == set(DEFAULTS) == set(NEEDS) == set(naive.__all__) - {"tool_advantages"}
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
@@ -127,6 +131,7 @@ def batch_of(n, value=0.0):
         tokens=[5] * n,
         success=[True] * n,
         text=["You see a red door."] * n,
+        extra={"tool_calls": [1] * n},
     )
 
 
@@ -155,8 +160,9 @@ def test_a_group_of_one_compares_with_nobody(name, params):
 @pytest.mark.parametrize(("name", "missing"), [(name, column) for name in NEEDS for column in sorted(NEEDS[name])])
 def test_a_missing_column_is_named(name, missing):
     columns = {"anchor": ["A", "B"], "action": ["a", "b"], "value": [0.0, 0.0], "success": [True, False]}
-    del columns[missing]
-    batch = StepBatch(group=["g"] * 2, trajectory=[0, 1], step=[0, 0], reward=[1.0, 0.0], **columns)
+    extra = {} if missing.startswith("extra.") else {"tool_calls": [0, 1]}
+    columns.pop(missing, None)
+    batch = StepBatch(group=["g"] * 2, trajectory=[0, 1], step=[0, 0], reward=[1.0, 0.0], extra=extra, **columns)
     with pytest.raises(ConfigError, match=rf"'{name}' needs the column '{missing}'"):
         compute_credit(name, batch)
 
@@ -164,8 +170,9 @@ def test_a_missing_column_is_named(name, missing):
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_columns_that_are_not_needed_may_be_missing(name):
     """proxmo asks for success in its default, which its own test covers."""
-    columns = {"anchor": ["A", "A"], "action": ["a", "b"], "value": [0.0, 0.0]}
-    needed = {column: columns[column] for column in NEEDS[name]}
-    batch = StepBatch(group=["g"] * 2, trajectory=[0, 1], step=[0, 0], reward=[1.0, 0.0], **needed)
+    columns = {"anchor": ["A", "A"], "action": ["a", "b"], "value": [0.0, 0.0], "success": [True, False]}
+    needed = {column: columns[column] for column in NEEDS[name] if column in columns}
+    extra = {"tool_calls": [0, 1]} if name == "hdpo" else {}
+    batch = StepBatch(group=["g"] * 2, trajectory=[0, 1], step=[0, 0], reward=[1.0, 0.0], extra=extra, **needed)
     params = {"success_rate": "clamped_score"} if name == "proxmo" else {}
     assert compute_credit(name, batch, **params).advantage[0] > 0

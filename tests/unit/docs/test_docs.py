@@ -174,7 +174,7 @@ def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     numbers = {float(number) for number in re.findall(r"-?\d+\.\d*", printed)}
     page = {float(number) for number in re.findall(r"[+-]?\d+(?:\.\d+)?", text(f"docs/methods/{method}.md"))}
-    assert len(numbers) >= 8
+    assert len(numbers) >= 5
     assert numbers <= page
 
 
