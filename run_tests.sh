@@ -1,16 +1,50 @@
 #!/usr/bin/env bash
-# Install the pinned CPU stack, then run every test: unit, contract (real verl), end to end (real training).
+# Install the pinned CPU stack and the environments, then run every test: unit, contract (real verl, real environments),
+# openenv (in a virtual environment of its own: its packages and verl's do not go together), end to end (real training).
 # A skipped or expectedly failing test fails the run (tests/conftest.py).
 #
 #   ./run_tests.sh                 # everything
-#   ./run_tests.sh unit            # only tests/unit; also: contract, e2e
+#   ./run_tests.sh unit            # only tests/unit; also: contract, openenv, e2e
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 venv="${TURNKEY_VENV:-.venv}"
-bash examples/install_cpu.sh "$venv"
+parts="${1:-unit contract openenv e2e}"
+
+# Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++.
+debian_packages() {
+    local missing=() command
+    for command in g++:g++ make:make java:default-jre-headless chromium:chromium chromedriver:chromium-driver; do
+        command -v "${command%%:*}" >/dev/null || missing+=("${command##*:}")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+    echo "Installing Debian packages: ${missing[*]}"
+    local sudo=()
+    [ "$(id -u)" -eq 0 ] || sudo=(sudo)
+    "${sudo[@]}" apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+openenv() {
+    local own="$venv-openenv"
+    if [ "$(cat "$own/.stamp" 2>/dev/null)" != "$(cat setup.py pyproject.toml | sha256sum)" ]; then
+        "$venv/bin/uv" venv --quiet --clear --seed --python "$venv/bin/python" "$own"
+        "$venv/bin/uv" pip install --quiet --python "$own/bin/python" openenv==0.10.0 fastmcp uvicorn pytest \
+            "gymnasium>=1.0" "numpy>=1.26" typer rich packaging setuptools
+        "$venv/bin/uv" pip install --quiet --python "$own/bin/python" --no-deps --no-build-isolation -e .
+        cat setup.py pyproject.toml | sha256sum >"$own/.stamp"
+    fi
+    "$own/bin/python" -m pytest tests/openenv --durations=5
+}
+
+case "$parts" in *contract* | *e2e*) debian_packages ;; esac
+bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
-for part in ${1:-unit contract e2e}; do
+for part in $parts; do
     echo "== tests/$part"
-    "$venv/bin/python" -m pytest "tests/$part" --durations=5
+    if [ "$part" = openenv ]; then
+        openenv
+    else
+        "$venv/bin/python" -m pytest "tests/$part" --durations=5
+    fi
 done

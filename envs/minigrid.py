@@ -6,23 +6,17 @@ environments with online reinforcement learning"): the partial, egocentric view 
 
 from __future__ import annotations
 
-import hashlib
-import string
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import gymnasium
 import minigrid
-from gymnasium import spaces
 from minigrid.core.actions import Actions
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 
-from verl_turnkey.envs.errors import (
-    EnvironmentKwargsError,
-    EpisodeOverError,
-    UnknownEnvironmentError,
-    did_you_mean,
-)
+from verl_turnkey.envs.base import Scene, TextEnv, check, digest, words
+from verl_turnkey.envs.errors import UnknownEnvironmentError, did_you_mean
 
 ACTIONS = {
     "turn left": Actions.left,
@@ -44,7 +38,7 @@ UNSEEN, EMPTY, WALL, FLOOR, DOOR, GOAL, LAVA = (
 gymnasium.register_envs(minigrid)
 
 
-class MiniGridText(gymnasium.Env[str, str]):
+class MiniGridText(TextEnv):
     """A level of MiniGrid or BabyAI with text in and text out.
 
     Args:
@@ -58,72 +52,55 @@ class MiniGridText(gymnasium.Env[str, str]):
     the words leaves the state as it is, counts as a step and sets ``invalid``. One seed is one episode start.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own attribute
+    metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 1}
 
     def __init__(
         self, level: str = "MiniGrid-DoorKey-5x5-v0", reward: str = "success", max_steps: int | None = None
     ) -> None:
+        super().__init__(max_steps)
         levels = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
         if level not in levels:
             raise UnknownEnvironmentError(f"minigrid has no level {level!r}.{did_you_mean(level, levels)}")
-        if reward not in REWARDS:
-            raise EnvironmentKwargsError(f"reward must be one of {', '.join(REWARDS)}, not {reward!r}")
-        if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):
-            raise EnvironmentKwargsError(f"max_steps must be a positive integer or null, not {max_steps!r}")
+        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         self._grid_env: MiniGridEnv = gymnasium.make(level, disable_env_checker=True).unwrapped  # type: ignore[assignment]
         self._success_only = reward == "success"
-        self._max_steps = max_steps
         self._actions = dict(ACTIONS, done=Actions.done) if level.startswith(NEEDS_DONE) else ACTIONS
-        self._running = False
-        self._observation = ""
-        self.observation_space = spaces.Text(10_000, charset=string.ascii_letters + string.digits + " .,:;")
-        self.action_space = spaces.Text(100, charset=string.printable)
 
     @property
     def grid_env(self) -> MiniGridEnv:
         """The MiniGrid environment underneath, for oracles."""
         return self._grid_env
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        view, _ = self._grid_env.reset(seed=seed)
-        if self._max_steps is not None:  # after the reset: BabyAI levels compute their own limit in it
-            self._grid_env.max_steps = self._max_steps
-        self._running = True
-        self._observation = describe(view["image"], self._grid_env.carrying)
-        return self._observation, {**self._info(won=False, invalid=False), "task": self._grid_env.mission}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        if not self._running:
-            raise EpisodeOverError("step was called on an episode that has ended or never began: call reset first")
+    def begin(self, seed: int) -> tuple[Scene, str]:
         env = self._grid_env
-        move = self._actions.get(" ".join(action.lower().split()))
+        view, _ = env.reset(seed=seed)
+        if self.max_steps is not None:  # after the reset: BabyAI levels compute their own limit in it
+            env.max_steps = self.max_steps
+        return Scene(describe(view["image"], env.carrying), self._state_key(), list(self._actions)), env.mission
+
+    def act(self, action: str) -> Scene:
+        env = self._grid_env
+        move = self._actions.get(words(action))
         if move is None:
             env.step_count += 1
-            self._running = env.step_count < env.max_steps
-            return self._observation, 0.0, False, not self._running, self._info(won=False, invalid=True)
-        view, raw_reward, terminated, truncated, _ = env.step(move)
-        won = bool(terminated and raw_reward > 0)
-        self._running = not (terminated or truncated)
-        self._observation = describe(view["image"], env.carrying)
-        reward = float(won) if self._success_only else float(raw_reward)
-        # An episode that is solved on its very last step ended by itself: only one of the two flags is set.
-        return self._observation, reward, bool(terminated), bool(truncated and not terminated), self._info(won, False)
-
-    def _info(self, won: bool, invalid: bool) -> dict[str, Any]:
-        return {
-            "state_key": self._state_key(),
-            "admissible": list(self._actions),
-            "won": won,
-            "invalid": invalid,
-        }
+            return replace(self.refused(), cut=env.step_count >= env.max_steps)
+        view, reward, over, cut, _ = env.step(move)
+        won = bool(over and float(reward) > 0)
+        return Scene(
+            observation=describe(view["image"], env.carrying),
+            state_key=self._state_key(),
+            admissible=list(self._actions),
+            reward=float(won) if self._success_only else float(reward),
+            won=won,
+            over=bool(over),
+            cut=bool(cut),
+        )
 
     def _state_key(self) -> str:
         env = self._grid_env
         x, y = env.agent_pos
         cells = [_encode(cell) for cell in env.grid.grid]
-        state = (cells, int(x), int(y), int(env.agent_dir), _encode(env.carrying), env.mission, _progress(env))
-        return hashlib.sha1(repr(state).encode()).hexdigest()[:16]
+        return digest(cells, int(x), int(y), int(env.agent_dir), _encode(env.carrying), env.mission, _progress(env))
 
 
 def _encode(thing: Any) -> Any:
@@ -180,10 +157,10 @@ def _name(cell: Any) -> str:
     kind, color, state = (int(value) for value in cell)
     if kind == LAVA:
         return "lava"
-    words = f"{IDX_TO_COLOR[color]} {IDX_TO_OBJECT[kind]}"
+    name = f"{IDX_TO_COLOR[color]} {IDX_TO_OBJECT[kind]}"
     if kind == DOOR:
-        words = f"{DOOR_STATES[state]} {words}"
-    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+        name = f"{DOOR_STATES[state]} {name}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _place(forward: int, right: int) -> str:

@@ -6,10 +6,13 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from verl_turnkey.envs.errors import ModuleImportError
+from verl_turnkey.envs.errors import ModuleImportError, did_you_mean
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -30,11 +33,44 @@ def import_modules(names: Sequence[str]) -> None:
             ) from error
 
 
-def _import_file(path: Path) -> None:
+def load_function(path: str, key: str) -> Callable[..., Any]:
+    """The function ``module:name``, where the module is a dotted one or a ``.py`` file; ``key`` is the configuration's.
+
+    Raises:
+        ModuleImportError: names the key, the path and what is wrong with it.
+    """
+    module_name, _, name = path.rpartition(":")
+    try:
+        if not module_name:
+            raise ImportError("there is no colon in it")
+        is_file = module_name.endswith(".py")
+        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        if not hasattr(module, name):
+            raise AttributeError(f"{module_name} has no {name!r}.{did_you_mean(name, vars(module))}")
+        function = getattr(module, name)
+        if not callable(function):
+            raise TypeError(f"{name} is a {type(function).__name__}, not a function")
+    except Exception as error:
+        raise ModuleImportError(
+            f"{key}: cannot load {path!r} ({type(error).__name__}: {error}). Write package.module:function or "
+            f"path/to/file.py:function"
+        ) from error
+    return function
+
+
+_importing = threading.RLock()  # a module that another thread is still executing is in sys.modules already
+
+
+def _import_file(path: Path) -> ModuleType:
+    with _importing:
+        return _imported(path)
+
+
+def _imported(path: Path) -> ModuleType:
     path = path.expanduser().resolve()
     name = f"turnkey_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
-        return
+        return sys.modules[name]
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(name, path)
@@ -47,3 +83,4 @@ def _import_file(path: Path) -> None:
     except BaseException:
         del sys.modules[name]
         raise
+    return module

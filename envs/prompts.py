@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from verl_turnkey.envs.errors import PromptTooLongError, did_you_mean
+from verl_turnkey.envs.memory import Memory, Turn, View
 
-FIELDS = ("task", "history", "observation", "admissible", "step")
+FIELDS = ("task", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
+LINE_FIELDS = ("step", "observation", "action")
+LINE = "{observation}\nAction: {action}"
 TEMPLATES = Path(__file__).parent / "templates"
 _FIELD = re.compile(r"\{([a-z_]+)\}")
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A past step: what was seen, and what was done."""
-
-    observation: str
-    action: str
+def check_fields(text: str, fields: Sequence[str], needs: str, what: str) -> None:
+    """Raise ValueError for a field of ``text`` that is not one of ``fields``, or when ``needs`` is not there."""
+    used = _FIELD.findall(text)
+    for field in used:
+        if field not in fields:
+            raise ValueError(
+                f"{what} has an unknown field {{{field}}}.{did_you_mean(field, fields)} Fields are {', '.join(fields)}"
+            )
+    if needs not in used:
+        raise ValueError(f"{what} does not show the {{{needs}}}")
 
 
 def load_template(name_or_path: str) -> str:
     """The text of a template: the name of one that ships with the package, or the path of a file.
 
-    A template is plain text with the fields ``{task} {history} {observation} {admissible} {step}``. A line whose
-    fields are all empty is left out.
+    A template is plain text with the fields of :data:`FIELDS`; :func:`build_messages` says what they hold.
     """
     shipped = {path.stem: path for path in TEMPLATES.glob("*.txt")}
     path = shipped.get(name_or_path) or Path(name_or_path)
@@ -36,15 +43,7 @@ def load_template(name_or_path: str) -> str:
             f"It is the path of a text file or one of {', '.join(sorted(shipped))}"
         )
     template = path.read_text(encoding="utf-8")
-    used = _FIELD.findall(template)
-    for field in used:
-        if field not in FIELDS:
-            raise ValueError(
-                f"prompt template {name_or_path!r} has an unknown field {{{field}}}."
-                f"{did_you_mean(field, FIELDS)} Fields are {', '.join(FIELDS)}"
-            )
-    if "observation" not in used:
-        raise ValueError(f"prompt template {name_or_path!r} does not show the {{observation}}")
+    check_fields(template, FIELDS, "observation", f"prompt template {name_or_path!r}")
     return template
 
 
@@ -57,45 +56,85 @@ def build_messages(
     observation: str,
     admissible: Sequence[str] | None,
     step: int | None = None,
-) -> list[dict[str, str]]:
-    """Chat messages for one step: the system text, if any, and one user message.
+    summary: str = "",
+    line: str = LINE,
+    instruction: str = "",
+    images: Sequence[Any] = (),
+) -> list[dict[str, Any]]:
+    """Chat messages for one step: the system text, if any, and one user message, made of ``template``.
 
-    ``history`` is what is shown of the past, oldest first; ``step`` counts from 1 and defaults to the one after it.
+    A line of the template whose fields are all empty is left out. Any text fits into any field, with characters that
+    UTF-8 cannot hold replaced.
+
+    Args:
+        system: text of a system message; None: none.
+        template: text with ``{task}``, ``{observation}`` and ``{admissible}`` (separated by commas); ``{step}``, the
+            number of this step, from 1, and ``{taken}``, the number of those before it, empty on the first one;
+            ``{history}``, the past turns of the prompt, one ``line`` each, ``{shown}``, their number, empty for none,
+            ``{summary}`` of those before them; and ``{format}``, the ``instruction``.
+        history: what is shown of the past, oldest first.
+        step: defaults to the one after ``history``.
+        line: text of a past turn, with ``{step}``, ``{observation}`` and ``{action}``.
+        instruction: how to write an action, see ``actions.INSTRUCTIONS``.
+        images: what stands before the text, in the form that chat templates of vision-language models take.
     """
+    step = len(history) + 1 if step is None else step
+    first = step - len(history)
     values = {
         "task": task,
-        "history": "\n".join(f"{turn.observation}\nAction: {turn.action}" for turn in history),
+        "summary": summary,
+        "taken": str(step - 1 or ""),
+        "shown": str(len(history) or ""),
+        "history": "\n".join(
+            _fill(line, {"step": str(number), "observation": turn.observation, "action": turn.action})
+            for number, turn in enumerate(history, first)
+        ),
+        "step": str(step),
         "observation": observation,
         "admissible": ", ".join(admissible or ()),
-        "step": str(len(history) + 1 if step is None else step),
+        "format": instruction,
     }
-    lines = []
-    for line in template.strip("\n").split("\n"):
-        fields = _FIELD.findall(line)
-        blank_again = not line.strip() and (not lines or not lines[-1].strip())
+    lines: list[str] = []
+    for text in template.strip("\n").split("\n"):
+        fields = _FIELD.findall(text)
+        blank_again = not text.strip() and (not lines or not lines[-1].strip())
         if not blank_again and (not fields or any(values[field] for field in fields)):
-            lines.append(line)
-    # One pass over the template: braces in an observation are never taken for fields.
-    user = _FIELD.sub(lambda match: values[match[1]], "\n".join(lines))
-    messages = [{"role": "system", "content": system}] if system else []
-    return [*messages, {"role": "user", "content": user}]
+            lines.append(text)
+    # Half a surrogate pair, which a decoder can leave in a text, would break the tokenizer.
+    user = _fill("\n".join(lines), values).encode("utf-8", "replace").decode("utf-8")
+    shown = [{"type": "image", "image": image} for image in images]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    return [*messages, {"role": "user", "content": [*shown, {"type": "text", "text": user}] if shown else user}]
 
 
-def fit_prompt(encode: Callable[[int], list[int]], history: int, budget: int) -> tuple[list[int], int]:
-    """The longest prompt within ``budget`` tokens, and how many past steps it shows.
+def fit_prompt(encode: Callable[[View], list[int]], memory: Memory, budget: int) -> tuple[list[int], View]:
+    """The longest prompt within ``budget`` tokens, and what it shows of the past.
 
-    ``encode(k)`` gives the token ids of the prompt with the last ``k`` steps, so that the oldest steps go first and
-    the task and the current observation stay whole.
+    ``encode`` gives the token ids of the prompt with a view. The oldest turns go first, then the summary; the task and
+    the current observation stay whole.
 
     Raises:
-        PromptTooLongError: not even the prompt without history fits.
+        PromptTooLongError: not even the prompt without any past fits.
     """
-    ids: list[int] = []
-    for shown in range(history, -1, -1):
-        ids = encode(shown)
-        if len(ids) <= budget:
-            return ids, shown
+    tried: dict[int, tuple[list[int], View]] = {}
+
+    def fits(cut: int) -> bool:
+        view = memory.view(cut)
+        tried[cut] = encode(view), view
+        return len(tried[cut][0]) <= budget
+
+    if fits(0):
+        return tried[0]
+    # Halving: with a long history in a small budget a search one by one would tokenize it dozens of times.
+    cut = bisect_left(range(memory.cuts + 1), True, lo=1, key=fits)
+    if cut <= memory.cuts:
+        return tried[cut]
     raise PromptTooLongError(
-        f"the prompt without any history takes {len(ids)} tokens, data.max_prompt_length allows {budget}: "
-        f"raise data.max_prompt_length, or shorten the template or the observation"
+        f"the prompt without any history takes {len(tried[memory.cuts][0])} tokens, data.max_prompt_length allows "
+        f"{budget}: raise data.max_prompt_length, or shorten the template or the observation"
     )
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """In one pass: braces in an observation are never taken for fields."""
+    return _FIELD.sub(lambda match: values[match[1]], text)

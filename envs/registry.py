@@ -1,10 +1,15 @@
-"""gymnasium's registry with errors that say what to do."""
+"""gymnasium's registry with errors that say what to do, and the list of our own environments."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -19,16 +24,149 @@ from verl_turnkey.envs.errors import (
 
 
 @dataclass(frozen=True)
+class Need:
+    """Something beside packages that an environment needs. ``found`` tells whether it is there; None: who knows."""
+
+    what: str
+    found: Callable[[], bool | None]
+
+
+def _folder(variable: str, default: str, holds: str) -> Callable[[], bool]:
+    return lambda: (Path(os.environ.get(variable) or default).expanduser() / holds).is_dir()
+
+
+def _program(*names: str) -> Callable[[], bool]:
+    return lambda: any(shutil.which(name) for name in names)
+
+
+def _server() -> None:
+    """A server's address is an argument of the environment."""
+
+
+@dataclass(frozen=True)
 class Adapter:
-    """One of our environments: where its class is, and which extra brings the package it wraps."""
+    """One of our environments: where its class is, which extra brings the package it wraps, what the user brings."""
 
     id: str
     entry_point: str
     package: str
+    """the distribution it wraps; empty when none"""
     extra: str
+    """extra of this package that installs it; empty when none"""
+    summary: str
+    needs: tuple[Need, ...] = ()
+    """beside the package: data, programs, servers"""
+    samples: tuple[Mapping[str, Any], ...] = field(default=({},), hash=False)
+    """kwargs that ``turnkey env-check --all-installed`` plays"""
+
+    @property
+    def version(self) -> str | None:
+        """Of the package it wraps; None when that is not installed."""
+        try:
+            return version(self.package) if self.package else version("verl-turnkey")
+        except PackageNotFoundError:
+            return None
+
+    @property
+    def command(self) -> str:
+        """What installs it."""
+        return f'pip install "verl-turnkey[{self.extra}]"' if self.extra else f"pip install {self.package}"
+
+    def missing(self) -> list[str]:
+        """What it lacks here: the pip command, and needs that were looked for and not found."""
+        lacking = [] if self.version else [self.command]
+        return lacking + [need.what for need in self.needs if need.found() is False]
 
 
-ADAPTERS = (Adapter("turnkey/MiniGrid-v0", "verl_turnkey.envs.minigrid:MiniGridText", "minigrid", "minigrid"),)
+_HERE = "verl_turnkey.envs"
+_ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or `turnkey alfworld-generate` filled"
+ADAPTERS = (
+    Adapter(
+        "turnkey/MiniGrid-v0",
+        f"{_HERE}.minigrid:MiniGridText",
+        "minigrid",
+        "minigrid",
+        "levels of MiniGrid and BabyAI",
+        samples=({}, {"level": "BabyAI-GoToLocal-v0"}),
+    ),
+    Adapter("turnkey/FrozenLake-v0", f"{_HERE}.toytext:FrozenLakeText", "gymnasium", "", "walk over a frozen lake"),
+    Adapter("turnkey/Taxi-v0", f"{_HERE}.toytext:TaxiText", "gymnasium", "", "fetch and deliver a passenger"),
+    Adapter("turnkey/CliffWalking-v0", f"{_HERE}.toytext:CliffWalkingText", "gymnasium", "", "walk along a cliff"),
+    Adapter(
+        "turnkey/TextWorld-v0",
+        f"{_HERE}.textworld:TextWorldText",
+        "textworld",
+        "textworld",
+        "generated text adventures",
+        samples=tuple({"challenge": name} for name in ("coin_collector", "treasure_hunter", "simple", "cooking")),
+    ),
+    Adapter(
+        "turnkey/ALFWorld-v0",
+        f"{_HERE}.alfworld:ALFWorldText",
+        "alfworld",
+        "alfworld",
+        "household tasks",
+        (Need(_ALFWORLD_DATA, _folder("ALFWORLD_DATA", "~/.cache/alfworld", "json_2.1.1")),),
+    ),
+    Adapter(
+        "turnkey/GEM-v0",
+        f"{_HERE}.gem:GEMText",
+        "gem-llm",
+        "gem",
+        "GEM's games: Sokoban, Mastermind, Hanoi, ...",
+        samples=tuple({"game": f"{name}-v0-easy"} for name in ("Sokoban", "Mastermind", "Minesweeper", "TowerofHanoi")),
+    ),
+    Adapter("turnkey/Search-v0", f"{_HERE}.search:SearchText", "bm25s", "search", "questions over a text corpus"),
+    Adapter(
+        "turnkey/WebShop-v0",
+        f"{_HERE}.webshop:WebShopText",
+        "",
+        "",
+        "buying in a web shop",
+        (Need("a running WebShop server", _server),),
+        samples=(),
+    ),
+    Adapter(
+        "turnkey/AppWorld-v0",
+        f"{_HERE}.appworld:AppWorldText",
+        "",
+        "",
+        "apps by code",
+        (Need("a running AppWorld server", _server),),
+        samples=(),
+    ),
+    Adapter(
+        "turnkey/ScienceWorld-v0",
+        f"{_HERE}.scienceworld:ScienceWorldText",
+        "scienceworld",
+        "scienceworld",
+        "science experiments",
+        (Need("a Java runtime: the program java", _program("java")),),
+    ),
+    Adapter(
+        "turnkey/MiniWoB-v0",
+        f"{_HERE}.miniwob:MiniWoBText",
+        "miniwob",
+        "miniwob",
+        "small web pages",
+        (
+            Need("Chromium: the program chromium or google-chrome", _program("chromium", "google-chrome", "chrome")),
+            Need("its driver: the program chromedriver", _program("chromedriver")),
+        ),
+    ),
+    Adapter(
+        "turnkey/OpenEnv-v0",
+        f"{_HERE}.openenv:OpenEnvText",
+        "openenv",
+        "openenv",
+        "any OpenEnv server",
+        (Need("a running OpenEnv server", _server),),
+        samples=(),
+    ),
+    Adapter(
+        "turnkey/TextArena-v0", f"{_HERE}.textarena:TextArenaText", "textarena", "textarena", "TextArena's solo games"
+    ),
+)
 
 
 def register_adapters() -> None:
@@ -38,12 +176,57 @@ def register_adapters() -> None:
             gymnasium.register(adapter.id, entry_point=adapter.entry_point, disable_env_checker=True)
 
 
+def listing(known: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Our environments, and those in gymnasium's registry beside ``known``, as plain JSON values.
+
+    ``version`` is None when the package is not installed; ``install`` is then the command. ``needs`` says what else has
+    to be there and whether it was ``found`` (None: cannot be looked for).
+    """
+    ours = [
+        {
+            "id": adapter.id,
+            "summary": adapter.summary,
+            "package": adapter.package or "verl-turnkey",
+            "version": adapter.version,
+            "install": None if adapter.version else adapter.command,
+            "needs": [{"what": need.what, "found": need.found()} for need in adapter.needs],
+        }
+        for adapter in ADAPTERS
+    ]
+    ids = {adapter.id for adapter in ADAPTERS}
+    others = [
+        {"id": env_id, "summary": _summary(spec), "install": None, "needs": []}
+        | {name: value for name, value in spec_of(env_id).items() if name in ("package", "version")}
+        for env_id, spec in gymnasium.registry.items()
+        if env_id not in ids and env_id not in known
+    ]
+    return ours + others
+
+
+def _summary(spec: EnvSpec) -> str:
+    entry = spec.entry_point
+    return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"  # type: ignore[union-attr]
+
+
+def spec_of(env_id: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What an episode was played in: id, kwargs, and the package behind it with its version (None: not known)."""
+    package = next((adapter.package for adapter in ADAPTERS if adapter.id == env_id), "")
+    if not package and env_id in gymnasium.registry:
+        entry = gymnasium.registry[env_id].entry_point
+        package = entry.partition(".")[0] if isinstance(entry, str) else ""
+    try:
+        found = version(package) if package else None
+    except PackageNotFoundError:
+        found = None
+    return {"id": env_id, "kwargs": dict(kwargs or {}), "package": package or None, "version": found}
+
+
 def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[str, str]:
     """Make the environment ``env_id`` of gymnasium's registry.
 
     Raises:
         UnknownEnvironmentError: no such id; names the closest one.
-        MissingPackageError: the package behind it is not installed; names the extra.
+        MissingPackageError: a package behind it is not installed; names it, the extra and the command.
         EnvironmentKwargsError: ``kwargs`` that the environment does not take.
     """
     kwargs = dict(kwargs or {})
@@ -54,28 +237,54 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
             f"no environment {env_id!r} is registered.{did_you_mean(env_id, gymnasium.registry)} An environment of "
             f"your own must be registered with gymnasium in a module listed in turnkey.modules. ({error})"
         ) from error
-    creator = _load(spec)
-    _check_kwargs(spec.id, creator, kwargs)
     try:
+        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        _check_kwargs(spec.id, creator, kwargs)  # type: ignore[arg-type]
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    except ModuleNotFoundError as error:
-        raise _missing(spec.id, error) from error
+    except MissingPackageError:
+        raise
+    except ImportError as error:
+        raise MissingPackageError(_missing(spec, error), name=error.name) from error
 
 
-def _load(spec: EnvSpec) -> Callable[..., Any]:
+def _missing(spec: EnvSpec, error: ImportError) -> str:
+    """What to install when a module is missing: that of the environment, or one that a package of its own needs."""
+    adapter = next((adapter for adapter in ADAPTERS if adapter.id == spec.id), None)
+    module, importer = error.name or "", _importer(error)
+    root = module.partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or not module or (root != module and _is_there(root)):
+        # Something is installed, but in another version, broken, or misspelt.
+        return (
+            f"environment {spec.id!r} cannot be imported: {error} (in {importer}). The package is installed, but this "
+            f"part of it is not there or does not load"
+            + (f"; the version that fits comes with {adapter.command}" if adapter and adapter.extra else "")
+        )
+    if adapter is not None and adapter.version is None:
+        return (
+            f"environment {spec.id!r} needs the package {adapter.package!r}, which is not installed: {adapter.command}"
+        )
+    wanted = f"environment {spec.id!r} needs the module {root!r} (imported by {importer}), which is not installed"
+    if adapter is not None and adapter.extra:
+        return f"{wanted}: {adapter.command} brings all it needs"
+    return f"{wanted}: pip install {root}, or the package that provides it if its name differs"
+
+
+def _importer(error: ImportError) -> str:
+    """The module whose import statement failed."""
+    name, trace = "?", error.__traceback__
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "?")
+        if not module.startswith("importlib") and module != "_frozen_importlib":
+            name = module
+        trace = trace.tb_next
+    return name
+
+
+def _is_there(package: str) -> bool:
     try:
-        return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point  # type: ignore[return-value]
-    except ModuleNotFoundError as error:
-        raise _missing(spec.id, error) from error
-
-
-def _missing(env_id: str, error: ModuleNotFoundError) -> MissingPackageError:
-    package = (error.name or "").partition(".")[0]
-    extra = next((adapter.extra for adapter in ADAPTERS if adapter.package == package), None)
-    command = f'pip install "verl-turnkey[{extra}]"' if extra else f"pip install {package}"
-    return MissingPackageError(
-        f"environment {env_id!r} needs the package {package!r}, which is not installed: {command}", name=package
-    )
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _check_kwargs(env_id: str, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:

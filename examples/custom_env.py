@@ -1,48 +1,49 @@
-"""An environment of your own: gymnasium's contract with text in and text out, registered under an id of your own.
+"""An environment of your own: text in, text out, registered with gymnasium under an id of your own.
 
-Write tasks with ``turnkey tasks data/ --env example/GuessNumber-v0 --module examples/custom_env.py`` and train on them
-with ``turnkey.modules=[examples/custom_env.py]``.
+``TextEnv`` keeps the books (step limit, the end of an episode, the keys of ``info``); any ``gymnasium.Env[str, str]``
+will do as well. Write tasks with
+``turnkey tasks data/ --env example/GuessNumber-v0 --module examples/custom_env.py`` and train on them with
+``turnkey.modules=[examples/custom_env.py]``. ``turnkey env-check example/GuessNumber-v0 --module ...`` plays it first.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import gymnasium
+import numpy as np
+
+from verl_turnkey.envs import Scene, TextEnv
 
 
-class GuessNumber(gymnasium.Env[str, str]):
+class GuessNumber(TextEnv):
     """Find a number between 1 and ``highest``; after each guess the answer is "higher" or "lower"."""
 
-    observation_space = gymnasium.spaces.Text(100)
-    action_space = gymnasium.spaces.Text(10)
+    metadata = {"render_modes": [], "thread_safe": True, "memory_mb": 1}  # noqa: RUF012 - gymnasium's own attribute
 
     def __init__(self, highest: int = 20, max_steps: int = 6) -> None:
-        self.highest, self.max_steps = highest, max_steps
+        super().__init__(max_steps)
+        self.highest = highest
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)  # one seed, one number: the episodes of a group face the same task
-        self.number = int(self.np_random.integers(1, self.highest + 1))
-        self.low, self.high, self.steps = 1, self.highest, 0
-        return "Guess.", {**self._info(), "task": f"Find the number between 1 and {self.highest}."}
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        # One seed, one number: the episodes of a group face the same task.
+        self.number = int(np.random.default_rng(seed).integers(1, self.highest + 1))
+        self.low, self.high = 1, self.highest
+        return self.scene("Guess."), f"Find the number between 1 and {self.highest}."
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        truncated = self.steps >= self.max_steps
+    def act(self, action: str) -> Scene:
         if not action.strip().isdecimal():
-            return "That is no number.", 0.0, False, truncated, {**self._info(), "invalid": True}
+            return self.refused()
         guess = int(action)
         if guess == self.number:
-            return "Found.", 1.0, True, False, {**self._info(), "won": True}
+            return self.scene("Found.", reward=1.0, won=True, over=True)
         if guess < self.number:
             self.low = max(self.low, guess + 1)
         else:
             self.high = min(self.high, guess - 1)
-        return ("Higher." if guess < self.number else "Lower."), 0.0, False, truncated, self._info()
+        return self.scene("Higher." if guess < self.number else "Lower.")
 
-    def _info(self) -> dict[str, Any]:
+    def scene(self, text: str, **more: float | bool) -> Scene:
         # What is known, not the text of the answer: the state by which steps of different episodes are compared.
-        return {"state_key": f"{self.number} {self.low} {self.high}", "won": False, "invalid": False}
+        return Scene(text, state_key=f"{self.number} {self.low} {self.high}", **more)  # type: ignore[arg-type]
 
 
 gymnasium.register("example/GuessNumber-v0", entry_point=f"{__name__}:GuessNumber")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the pinned CPU stack and this repository (editable) into a virtual environment:
 #
-#   examples/install_cpu.sh VENV_DIR
+#   examples/install_cpu.sh VENV_DIR [FURTHER_LOCK_FILE ...]
 #
 # Takes about two minutes and 4 GB. A second run finds nothing to do and returns at once. PYTHON=... picks the
 # interpreter (3.10 to 3.12). Never installs a CUDA build of torch.
@@ -12,12 +12,13 @@ TORCH_INDEX="https://download.pytorch.org/whl/cpu"
 
 repo="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 lock="$repo/examples/cpu/requirements.txt"
-[ $# -eq 1 ] || { echo "usage: $0 VENV_DIR" >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: $0 VENV_DIR [FURTHER_LOCK_FILE ...]" >&2; exit 2; }
 venv="$1"
+shift
 log="$venv/install.log"
 stamp="$venv/.turnkey-stamp"
 
-want="$(cat "$lock" "$repo/pyproject.toml" "$repo/setup.py" "${BASH_SOURCE[0]}" <(echo "$repo") | sha256sum | cut -d' ' -f1)"
+want="$(cat "$lock" "$@" "$repo/pyproject.toml" "$repo/setup.py" "${BASH_SOURCE[0]}" <(echo "$repo") | sha256sum | cut -d' ' -f1)"
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then
   exit 0
 fi
@@ -64,8 +65,8 @@ install_torch() {
 
 install_lock() {
   "$venv/bin/python" -m pip install --quiet uv &&
-    "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps -r "$lock" ||
-    "$venv/bin/python" -m pip install --quiet --no-deps -r "$lock"
+    "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps -r "$1" ||
+    "$venv/bin/python" -m pip install --quiet --no-deps -r "$1"
 }
 
 install_repository() {
@@ -94,7 +95,10 @@ rm -f "$stamp"
 "$venv/bin/python" -V >"$log"
 echo "Installing into $venv ($(cat "$log"))"
 stage "torch for the CPU" install_torch
-stage "verl, vLLM, Ray (pinned)" install_lock
+stage "verl, vLLM, Ray (pinned)" install_lock "$lock"
+for further in "$@"; do
+  stage "$(basename "$further" .txt) (pinned)" install_lock "$further"
+done
 stage "this repository, editable" install_repository
 stage "check" check
 echo "$want" >"$stamp"

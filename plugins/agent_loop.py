@@ -8,22 +8,26 @@ the loop returns rows: an episode that dies is exactly one masked row that carri
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
 from omegaconf import DictConfig
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from verl_turnkey.advantage import make_record, make_step
+from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
-from verl_turnkey.envs.actions import ParsedAction, parse_action
-from verl_turnkey.envs.hosts import HostPool
-from verl_turnkey.envs.prompts import Turn, build_messages, fit_prompt, load_template
+from verl_turnkey.envs.actions import TOOL_CALL, ParsedAction
+from verl_turnkey.envs.hosts import HostPool, Step
+from verl_turnkey.envs.memory import Memory, SummaryError, Turn, View
+from verl_turnkey.envs.modules import import_modules, load_function
+from verl_turnkey.envs.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.rewards import RewardError, compose
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins import registration
+from verl_turnkey.plugins.action_reader import action_reader, check_tool_template
 from verl_turnkey.plugins.config import TurnkeyConfig, turnkey_config
+from verl_turnkey.plugins.episode import Episode, Generated, PlayedStep, Prompt, RowMaker, countable
 from verl_turnkey.plugins.trajectory_log import TrajectoryLog
 
 
@@ -36,16 +40,29 @@ class _Process:
         self.turnkey: TurnkeyConfig = turnkey_config(config)
         env, rollout = self.turnkey.env, self.turnkey.rollout
         self.template = load_template(rollout.template)
+        self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
+        import_modules(self.turnkey.modules)  # they may hold reward components
+        self.rewards = compose(self.turnkey.rewards)
         self.log = TrajectoryLog(self.turnkey.log.trajectories)
         self.pool = HostPool(
-            hosts=1 if env.hosts == "auto" else env.hosts,
+            hosts=env.hosts,
             # Hosts are shared by the rollouts of one worker: with its process dies its episodes' owner.
             namespace_tag=ray.get_runtime_context().get_actor_id() or uuid4().hex,
-            max_instances=env.instances_per_host,
+            places=env.instances_per_host,
+            sharers=_workers_per_node(config),
+            restarts=env.restarts,
             step_timeout=env.step_timeout,
             reset_timeout=env.reset_timeout,
             modules=self.turnkey.modules,
         )
+
+
+def _workers_per_node(config: DictConfig) -> int:
+    """How many agent-loop workers share the CPUs and the memory of a node: verl deals them out in turn."""
+    import ray
+
+    nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
+    return -(-config.actor_rollout_ref.rollout.agent.num_workers // max(1, nodes))
 
 
 _process: _Process | None = None
@@ -66,43 +83,15 @@ def prepare(worker: Any, keep_texts: bool) -> None:
 
     Raises:
         RuntimeError: the plugin is not loaded in this worker.
+        ConfigError: the action is a tool call, and the model's chat template shows no tools.
     """
     global _keep_texts
     registration.verify(("agent_loop",), ("turnkey_env",))
     _keep_texts = keep_texts
     if worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env":
-        _shared(worker.config)
-
-
-@dataclass
-class _Step:
-    """One step while its episode is running."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    log_probs: list[float] | None
-    generated: dict[str, Any]
-    text: str
-    record: dict[str, Any]
-    observation: str
-    seconds: tuple[float, float]
-    num_preempted: int
-
-
-@dataclass
-class _Episode:
-    steps: list[_Step] = field(default_factory=list)
-    success: bool = False
-
-    def info(self) -> dict[str, float]:
-        """verl's ``reward_extra_info``: the same keys as floats on every row, or verl drops the whole group."""
-        records = [step.record for step in self.steps]
-        return {
-            "acc": float(self.success),
-            "episode_return": float(sum(record["reward"] for record in records)),
-            "episode_length": float(len(records)),
-            "invalid_rate": sum(not record["valid"] for record in records) / max(1, len(records)),
-        }
+        shared = _shared(worker.config)
+        if shared.turnkey.rollout.action_format == TOOL_CALL:
+            check_tool_template(worker.tokenizer, **worker.config.data.get("apply_chat_template_kwargs", {}))
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -112,6 +101,10 @@ class EnvAgentLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.shared = _shared(self.config)
         self.options = self.shared.turnkey.rollout
+        self.reader = action_reader(self.options.action_format, self.rollout_config.multi_turn.format, self.tokenizer)
+        self.rows = RowMaker(
+            self.tokenizer.eos_token_id or 0, self.rollout_config.calculate_log_probs, self.shared.rewards.labels
+        )
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Play one episode.
@@ -123,16 +116,16 @@ class EnvAgentLoop(AgentLoopBase):
         Returns:
             One output per step, or the one masked output of a failed episode.
         """
-        episode = _Episode()
-        failed = None
+        episode, task, failed = Episode(), None, None
         try:
-            await self._play(episode, sampling_params, self._task(kwargs))
-            info = episode.info()
-            outputs = [self._row(t, step, info) for t, step in enumerate(episode.steps)]
-        except (EnvironmentFailure, PromptTooLongError, TaskFormatError) as error:
+            task = self._task(kwargs)
+            await self._play(episode, self._sampling(sampling_params), task)
+            await episode.pay(self.shared.rewards)
+            outputs = self.rows.played(episode)
+        except (EnvironmentFailure, PromptTooLongError, RewardError, SummaryError, TaskFormatError) as error:
             failed = f"{type(error).__name__}: {error}"
-            outputs = [self._failed_row(failed, kwargs)]
-        self.shared.log.write(kwargs, outputs, [(s.observation, s.text) for s in episode.steps], failed)
+            outputs = self.rows.failed(failed, kwargs["global_steps"])
+        self.shared.log.write(kwargs, task, outputs, [step.for_log() for step in episode.steps], failed)
         return outputs
 
     def _task(self, kwargs: dict[str, Any]) -> Task:
@@ -145,68 +138,69 @@ class EnvAgentLoop(AgentLoopBase):
         env = self.shared.turnkey.env
         return Task(task.env_id or env.id or "", task.seed, {**env.kwargs, **task.kwargs})
 
-    async def _play(self, episode: _Episode, sampling_params: dict[str, Any], task: Task) -> None:
-        options = self.options
-        sampling_params = dict(sampling_params)
-        sampling_params["max_tokens"] = options.max_tokens_per_turn or self.rollout_config.response_length
-        if options.stop:
-            sampling_params["stop"] = options.stop
-        if options.stop_token_ids:
-            sampling_params["stop_token_ids"] = options.stop_token_ids
+    def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
+        """verl's sampling parameters with what ends a turn."""
+        params = dict(params)
+        params["max_tokens"] = self.options.max_tokens_per_turn or self.rollout_config.response_length
+        if self.options.stop:
+            params["stop"] = self.options.stop
+        if stop := [*self.options.stop_token_ids, *self.reader.stop_token_ids]:
+            params["stop_token_ids"] = stop
+        return params
 
+    async def _play(self, episode: Episode, sampling_params: dict[str, Any], task: Task) -> None:
+        options = self.options
         running = await self.shared.pool.start(task.env_id, task.kwargs, task.seed)
         try:
             observation, info, goal = running.observation, running.info, running.info["task"]
-            request_id, history = uuid4().hex, []
+            episode.task = goal
+            request_id, memory = uuid4().hex, Memory(options.history, self.shared.summarize)
             for t in range(options.max_turns):
                 try:
-                    prompt_ids = await self._prompt(goal, history, observation, info["admissible"], t)
+                    prompt = await self._prompt(goal, memory, observation, info)
                 except PromptTooLongError:
                     if t == 0:
                         raise
                     episode.steps[-1].record["truncated"] = True
                     break
+                turn = await self._generate(request_id, prompt, sampling_params)
+                parsed = await self.reader.read(turn.ids, turn.text, info["admissible"])
+                key = info["state_key"] if options.anchor == "state_key" else None
                 started = perf_counter()
-                output = await self.server_manager.generate(
-                    request_id=request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params)
+                # What is no action does not reach the environment: nothing changes.
+                answer = (
+                    await running.step(parsed.action)
+                    if parsed.action is not None
+                    else Step(observation, 0.0, False, False, info)
                 )
-                generated = perf_counter()
-                response_ids = list(output.token_ids)
-                text = self.tokenizer.decode(response_ids, skip_special_tokens=True)
-                parsed = parse_action(text, options.action_format, info["admissible"])
-                anchor = info["state_key"] if info["state_key"] is not None else observation
-                seen = observation
-                reward, terminated, truncated = 0.0, False, False
-                if parsed.valid:
-                    step = await running.step(parsed.action)
-                    observation, info = step.observation, step.info
-                    reward, terminated, truncated = step.reward, step.terminated, step.truncated
-                valid = parsed.valid and not info["invalid"]
+                valid = parsed.valid and not answer.info["invalid"]
+                extra, next_extra = info.setdefault("extra", {}), answer.info.setdefault("extra", {})
                 episode.steps.append(
-                    _Step(
-                        prompt_ids=prompt_ids,
-                        response_ids=response_ids,
-                        log_probs=list(output.log_probs) if output.log_probs is not None else None,
-                        generated=dict(output.extra_fields),
-                        text=text,
+                    PlayedStep(
+                        prompt=prompt,
+                        turn=turn,
                         record=make_step(
                             step=t,
-                            reward=reward,
-                            anchor=anchor,
+                            reward=answer.reward,
+                            anchor=observation if key is None else key,
                             action=parsed.action,
                             valid=valid,
                             penalty=0.0 if valid else options.invalid_action_penalty,
-                            terminated=terminated,
-                            truncated=truncated or (not terminated and t + 1 == options.max_turns),
-                            extra={"text": seen} if _keep_texts else None,
+                            terminated=answer.terminated,
+                            truncated=answer.truncated or (not answer.terminated and t + 1 == options.max_turns),
+                            extra=countable(extra, next_extra) | ({"text": observation} if _keep_texts else {}),
                         ),
-                        observation=seen,
-                        seconds=(generated - started, perf_counter() - generated),
-                        num_preempted=-1 if output.num_preempted is None else output.num_preempted,
+                        observation=observation,
+                        invalid=None if valid else parsed.reason or "the environment refused the action",
+                        unparsed=not parsed.valid and parsed.kind == "format",
+                        seconds=perf_counter() - started,
+                        extra=extra,
+                        next_extra=next_extra,
                     )
                 )
-                history.append(Turn(seen, _said(parsed, text)))
-                if terminated or truncated:
+                memory.add(Turn(observation, _said(parsed, turn.text, options.keep_thinking)))
+                observation, info = answer.observation, answer.info
+                if answer.terminated or answer.truncated:
                     break
         finally:
             running.close()
@@ -216,101 +210,73 @@ class EnvAgentLoop(AgentLoopBase):
         for step in episode.steps:
             step.record["success"] = episode.success
 
-    async def _prompt(
-        self, goal: str, history: list[Turn], observation: str, admissible: list[str] | None, t: int
-    ) -> list[int]:
-        """Token ids of the prompt, measured here: verl would cut a long one from the left, task first."""
+    async def _prompt(self, goal: str, memory: Memory, observation: str, info: dict[str, Any]) -> Prompt:
+        """The prompt of the next step, measured here: verl would cut a long one from the left, task first."""
+        images = await self._images(info.get("images") or [])
 
-        def encode(shown: int) -> list[int]:
+        def encode(past: View) -> list[int]:
             messages = build_messages(
                 system=self.options.system,
                 template=self.shared.template,
                 task=goal,
-                history=history[len(history) - shown :],
+                history=past.turns,
+                summary=past.summary,
+                line=self.options.history_line,
                 observation=observation,
-                admissible=admissible,
-                step=t + 1,
+                admissible=info["admissible"],
+                instruction=self.reader.instruction,
+                step=len(memory.turns) + 1,
+                images=images or (),
             )
-            return list(self.continuous_token_builder.build_initial_tokens(messages))
+            tokens = self.continuous_token_builder.build_initial_tokens(
+                messages, tools=self.reader.tools, images=images
+            )
+            return list(tokens)
 
-        shown = min(self.options.history, len(history))
         budget = self.rollout_config.prompt_length
-        ids, _ = await asyncio.get_running_loop().run_in_executor(None, fit_prompt, encode, shown, budget)
-        return ids
+        ids, _ = await asyncio.get_running_loop().run_in_executor(None, fit_prompt, encode, memory, budget)
+        return Prompt(ids, images)
 
-    # --- rows: one constructor, every field always set; a field that one row lacks is lost for the whole batch ------
+    async def _images(self, arrays: list[Any]) -> list[Any] | None:
+        """The environment's images as verl's processor takes them; None for none."""
+        if not arrays:
+            return None
+        from PIL import Image
 
-    def _row(self, t: int, step: _Step, info: dict[str, float]) -> AgentLoopOutput:
-        return self._output(
-            prompt_ids=step.prompt_ids,
-            response_ids=step.response_ids,
-            response_mask=[1] * len(step.response_ids),
-            log_probs=step.log_probs,
-            score=info["episode_return"],
-            num_turns=2 * (t + 1),
-            metrics=AgentLoopMetrics(
-                generate_sequences=step.seconds[0], tool_calls=step.seconds[1], num_preempted=step.num_preempted
-            ),
-            extra_fields={
-                **step.generated,
-                "turnkey": make_record([step.record]),
-                "reward_extra_info": dict(info),
-            },
+        content = [{"type": "image", "image": Image.fromarray(array)} for array in arrays]
+        try:
+            self._assert_mm_supported(True)
+            found = await self.process_multi_modal_info([{"role": "user", "content": content}])
+        except Exception as error:  # of the model's own processor, which says best what it cannot take
+            raise EnvironmentFailure(
+                "images",
+                f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}",
+            ) from error
+        return found["images"]
+
+    async def _generate(self, request_id: str, prompt: Prompt, sampling_params: dict[str, Any]) -> Generated:
+        seen = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
+        started = perf_counter()
+        output = await self.server_manager.generate(
+            request_id=request_id,
+            prompt_ids=prompt.ids,
+            sampling_params=dict(sampling_params),
+            **(seen if prompt.images else {}),
         )
-
-    def _failed_row(self, reason: str, kwargs: dict[str, Any]) -> AgentLoopOutput:
-        return self._output(
-            prompt_ids=[],
-            response_ids=[],
-            response_mask=[],
-            log_probs=None,
-            score=0.0,
-            num_turns=0,
-            metrics=AgentLoopMetrics(),
-            extra_fields={
-                # verl takes these two for the age of the row and cannot do without.
-                "min_global_steps": kwargs["global_steps"],
-                "max_global_steps": kwargs["global_steps"],
-                "turnkey": make_record([], failed=reason),
-                "reward_extra_info": _Episode().info(),
-            },
-        )
-
-    def _output(
-        self,
-        *,
-        prompt_ids: list[int],
-        response_ids: list[int],
-        response_mask: list[int],
-        log_probs: list[float] | None,
-        score: float,
-        num_turns: int,
-        metrics: AgentLoopMetrics,
-        extra_fields: dict[str, Any],
-    ) -> AgentLoopOutput:
-        if not response_ids:  # verl cannot hold an empty response: one masked token stands for it
-            eos = self.tokenizer.eos_token_id or 0
-            prompt_ids, response_ids, response_mask, log_probs = prompt_ids or [eos], [eos], [0], [0.0]
-        fields: dict[str, Any] = {}
-        if self.rollout_config.calculate_log_probs:
-            if log_probs is None:
-                raise RuntimeError(
-                    "the server returned no log-probabilities although actor_rollout_ref.rollout.calculate_log_probs "
-                    "is true: set it to false for a server that cannot"
-                )
-            fields["response_logprobs"] = log_probs
-        return AgentLoopOutput(
-            prompt_ids=prompt_ids,
-            response_ids=response_ids,
-            response_mask=response_mask,
-            reward_score=score,
-            num_turns=num_turns,
-            metrics=metrics,
-            extra_fields={**extra_fields, "turn_scores": [], "tool_rewards": []},
-            **fields,
+        seconds = perf_counter() - started
+        ids = list(output.token_ids)
+        return Generated(
+            ids=ids,
+            log_probs=list(output.log_probs) if output.log_probs is not None else None,
+            text=self.tokenizer.decode(ids, skip_special_tokens=True),
+            extra_fields=dict(output.extra_fields),
+            num_preempted=-1 if output.num_preempted is None else output.num_preempted,
+            seconds=seconds,
         )
 
 
-def _said(parsed: ParsedAction, text: str) -> str:
-    """How a past turn reads in later prompts: the action, or the start of what was written in its place."""
-    return parsed.action if parsed.action is not None else " ".join(text.split())[:80] or "(nothing)"
+def _said(parsed: ParsedAction, text: str, whole: bool) -> str:
+    """How a past turn reads in later prompts: as the action, or as the start of what was written in its place."""
+    if whole or parsed.action is None:
+        return (text.strip() if whole else " ".join(text.split())[:80]) or "(nothing)"
+    return parsed.action

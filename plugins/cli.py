@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +33,7 @@ def tasks(
     out: Annotated[Path, typer.Argument(help="folder for train.parquet and val.parquet")],
     env: Annotated[str, typer.Option(help="gymnasium id of the environment")],
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
+    val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
     train: Annotated[int, typer.Option(help="number of training tasks")] = 1024,
     val: Annotated[int, typer.Option(help="number of validation tasks")] = 128,
     seed: Annotated[int, typer.Option(help="draws the tasks' seeds; training and validation never share one")] = 0,
@@ -44,17 +46,116 @@ def tasks(
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
 
     import_modules(module or [])
-    try:
-        arguments = json.loads(kwargs)
-    except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"--kwargs must be a JSON object, got {kwargs!r} ({error})") from None
-    make(env, arguments).close()  # a bad id or argument is found here, not in the training run
+    arguments = _json_object(kwargs)
+    for_val = arguments | _json_object(val_kwargs)
+    for given in (arguments, for_val):  # a bad id or argument is found here, not in the training run
+        make(env, given).close()
     out.mkdir(parents=True, exist_ok=True)
     train_seeds, val_seeds = split_seeds(train, val, seed)
-    for split, seeds in (("train", train_seeds), ("val", val_seeds)):
+    for split, seeds, given in (("train", train_seeds, arguments), ("val", val_seeds, for_val)):
         path = out / f"{split}.parquet"
-        write_parquet(path, [Task(env, s, arguments) for s in seeds], data_source or env.split("/")[-1], split)
+        write_parquet(path, [Task(env, s, given) for s in seeds], data_source or env.split("/")[-1], split)
         typer.echo(f"{len(seeds)} tasks in {path}")
+
+
+@app.command()
+def envs(
+    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers environments")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """List the environments: what is installed, and what each needs."""
+    import gymnasium
+
+    from verl_turnkey.envs.modules import import_modules
+    from verl_turnkey.envs.registry import listing
+
+    known = set(gymnasium.registry)
+    import_modules(module or [])
+    rows = listing(known)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    marks = {True: "found", False: "missing", None: "needed"}
+    table = Table("environment", "what it is", "package", "needs", highlight=False)
+    for row in rows:
+        package = f"{row['package'] or '-'} {row['version'] or ''}".strip()
+        table.add_row(
+            row["id"],
+            row["summary"],
+            f"not installed: {row['install']}".replace("[", r"\[") if row["install"] else package,
+            "\n".join(f"{marks[need['found']]}: {need['what']}" for need in row["needs"]),
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@app.command()
+def env_check(
+    env: Annotated[str | None, typer.Argument(help="gymnasium id of the environment")] = None,
+    kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
+    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
+    seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
+    rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
+    steps: Annotated[int, typer.Option(help="steps per episode at most")] = 20,
+    processes: Annotated[int, typer.Option(help="further processes that must see the same; 0: no process at all")] = 3,
+    step_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.step_timeout")] = 30.0,
+    reset_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.reset_timeout")] = 120.0,
+    all_installed: Annotated[bool, typer.Option(help="a table of all our environments that are installed")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Play an environment from all sides; exit 1 when it lacks a property that training relies on."""
+    from verl_turnkey.envs.check import check, check_installed, table
+
+    if all_installed == (env is not None):
+        raise typer.BadParameter("give either the id of an environment or --all-installed")
+    budget = {"modules": module or [], "seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
+    budget |= {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+    if env is not None:
+        report = check(env, _json_object(kwargs), **budget)
+        typer.echo(json.dumps(report.to_dict()) if as_json else "\n".join(report.lines()))
+        raise typer.Exit(0 if report.ok else 1)
+    reports, left_out = check_installed(lambda line: typer.echo(line, err=True), **budget)
+    typer.echo(json.dumps([report.to_dict() for report in reports]) if as_json else table(reports))
+    for line in left_out:
+        typer.echo(f"not checked: {line}", err=True)
+    raise typer.Exit(0 if all(report.ok for report in reports) else 1)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """``--kwargs`` as a dict."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"--kwargs must be a JSON object, got {text!r} ({error})") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"--kwargs must be a JSON object, got {text!r}")
+    return value
+
+
+@app.command("alfworld-generate")
+def alfworld_generate(
+    out: Annotated[Path, typer.Argument(help="data folder to make; name it in $ALFWORLD_DATA afterwards")],
+    train: Annotated[int, typer.Option(min=0, help="number of training problems")] = 60,
+    valid_seen: Annotated[int, typer.Option(min=0, help="problems in rooms like those of training")] = 12,
+    valid_unseen: Annotated[int, typer.Option(min=0, help="problems in rooms that training never has")] = 12,
+    seed: Annotated[int, typer.Option(help="draws rooms, things and tasks")] = 0,
+) -> None:
+    """Make small ALFWorld problems of all six task types, each solved by its planner. Needs no download."""
+    try:
+        from verl_turnkey.envs.alfworld_generate import generate
+    except ModuleNotFoundError as error:
+        raise ImportError(f'the package {error.name} is missing: pip install "verl-turnkey[alfworld]"') from None
+    from rich.progress import track
+
+    counts = {"train": train, "valid_seen": valid_seen, "valid_unseen": valid_unseen}
+    try:
+        for _ in track(generate(out, counts, seed), "problems", total=sum(counts.values())):
+            pass
+    except FileExistsError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{sum(counts.values())} problems in {out}. Use them: export ALFWORLD_DATA={out.resolve()}")
 
 
 @app.command()
@@ -95,6 +196,7 @@ def main() -> None:
     """Entry point of the console script: errors of the user's input in one line, not in a traceback."""
     try:
         app()
-    except (ValueError, LookupError, ImportError, TypeError) as error:
-        typer.echo(f"turnkey: {error.args[0] if error.args else error}", err=True)
+    except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
+        words = error.args[0] if error.args and isinstance(error.args[0], str) else error
+        typer.echo(f"turnkey: {words}", err=True)
         raise SystemExit(2) from None

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage import EstimatorSpec, estimators
-from verl_turnkey.advantage.params import check, did_you_mean, parse
+from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
+from verl_turnkey.envs.actions import FORMATS, TOOL_CALL
+from verl_turnkey.envs.prompts import LINE, LINE_FIELDS, check_fields
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
@@ -26,9 +28,11 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """arguments of the environment, under those of the task"""
     hosts: int | Literal["auto"] = "auto"
-    """environment host processes per agent-loop worker; auto: 1"""
-    instances_per_host: int = 64
-    """episodes a host holds at once; further ones wait, without a deadline"""
+    """environment hosts per agent-loop worker; auto: one for every four CPUs that fall to the worker, 1 to 4"""
+    instances_per_host: int | Literal["auto"] = "auto"
+    """episodes a host holds at once, further ones wait; auto: what fits into its part of half the free memory"""
+    restarts: int = 100
+    """processes a host may lose to hangs and crashes beyond its episodes that went well, before it takes no more"""
     step_timeout: float = 30.0
     """seconds one environment step may take"""
     reset_timeout: float = 120.0
@@ -37,8 +41,10 @@ class EnvConfig:
     """start one environment in the driver before Ray, to find a bad environment or prompt budget in seconds"""
 
     def __post_init__(self) -> None:
-        check(self.hosts == "auto" or int(self.hosts) > 0, "hosts", "auto or a positive integer", self.hosts)
-        check(self.instances_per_host > 0, "instances_per_host", "positive", self.instances_per_host)
+        for name in ("hosts", "instances_per_host"):
+            value = getattr(self, name)
+            check(value == "auto" or value > 0, name, "auto or a positive integer", value)
+        check(self.restarts >= 0, "restarts", "zero or more", self.restarts)
         check(self.step_timeout > 0, "step_timeout", "positive seconds", self.step_timeout)
         check(self.reset_timeout > 0, "reset_timeout", "positive seconds", self.reset_timeout)
 
@@ -51,18 +57,26 @@ class RolloutConfig:
     """steps: one row per step"""
     history: int = 2
     """past turns shown in a prompt; fewer when data.max_prompt_length is too small for them"""
+    history_line: str = LINE
+    """how a past turn reads in a prompt: text with {step}, {observation} and {action}"""
+    keep_thinking: bool = False
+    """show past turns with everything that the model wrote, not with the action alone"""
+    summary: str | None = None
+    """module:function from the turns that are no longer shown to the text of {summary}; null: none"""
     max_turns: int = 50
     """model turns before an episode is truncated"""
     max_tokens_per_turn: int | None = None
     """tokens the model may write per turn; null: data.max_response_length"""
     invalid_action_penalty: float = 0.1
     """subtracted from the step's own return and score when the action did not parse or apply"""
-    action_format: Literal["plain", "tags", "boxed"] = "plain"
-    """where the action stands in the model's turn"""
+    action_format: str = "plain"
+    """where the action stands in the model's turn: plain, tags, boxed, json (a tool call) or module:function"""
     template: str = "default"
     """prompt template: a shipped name or the path of a text file"""
     system: str | None = None
     """system message; null: none"""
+    anchor: Literal["state_key", "observation"] = "state_key"
+    """by what methods tell states apart: the environment's key of the full state, or the text that the agent sees"""
     stop: list[str] = field(default_factory=list)
     """strings that end a turn, besides the tokenizer's end of turn"""
     stop_token_ids: list[int] = field(default_factory=list)
@@ -70,6 +84,17 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         check(self.history >= 0, "history", "zero or more", self.history)
+        try:
+            check_fields(self.history_line, LINE_FIELDS, "action", "history_line")
+        except ValueError as error:
+            raise ConfigError(f"history_line: {error}") from None
+        formats = [*FORMATS, TOOL_CALL]
+        check(
+            self.action_format in formats or ":" in self.action_format,
+            "action_format",
+            f"{', '.join(formats)} or module:function{did_you_mean(self.action_format, formats)}",
+            self.action_format,
+        )
         check(self.max_turns > 0, "max_turns", "positive", self.max_turns)
         check(
             self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0,
@@ -129,6 +154,8 @@ class TurnkeyConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
+    """what a step is paid: a weighted sum of components, each with a name, a weight, a label and its options"""
     modules: list[str] = field(default_factory=list)
     """your own estimators and environments: dotted modules or .py files, for driver, trainer and environment hosts"""
 

@@ -19,7 +19,7 @@ import torch
 from verl_turnkey.advantage import ConfigError, compute_credit, estimators
 from verl_turnkey.plugins.derived import needs_record
 from verl_turnkey.plugins.rows import Rows, read_rows
-from verl_turnkey.plugins.turns import record_of
+from verl_turnkey.plugins.turns import record_of, split_key
 
 
 @dataclass
@@ -61,7 +61,7 @@ class CreditStep:
             values=self.values,
             lists=self.lists,
         )
-        self.metrics = episode_metrics(rows)
+        self.metrics = episode_metrics(rows) | reward_metrics(rows, self.keys, self.extra_fields)
         self.rows = rows
         return rows
 
@@ -124,6 +124,22 @@ def verl_estimator(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]
     estimator.__qualname__ = f"verl_estimator({name})"
     estimator.turnkey = True  # type: ignore[attr-defined]
     return estimator
+
+
+REWARD = "reward/"
+"""begins the names of the reward components among verl's ``reward_extra_info``"""
+
+
+def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean over the played episodes of what each reward component gave, and of what held no action."""
+    said: dict[str, Mapping[str, Any]] = {}
+    for row in rows.row.tolist():
+        said.setdefault(split_key(keys[row])[1], extra_fields[row].get("reward_extra_info") or {})
+    names = {name for info in said.values() for name in info if name.startswith(REWARD) or name == "unparsed_rate"}
+    return {
+        f"episode/{name}": float(np.mean([info[name] for info in said.values() if name in info]))
+        for name in sorted(names)
+    }
 
 
 def episode_metrics(rows: Rows) -> dict[str, float]:

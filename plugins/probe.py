@@ -8,6 +8,8 @@ from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import make
+from verl_turnkey.envs.actions import INSTRUCTIONS, TOOL_CALL
+from verl_turnkey.envs.memory import Memory, View
 from verl_turnkey.envs.prompts import build_messages, fit_prompt, load_template
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.config import TurnkeyConfig
@@ -38,7 +40,8 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
     """Make the environment, reset it, and measure the first prompt with the model's tokenizer.
 
     Raises:
-        ConfigError: the environment raises, or its prompt exceeds the budget; and what :func:`envs.make` raises.
+        ConfigError: the environment raises, its prompt exceeds the budget, or the model's chat template shows no tools
+            although the action is a tool call; and what :func:`envs.make` raises.
     """
     task = first_task(file)
     env_id = task.env_id or turnkey.env.id
@@ -58,7 +61,8 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
         raise ConfigError(
             f"environment {env_id!r} must return text as its observation, got {type(observation).__name__}: wrap it"
         )
-    _measure(config, turnkey, observation, str(info.get("task") or ""), info.get("admissible"))
+    if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
+        _measure(config, turnkey, observation, str(info.get("task") or ""), info.get("admissible"))
 
 
 def _measure(
@@ -73,17 +77,23 @@ def _measure(
 
     tokenizer = AutoTokenizer.from_pretrained(path)
     kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
+    if turnkey.rollout.action_format == TOOL_CALL:
+        from verl_turnkey.plugins.action_reader import ACT, check_tool_template
 
-    def encode(shown: int) -> list[int]:
+        check_tool_template(tokenizer, **kwargs)
+        kwargs["tools"] = [ACT]
+
+    def encode(past: View) -> list[int]:
         messages = build_messages(
             system=turnkey.rollout.system,
             template=load_template(turnkey.rollout.template),
             task=goal,
-            history=[],
+            history=past.turns,
             observation=observation,
             admissible=admissible,
+            instruction=INSTRUCTIONS.get(turnkey.rollout.action_format, ""),
         )
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    fit_prompt(encode, 0, config.actor_rollout_ref.rollout.prompt_length)
+    fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)

@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.plugins import agent_loop, loss, loss_inputs, phases, registration, seams
 from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, loss_params, turnkey_config
@@ -33,6 +34,9 @@ from verl_turnkey.plugins.turns import split_key
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
+
+# In the reason of an episode that found its host without any processes left to lose.
+EXHAUSTED = f"{EnvironmentFailure('restarts', '')}"
 
 # Fields that no worker computes with; everything else travels, also names that we do not know.
 NOT_FOR_WORKERS = frozenset(
@@ -235,6 +239,9 @@ class TurnkeyTrainer:
         if real and not self._real_rows:
             listed = "\n".join(f"  {reason}" for reason in sorted(set(map(str, reasons)))[:5])
             raise RuntimeError(f"all {len(real)} episodes of step {self.global_steps} failed:\n{listed}")
+        exhausted = [reason for reason in reasons if reason and EXHAUSTED in reason]
+        if exhausted:
+            raise RuntimeError(f"step {self.global_steps}: {exhausted[0]}")
         # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         asked = prompts * self.config.actor_rollout_ref.rollout.n

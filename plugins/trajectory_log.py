@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from verl_turnkey.envs.registry import spec_of
+from verl_turnkey.envs.tasks import Task
+
 
 class TrajectoryLog:
     """Appends to ``<folder>/episodes-<host>-<process>.jsonl``; does nothing when ``folder`` is None."""
@@ -20,16 +23,18 @@ class TrajectoryLog:
     def write(
         self,
         row: Mapping[str, Any],
+        task: Task | None,
         outputs: Sequence[Any],
-        texts: Sequence[tuple[str, str]],
+        turns: Sequence[Mapping[str, Any]],
         failed: str | None,
     ) -> None:
         """Log one episode.
 
         Args:
             row: the data row, with ``uid``, ``session_id`` and ``global_steps``.
+            task: what was played, with the arguments of the configuration; None: it could not be read.
             outputs: the rows that verl gets; their keys are ``{uid}_{session_id}_{index}``.
-            texts: (observation, model's text) of each step that was played, also of a failed episode.
+            turns: what was seen and written in each step that was played, also of a failed episode.
             failed: the reason, or None.
         """
         if self._folder is None:
@@ -44,9 +49,10 @@ class TrajectoryLog:
             "global_step": int(row["global_steps"]),
             "split": extra_info.get("split") if isinstance(extra_info, Mapping) else None,
             "task": row.get("turnkey_task"),
+            "env": None if task is None else {**spec_of(task.env_id, task.kwargs), "seed": task.seed},
             "failed": failed,
             "records": [output.extra_fields["turnkey"] for output in outputs],
-            "turns": [{"observation": observation, "text": text} for observation, text in texts],
+            "turns": list(turns),
             "info": dict(outputs[-1].extra_fields["reward_extra_info"]),
         }
         self._file.write(json.dumps(line) + "\n")

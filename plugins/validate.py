@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec
+from verl_turnkey.envs.rewards import compose as compose_rewards
 from verl_turnkey.losses import LossSpec
 from verl_turnkey.losses.registry import scales_gradient
 from verl_turnkey.plugins import registration, seams
@@ -91,6 +92,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     files = _check_tasks(config)
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     if loop == "turnkey_env":
+        compose_rewards(turnkey.rewards)
         _check_agent_loop(config, turnkey, files)
     elif ours and loop in VERLS_LOOPS and not any(_has_column(file, "agent_name") for file in files):
         _check_derived(config, loop)
@@ -106,8 +108,14 @@ def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         return str(Path(path).expanduser().absolute())
 
     with open_dict(config):
+        for i, entry in enumerate(turnkey.rewards):
+            if ".py:" in str(entry.get("name")):
+                config.turnkey.rewards[i].name = absolute(entry["name"])
         if turnkey.modules:
             config.turnkey.modules = [absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
+        for key in ("action_format", "summary"):
+            if ".py:" in (path := getattr(turnkey.rollout, key) or ""):
+                OmegaConf.update(config, f"turnkey.rollout.{key}", absolute(path))
         shipped = (TEMPLATES / f"{turnkey.rollout.template}.txt").is_file()  # its name wins over a file's
         if not shipped and Path(turnkey.rollout.template).is_file():
             OmegaConf.update(config, "turnkey.rollout.template", absolute(turnkey.rollout.template))
@@ -344,9 +352,7 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
             f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}: lower the one or "
             "raise the other"
         )
-    from verl_turnkey.envs.prompts import load_template
-
-    load_template(turnkey.rollout.template)
+    _check_prompts(config, turnkey)
     from verl_turnkey.plugins.probe import first_task, probe
 
     if any(_has_column(file, "agent_name") for file in files):
@@ -355,6 +361,29 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
         first_task(file)
     if files and turnkey.env.probe:
         probe(config, turnkey, files[0])
+
+
+def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """The template, and what functions and parsers the agent loop will ask."""
+    from verl_turnkey.envs.actions import TOOL_CALL, load_parser
+    from verl_turnkey.envs.modules import load_function
+    from verl_turnkey.envs.prompts import load_template
+
+    options = turnkey.rollout
+    template = load_template(options.template)
+    if options.action_format == TOOL_CALL:
+        from verl_turnkey.plugins.action_reader import check_tool_parser
+
+        check_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)
+    else:
+        load_parser(options.action_format)
+    if options.summary is not None:
+        load_function(options.summary, "turnkey.rollout.summary")
+        if "{summary}" not in template:
+            raise ConfigError(
+                f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}, which "
+                f"turnkey.rollout.template={options.template} has not"
+            )
 
 
 def _check_derived(config: DictConfig, loop: str) -> None:

@@ -6,18 +6,19 @@ import time
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 
 class Awkward(gymnasium.Env[str, str]):
     """Does what the action or ``on_reset`` says. Does not tell its state, its actions or whether it was won."""
 
-    def __init__(self, on_reset: str = "ok", observation: str = "a room") -> None:
-        self.on_reset, self.observation = on_reset, observation
+    def __init__(self, on_reset: str = "ok", observation: str = "a room", images: int = 0) -> None:
+        self.on_reset, self.observation, self.images = on_reset, observation, images
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         if self.on_reset == "raise":
             raise RuntimeError("the reset is broken")
-        return f"{self.observation} {seed}", {"task": "do as you are told"}
+        return f"{self.observation} {seed}", {"task": "do as you are told", **self._seen(0)}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == "raise":
@@ -26,7 +27,14 @@ class Awkward(gymnasium.Env[str, str]):
             time.sleep(60)
         reward = float("nan") if action == "nan" else 0.5 if action == "win" else 0.0
         observation = self.observation * (100 if action == "grow" else 1)
-        return observation, reward, action in ("win", "lose"), False, {"invalid": action == "stumble"}
+        info = {"invalid": action == "stumble", **self._seen(100)}
+        return observation, reward, action in ("win", "lose"), False, info
+
+    def _seen(self, brightness: int) -> dict[str, Any]:
+        """Grey images, when there are any; one that is none for a negative number."""
+        if self.images < 0:
+            return {"images": ["a painting"]}
+        return {"images": [np.full((20, 30, 3), brightness, np.uint8)] * self.images} if self.images else {}
 
 
 if "contract/Awkward-v0" not in gymnasium.registry:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import hydra
 import pytest
 import ray
 import torch
-from contract_tools import AWKWARD, Compose
+from contract_tools import AWKWARD, Compose, Worker
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -22,14 +24,14 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_turnkey.advantage import validate_record
+from verl_turnkey.advantage import ConfigError, validate_record
 from verl_turnkey.envs import make
 from verl_turnkey.envs.hosts import HostPool
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins import agent_loop
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
-INFO = {"acc", "episode_return", "episode_length", "invalid_rate"}
+INFO = {"acc", "episode_return", "episode_length", "invalid_rate", "unparsed_rate"}
 
 
 class Script:
@@ -40,13 +42,17 @@ class Script:
         self.turns = turns
         self.prompts: list[list[int]] = []
         self.params: list[dict[str, Any]] = []
+        self.seen: list[dict[str, Any]] = []
 
     def text(self, t: int) -> str:
         return self.tokenizer.decode(self.prompts[t])
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **seen: Any
+    ) -> TokenOutput:
         self.prompts.append(list(prompt_ids))
         self.params.append(sampling_params)
+        self.seen.append(seen)
         turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
         ids = [*self.tokenizer.encode(turn), self.tokenizer.eos_token_id]
         versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7}
@@ -80,24 +86,25 @@ def hosts(ray_queue) -> Iterator[None]:
 
 @pytest.fixture
 def play(compose: Compose, tokenizer, hosts, monkeypatch):
-    """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns."""
+    """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
+
+    Keywords replace the tokenizer and what else there is of the model.
+    """
 
     def run(
-        turns: list[str] | Callable[[str], str], task: Task, *overrides: str, session: int = 0
+        turns: list[str] | Callable[[str], str], task: Task, *overrides: str, session: int = 0, **model: Any
     ) -> tuple[list[AgentLoopOutput], Script]:
+        model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
         config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
         monkeypatch.setattr(agent_loop, "_process", None)
-        script = Script(tokenizer, turns)
+        script = Script(model["tokenizer"], turns)
 
         async def episode() -> list[AgentLoopOutput]:
             loop = hydra.utils.instantiate(
                 config=verl_agent_loop._agent_loop_registry["turnkey_env"],
                 trainer_config=DictConfigWrap(config=config),
                 server_manager=script,
-                tokenizer=tokenizer,
-                processor=None,
-                hf_model_type="qwen3",
-                dataset_cls=RLHFDataset,
+                **{"dataset_cls": RLHFDataset, **model},
                 data_config=DictConfigWrap(config.data),
                 tools=ToolListWrap([]),
             )
@@ -174,7 +181,13 @@ def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
         assert row.reward_score == 0.0
         assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 7
         info = row.extra_fields["reward_extra_info"]
-        assert info == {"acc": 0.0, "episode_return": 0.0, "episode_length": 4.0, "invalid_rate": 0.25}
+        assert info == {
+            "acc": 0.0,
+            "episode_return": 0.0,
+            "episode_length": 4.0,
+            "invalid_rate": 0.25,
+            "unparsed_rate": 0.0,  # "dance" is an action, only none of this environment's
+        }
         assert all(type(value) is float for value in info.values())
 
 
@@ -288,6 +301,188 @@ def test_sampling_parameters_reach_the_server(play):
     assert script.params == [{"temperature": 1.0, "logprobs": True, "max_tokens": 16}]
 
 
+def test_thoughts_are_kept_on_demand(play):
+    turns = ["<think>dark</think><action>look</action>", "<action>lose</action>"]
+    overrides = ["turnkey.rollout.action_format=tags", "turnkey.rollout.keep_thinking=true"]
+    _, script = play(turns, awkward(), *overrides)
+    assert f"Action: {turns[0]}\n" in script.text(1)
+
+
+PAST = """
+def short(turns):
+    if turns[-1].action == "boom":
+        raise RuntimeError("no words for it")
+    return " and ".join(turn.action for turn in turns)
+"""
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> list[str]:
+    (tmp_path / "past.py").write_text(PAST)
+    return [f"turnkey.rollout.summary={tmp_path}/past.py:short", "turnkey.rollout.history=1"]
+
+
+def test_what_is_no_longer_shown_is_summarized(play, past):
+    line = "turnkey.rollout.history_line='[{step}] {action}'"
+    _, script = play(["one", "two", "three", "lose"], awkward(), *past, line)
+    assert "What happened before" not in script.text(1)
+    assert "[1] one\n" in script.text(1)
+    assert "What happened before: one and two\n" in script.text(3)
+    assert "[3] three\n" in script.text(3)
+    assert "[2]" not in script.text(3)
+
+
+def test_a_summary_that_fails_costs_its_episode(play, past):
+    outputs, script = play(["boom", "look", "lose"], awkward(), *past)
+    assert "turnkey.rollout.summary raised RuntimeError: no words for it" in reason(outputs)
+    assert len(script.prompts) == 2
+
+
+def test_a_parser_of_ones_own(play, tmp_path: Path):
+    (tmp_path / "own.py").write_text("def shout(text, admissible):\n    return text.split('!')[1]\n")
+    outputs, _ = play(["what?", "oh !lose! oh"], awkward(), f"turnkey.rollout.action_format={tmp_path}/own.py:shout")
+    assert [(s["action"], s["valid"]) for s in steps(outputs)] == [(None, False), ("lose", True)]
+
+
+# --- actions as tool calls --------------------------------------------------------------------------------------------
+
+SHOWS_TOOLS = "{% for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>\n{% endfor %}"
+JSON = "turnkey.rollout.action_format=json"
+
+
+@pytest.fixture
+def tool_tokenizer(tokenizer) -> Any:
+    copied = copy.deepcopy(tokenizer)
+    copied.chat_template = SHOWS_TOOLS + tokenizer.chat_template
+    return copied
+
+
+def call(arguments: str, name: str = "act") -> str:
+    return f'I think. <tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_actions_are_tool_calls(play, tool_tokenizer, tmp_path: Path):
+    turns = [
+        call('{"action": "look"}'),
+        "no call",
+        call('{"action": "look"}', name="fly"),
+        call('{"act": "look"}'),
+        call("{action}"),
+        call('{"action": 7}'),
+        call('{"action": "lose"}') + call('{"action": "win"}'),
+    ]
+    outputs, script = play(turns, awkward(), JSON, f"turnkey.log.trajectories={tmp_path}", tokenizer=tool_tokenizer)
+    assert [s["action"] for s in steps(outputs)] == ["look", None, None, None, None, "7", "lose"]
+    reasons = [turn["invalid"] for turn in logged(tmp_path)["turns"]]
+    for found, words in zip(
+        reasons[1:5], ("no tool call", "'fly'", "must give the action as text", "no tool"), strict=True
+    ):
+        assert words in found
+    assert '"name": "act"' in script.text(0)
+    assert "call the tool with one action" in script.text(0)
+    assert "Action: look\n" in script.text(1)
+    assert script.params[0].get("stop_token_ids") is None
+
+
+def test_a_tool_parser_may_have_tokens_that_end_a_turn(play, tool_tokenizer):
+    tool_tokenizer.add_tokens(["<|observation|>", "<|user|>"], special_tokens=True)
+    overrides = [JSON, "actor_rollout_ref.rollout.multi_turn.format=glm", "turnkey.rollout.stop_token_ids=[5]"]
+    text = "<tool_call>act\n<arg_key>action</arg_key>\n<arg_value>lose</arg_value>\n</tool_call>"
+    outputs, script = play([text], awkward(), *overrides, tokenizer=tool_tokenizer)
+    assert [s["action"] for s in steps(outputs)] == ["lose"]
+    stop = script.params[0]["stop_token_ids"]
+    assert stop[0] == 5
+    assert tool_tokenizer.convert_tokens_to_ids("<|observation|>") in stop
+
+
+def test_a_chat_template_without_tools_stops_the_run(compose: Compose, tokenizer, tool_tokenizer, hosts, monkeypatch):
+    monkeypatch.setattr(agent_loop, "_process", None)
+    config = compose("+turnkey=gigpo", JSON)
+    agent_loop.prepare(SimpleNamespace(config=config, tokenizer=tool_tokenizer), False)
+    with pytest.raises(ConfigError, match=r"chat template shows tools.*action_format=tags"):
+        agent_loop.prepare(SimpleNamespace(config=config, tokenizer=tokenizer), False)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+SHOWS_IMAGES = """\
+{% for m in messages %}<|im_start|>{{ m['role'] }}
+{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] -%}
+{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class Pictures(RLHFDataset):
+    """verl's default reads images with qwen_vl_utils, which needs torchvision; this is the hook to do it otherwise."""
+
+    @classmethod
+    async def process_multi_modal_info(cls, messages, image_patch_size, config):
+        found = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
+        return found, None, None
+
+
+@pytest.fixture
+def sees(tokenizer) -> dict[str, Any]:
+    """The parts of a vision-language model: images of 2 x 2 patches, through transformers' LLaVA processor."""
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    copied = copy.deepcopy(tokenizer)
+    copied.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<image>"]})
+    copied.chat_template = SHOWS_IMAGES
+    images = CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor = LlavaProcessor(
+        images,
+        copied,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=SHOWS_IMAGES,
+    )
+    return {"tokenizer": copied, "processor": processor, "hf_model_type": "llava", "dataset_cls": Pictures}
+
+
+def awkward_pictures(images: int) -> Task:
+    return Task("contract/Awkward-v0", 3, {"images": images})
+
+
+def test_images_go_verls_way(play, sees):
+    outputs, script = play(["look", "win"], awkward_pictures(2), **sees)
+    patch = sees["tokenizer"].convert_tokens_to_ids("<image>")
+    for row, seen, brightness in zip(outputs, script.seen, (0, 100), strict=True):
+        assert row.prompt_ids.count(patch) == 2 * 4  # of the current observation alone
+        images = row.multi_modal_data["images"]
+        assert seen["image_data"] is images
+        assert [(image.size, image.getpixel((0, 0))) for image in images] == [((30, 20), (brightness,) * 3)] * 2
+    worker = Worker()
+    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = sees["processor"], sees["tokenizer"], {}
+    inputs = worker._compute_multi_modal_inputs(outputs[0], torch.tensor([outputs[0].prompt_ids]))
+    assert inputs["pixel_values"].shape == (2, 3, 28, 28)  # what the trainer's model gets
+    assert [s["action"] for s in steps(outputs)] == ["look", "win"]
+
+
+def test_text_goes_through_the_same_model(play, sees):
+    outputs, script = play(["win"], awkward(), **sees)
+    assert script.seen == [{}]
+    assert outputs[0].multi_modal_data == {}
+
+
+def test_images_that_cannot_be_shown_cost_their_episode(play, sees):
+    blind, script = play([], awkward_pictures(1))
+    assert "this model cannot take them: ValueError: Multimodal inputs require" in reason(blind)
+    assert script.prompts == []
+    painted, script = play([], awkward_pictures(-1), **sees)
+    assert "info['images'] must hold PIL images or uint8 arrays" in reason(painted)
+    assert script.prompts == []
+
+
+def test_text_that_no_encoding_takes_is_replaced(play):
+    """Half a surrogate pair would stop the tokenizer, and the record on its way to the trainer."""
+    outputs, script = play(["win"], awkward(observation="a \ud800 room"))
+    assert [s["anchor"] for s in steps(outputs)] == ["a ? room 3"]
+    assert "a ? room 3" in script.text(0)
+
+
 # --- environments that die --------------------------------------------------------------------------------------------
 
 
@@ -305,18 +500,20 @@ def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns,
     outputs, script = play(turns, awkward(**kwargs), f"turnkey.log.trajectories={tmp_path}")
     assert words in reason(outputs)
     assert len(script.prompts) == len(turns)
-    (line,) = [json.loads(text) for file in tmp_path.glob("*.jsonl") for text in file.read_text().splitlines()]
+    line = logged(tmp_path)
     assert words in line["failed"]
+    assert line["env"]["id"] == "contract/Awkward-v0"
     assert len(line["turns"]) == max(0, len(turns) - 1)  # what was played before is not trained on, but can be read
 
 
-def test_a_malformed_task_fails_its_episode_only(play):
+def test_a_malformed_task_fails_its_episode_only(play, tmp_path):
     class Words(Task):
         def to_json(self) -> str:
             return "play something"
 
-    outputs, _ = play([], Words("x", 0))
+    outputs, _ = play([], Words("x", 0), f"turnkey.log.trajectories={tmp_path}")
     assert "play something" in reason(outputs)
+    assert logged(tmp_path)["env"] is None
 
 
 def test_failed_and_good_rows_have_the_same_fields(play):
@@ -388,4 +585,41 @@ def test_each_episode_is_a_line_of_the_log(play, tmp_path: Path):
     assert line["records"] == [row.extra_fields["turnkey"] for row in outputs]
     assert [turn["text"] for turn in line["turns"]] == ["look", "win"]
     assert [turn["observation"] for turn in line["turns"]] == ["a room 3", "a room"]
-    assert line["info"] == {"acc": 1.0, "episode_return": 0.5, "episode_length": 2.0, "invalid_rate": 0.0}
+    assert line["info"] == {
+        "acc": 1.0,
+        "episode_return": 0.5,
+        "episode_length": 2.0,
+        "invalid_rate": 0.0,
+        "unparsed_rate": 0.0,
+    }
+
+
+def logged(folder: Path) -> dict[str, Any]:
+    (line,) = [json.loads(text) for file in folder.glob("*.jsonl") for text in file.read_text().splitlines()]
+    return line
+
+
+def test_the_log_says_in_what_the_episode_was_played(play, tmp_path: Path):
+    task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
+    play(["turn left"], task, "turnkey.rollout.max_turns=1", f"turnkey.log.trajectories={tmp_path}")
+    assert logged(tmp_path)["env"] == {
+        "id": "turnkey/MiniGrid-v0",
+        "kwargs": LEVEL,
+        "seed": 11,
+        "package": "minigrid",
+        "version": version("minigrid"),
+    }
+
+
+def test_the_log_says_why_a_turn_was_invalid(play, tmp_path: Path):
+    turns = ["<action>stumble</action>", "just talk", "<action> </action>", "<action>lose</action>"]
+    overrides = ["turnkey.rollout.action_format=tags", f"turnkey.log.trajectories={tmp_path}"]
+    play(turns, awkward(), *overrides)
+    line = logged(tmp_path)
+    assert [turn["invalid"] for turn in line["turns"]] == [
+        "the environment refused the action",
+        "no action in the format 'tags'",
+        "the action is empty",
+        None,
+    ]
+    assert (line["info"]["invalid_rate"], line["info"]["unparsed_rate"]) == (0.75, 0.5)

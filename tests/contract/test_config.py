@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import cycle
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from contract_tools import AWKWARD, Compose
+from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import need_critic
 
@@ -23,6 +25,7 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
+    ModuleImportError,
     PromptTooLongError,
     TaskFormatError,
     UnknownEnvironmentError,
@@ -30,7 +33,7 @@ from verl_turnkey.envs.errors import (
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins import recipes, seams
-from verl_turnkey.plugins.config import turnkey_config
+from verl_turnkey.plugins.config import RolloutConfig, turnkey_config
 from verl_turnkey.plugins.searchpath import config_dir
 from verl_turnkey.plugins.validate import check
 
@@ -47,21 +50,24 @@ def checked(config) -> None:
 
 
 COMBINATIONS = [
-    *((method, "vanilla", device) for method in recipes.names() for device in (None, *groups("device"))),
-    *(("gigpo", loss, None) for loss in groups("loss") if loss != "vanilla"),
+    *((method, "vanilla", "babyai", device) for method in recipes.names() for device in (None, *groups("device"))),
+    *(("hdpo" if loss == "hdpo" else "gigpo", loss, "babyai", None) for loss in groups("loss") if loss != "vanilla"),
+    *((method, "vanilla", env, None) for env, method in zip(groups("env"), cycle(recipes.names()), strict=False)),
 ]
 
 
-@pytest.mark.parametrize(("method", "loss", "device"), COMBINATIONS)
-@pytest.mark.parametrize("env", groups("env"))
+@pytest.mark.parametrize(("method", "loss", "env", "device"), COMBINATIONS)
 def test_recipes_combine_freely(compose: Compose, method, loss, env, device):
     overrides = [f"+turnkey={method}", f"+turnkey/loss={loss}", f"+turnkey/env={env}"]
     config = compose(*overrides, *([f"+turnkey/device={device}"] if device else []))
+    recipe = OmegaConf.load(config_dir() / "turnkey" / "env" / f"{env}.yaml")
+    config.turnkey.env.probe = recipe.env.id == "turnkey/MiniGrid-v0"  # the tasks here are, and all packages are there
     checked(config)
     assert config.trainer.v1.trainer_mode == "turnkey_sync"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == loss
-    assert config.turnkey.env.id == "turnkey/MiniGrid-v0"
+    assert config.turnkey.env.id == recipe.env.id
+    assert dict(config.turnkey.rollout) == {**vars(RolloutConfig()), **recipe.rollout}
     assert config.trainer.device == (device or "cuda")
     assert {**config.turnkey.loss} == ({} if loss == "vanilla" else vars(losses()[loss].params()))
     if method != "base":
@@ -150,12 +156,37 @@ BAD = {
         ["actor_rollout_ref.rollout.enable_rollout_routing_replay=true"],
         ["actor_rollout_ref.rollout.enable_rollout_routing_replay=false"],
     ),
+    "unknown action format": (["turnkey.rollout.action_format=tag"], ["turnkey.rollout.action_format", "'tags'"]),
+    "no such parser": (
+        ["turnkey.rollout.action_format=no_such_package.parser:act"],
+        ["turnkey.rollout.action_format", "no_such_package.parser:act"],
+    ),
+    "no such tool parser": (
+        ["turnkey.rollout.action_format=json", "actor_rollout_ref.rollout.multi_turn.format=hermess"],
+        ["actor_rollout_ref.rollout.multi_turn.format=hermess", "'hermes'"],
+    ),
+    "a chat template without tools": (
+        ["turnkey.rollout.action_format=json"],
+        ["turnkey.rollout.action_format=json", "chat template"],
+    ),
+    "no such summary": (["turnkey.rollout.summary=textwrap:shortn"], ["turnkey.rollout.summary", "'shorten'"]),
+    "a summary that nobody shows": (
+        ["turnkey.rollout.summary=textwrap:shorten"],
+        ["turnkey.rollout.summary", "{summary}", "turnkey.rollout.template=minigrid"],
+    ),
+    "unknown field in a line": (
+        ["turnkey.rollout.history_line='{step} {act}'"],
+        ["turnkey.rollout.history_line", "{act}", "'action'"],
+    ),
     "unknown template": (["turnkey.rollout.template=defualt"], ["defualt", "'default'"]),
     "unknown level": (["turnkey.env.kwargs.level=BabyAI-GoToLokal-v0"], ["BabyAI-GoToLocal-v0"]),
     "unknown environment argument": (["+turnkey.env.kwargs.levle=x"], ["'levle'", "'level'", "turnkey.env.kwargs"]),
     "prompt beyond the budget": (["data.max_prompt_length=50"], ["data.max_prompt_length allows 50"]),
 }
-ERRORS = (ConfigError, ValueError, UnknownEnvironmentError, EnvironmentKwargsError, PromptTooLongError)
+ERRORS = (
+    *(ConfigError, ValueError, UnknownEnvironmentError),
+    *(EnvironmentKwargsError, ModuleImportError, PromptTooLongError),
+)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -239,6 +270,17 @@ def test_malformed_task(compose: Compose, tmp_path, task_files):
     rows.to_parquet(tmp_path / "bad.parquet")
     with pytest.raises(TaskFormatError, match=r"turnkey_task.*DoorKey, please"):
         checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/bad.parquet"))
+
+
+def test_functions_in_files_are_found_from_every_working_directory(compose: Compose, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text("def act(text, admissible): ...\ndef summary(turns): ...\n")
+    monkeypatch.chdir(tmp_path)
+    config = compose(
+        "+turnkey=gigpo", "turnkey.rollout.action_format=own.py:act", "turnkey.rollout.summary=own.py:summary"
+    )
+    checked(config)
+    assert config.turnkey.rollout.action_format == f"{tmp_path}/own.py:act"
+    assert config.turnkey.rollout.summary == f"{tmp_path}/own.py:summary"
 
 
 def test_environment_that_breaks_in_reset(compose: Compose, tmp_path):

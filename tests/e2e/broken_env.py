@@ -13,6 +13,8 @@ _starts = defaultdict(itertools.count)
 
 
 class Broken(gymnasium.Env[str, str]):
+    metadata = {"render_modes": [], "thread_safe": True, "memory_mb": 1}  # noqa: RUF012 - one process, one counter
+
     def __init__(self, fault="none"):
         self.fault = fault
 

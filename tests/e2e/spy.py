@@ -34,7 +34,7 @@ def watch(trainer):
         batch = update_actor(self, batch, metrics)
         tags = list(batch.tags)
         self._compute_old_log_prob(batch, {})  # the same tokens under the new weights
-        after = _rows(batch, "old_log_probs")
+        after = _rows(batch, "old_log_probs", "advantages")
         torch.save(
             {
                 "keys": list(batch.keys),
@@ -45,6 +45,7 @@ def watch(trainer):
                 "values": before.get("values"),
                 "before": before["old_log_probs"],
                 "after": after["old_log_probs"],
+                "advantages_after": after["advantages"],  # updates in phases weigh them
             },
             OUT / f"step{self.global_steps}.pt",
         )

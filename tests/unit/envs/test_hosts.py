@@ -1,252 +1,669 @@
-"""Hosts: whatever an environment does ends one episode and nothing else."""
+"""A host: whatever an environment does ends one episode and nothing else, in a thread or in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import pickle
 import re
+import signal
+import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import ray
 
-from verl_turnkey.envs import EnvironmentFailure, hosts
-from verl_turnkey.envs.hosts import EnvHost, HostPool
+from verl_turnkey.envs import EnvironmentFailure, sizing
+from verl_turnkey.envs.budget import Losses
+from verl_turnkey.envs.host import EnvHost
 from verl_turnkey.envs.modules import import_modules
+from verl_turnkey.envs.player import Declared
 
 FAULTY = str(Path(__file__).parent / "faulty_envs.py")
 CUSTOM = str(Path(__file__).parents[3] / "examples" / "custom_env.py")
-ID = "test/Faulty-v0"
+ALONE, SAFE = "test/Faulty-v0", "test/Safe-v0"
 import_modules([FAULTY])
 faulty = next(module for name, module in sys.modules.items() if name.startswith("turnkey_user_faulty_envs"))
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+_names = (f"episode-{n}" for n in itertools.count())
 
 
-async def failure(awaitable) -> EnvironmentFailure:
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """One event loop for all tests of this file, so that they may share processes: those start slowly."""
+    loop = asyncio.new_event_loop()
+    yield loop.run_until_complete
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def host(run: Run) -> Iterator[EnvHost]:
+    """A host that has imported everything, with the budget to lose many processes."""
+    shared = EnvHost([FAULTY], places=3, restarts=100)
+
+    async def warm_up() -> None:
+        for env_id in (ALONE, SAFE, "test/Copied-v0", "test/Cloned-v0"):
+            await shared.close((await opened(shared, env_id))[0])
+
+    run(warm_up())
+    yield shared
+    run(shared.shutdown())
+
+
+@pytest.fixture
+def made(run: Run, host: EnvHost) -> Iterator[Callable[..., EnvHost]]:
+    """``made(**arguments)``: a host of the test's own, which need not find out again what classes declare."""
+    hosts = []
+
+    def make(modules: list[str] | None = None, **arguments: Any) -> EnvHost:
+        hosts.append(EnvHost(modules or [FAULTY], **arguments))
+        hosts[-1]._declared.update(host._declared)
+        return hosts[-1]
+
+    yield make
+    for one in hosts:
+        run(one.shutdown())
+
+
+async def opened(host: EnvHost, env_id: str = SAFE, seed: int | None = 1, timeout: float = 20, **kwargs: Any) -> Any:
+    """A new episode: its name, the first observation, the info."""
+    name = next(_names)
+    return name, *await host.start(name, env_id, kwargs, seed, timeout)
+
+
+async def failure(awaitable: Any) -> EnvironmentFailure:
     with pytest.raises(EnvironmentFailure) as caught:
         await awaitable
     return caught.value
 
 
-def test_an_episode_from_start_to_end():
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def dead_soon(*pids: int) -> bool:
+    end = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", [SAFE, ALONE])
+def test_an_episode_from_start_to_end(run, host, env_id):
     async def main():
-        host = EnvHost()
-        episode, observation, info = await host.start(ID, {}, 4, 5)
+        name, observation, info = await opened(host, env_id, 4)
         assert observation == "fine"
         assert info == {"state_key": "(4, 0)", "admissible": None, "won": None, "invalid": False, "task": "seed 4"}
-        answer = await host.step(episode, "reward 0.5", 5)
+        answer = await host.step(name, "reward 0.5", 5)
         assert answer[:4] == ("fine", 0.5, False, False)
         assert answer[4]["state_key"] == 1
-        assert (await host.step(episode, "end", 5))[2:4] == (True, False)
-        over = await failure(host.step(episode, "more", 5))
-        assert over.kind == "closed"
-        await host.close(episode)
-        await host.close(episode)
-        assert await host.load() == {"open": 0, "idle": 1, "max_instances": 64}
+        assert (await host.step(name, "end", 5))[2:4] == (True, False)
+        assert (await failure(host.step(name, "more", 5))).kind == "closed"
+        await host.close(name)
+        await host.close(name)
+        assert (await host.load())["open"] == 0
 
-    asyncio.run(main())
+    run(main())
+
+
+def test_where_environments_live(run, host):
+    async def main():
+        names = [(await opened(host, env_id))[0] for env_id in (SAFE, ALONE, ALONE)]
+        pids = [int((await host.step(name, "pid", 5))[0]) for name in names]
+        assert pids[0] == os.getpid()
+        assert len(set(pids)) == 3
+        assert (await host.step(names[1], "known", 5))[0] == "[]"
+        for name in names:
+            await host.close(name)
+        name, *_ = await opened(host, ALONE)
+        assert int((await host.step(name, "pid", 5))[0]) in pids  # used again
+        await host.close(name)
+
+    run(main())
+
+
+FAULTS = [
+    ("raise", "step", r"Strange: strange 1\n(.|\n)*do_raise"),
+    ("exit", "step", "SystemExit: 3"),
+    ("observe", "step", "observation must be text, not int 5"),
+    ("reward nan", "reward", "must be finite, not nan"),
+    ("reward -inf", "reward", "must be finite, not -inf"),
+    ("text_reward", "reward", "must be a number, not str 'much'"),
+    ("sleep 30", "timeout", r"longer than 0\.3 s; raise turnkey\.env\.step_timeout"),
+]
+PROCESS_FAULTS = [
+    ("spin", "timeout", "line [0-9]+ in do_spin"),
+    ("lock", "timeout", "line [0-9]+ in do_lock"),
+    ("vanish 7", "process", "ended with exit status 7 during step of test/Faulty-v0"),
+    ("crash", "process", r"was killed by SIGSEGV during step(.|\n)*line [0-9]+ in do_crash"),
+    ("hang_up", "process", "exit status 1"),
+]
 
 
 @pytest.mark.parametrize(
-    ("action", "kind", "words"),
-    [
-        ("raise", "step", r"Strange: strange 1\n(.|\n)*_do"),
-        ("exit", "step", "SystemExit: 3"),
-        ("observe", "step", "observation must be text, not int 5"),
-        ("reward nan", "reward", "must be finite, not nan"),
-        ("reward -inf", "reward", "must be finite, not -inf"),
-        ("text_reward", "reward", "must be a number, not str 'much'"),
-        ("sleep 30", "timeout", r"longer than 0\.2 s; raise turnkey\.env\.step_timeout"),
-    ],
+    ("env_id", "action", "kind", "words"),
+    [(SAFE, *fault) for fault in FAULTS] + [(ALONE, *fault) for fault in FAULTS[::3] + PROCESS_FAULTS],
 )
-def test_a_bad_step_ends_its_episode_and_no_other(action, kind, words):
+def test_a_bad_step_ends_its_episode_and_no_other(run, host, env_id, action, kind, words):
     async def main():
-        host = EnvHost(max_instances=2)
-        bad, good = [(await host.start(ID, {}, seed, 5))[0] for seed in (1, 2)]
-        error = await failure(host.step(bad, action, 0.2))
+        good, *_ = await opened(host, ALONE)
+        bad, *_ = await opened(host, env_id)
+        began = time.monotonic()
+        error = await failure(host.step(bad, action, 0.3))
+        assert time.monotonic() - began < 5
         assert error.kind == kind
         assert re.search(words, error.message)
         assert (await host.step(good, "go", 5))[0] == "fine"
         assert (await failure(host.step(bad, "go", 5))).kind == "closed"
-        await asyncio.wait_for(host.start(ID, {}, 3, 5), 2)  # the failed episode's place is free, its environment gone
-        assert await host.load() == {"open": 2, "idle": 0, "max_instances": 2}
+        await host.close(good)
+        assert (await host.load())["open"] == 0
         copy = pickle.loads(pickle.dumps(error))
         assert (copy.kind, copy.message) == (error.kind, error.message)
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "kind", "words"),
     [
-        (ID, {"on_reset": "raise"}, "reset", "Strange: strange 1"),
-        (ID, {"on_reset": "observe"}, "reset", "observation must be text"),
-        (ID, {"on_reset": "sleep 30"}, "timeout", "reset_timeout"),
-        (ID, {"on_rest": "ok"}, "reset", "Did you mean 'on_reset'"),
+        (SAFE, {"on_reset": "raise"}, "reset", "Strange: strange 1"),
+        (ALONE, {"on_reset": "raise"}, "reset", "Strange: strange 1"),
+        (ALONE, {"on_reset": "observe"}, "reset", "observation must be text"),
+        (SAFE, {"on_reset": "sleep 30"}, "timeout", "reset_timeout"),
+        (ALONE, {"on_reset": "sleep 30"}, "timeout", "reset_timeout"),
+        (ALONE, {"on_reset": "vanish 1"}, "process", "exit status 1 during reset of test/Faulty-v0 {'on_reset': 'van"),
+        (ALONE, {"on_rest": "ok"}, "reset", "Did you mean 'on_reset'"),
         ("test/Fauly-v0", {}, "reset", "Did you mean 'test/Faulty-v0'"),
+        (ALONE, {"on_reset": lambda: "ok"}, "reset", "cannot be sent to a process"),
     ],
 )
-def test_a_bad_start_frees_its_place(env_id, kwargs, kind, words):
+def test_a_bad_start_frees_its_place(run, made, env_id, kwargs, kind, words):
     async def main():
-        host = EnvHost(max_instances=1)
-        error = await failure(host.start(env_id, kwargs, 0, 0.2))
+        host = made(places=1, calls=1)
+        await host.close((await opened(host, SAFE))[0])
+        error = await failure(opened(host, env_id, timeout=0.5, **kwargs))
         assert error.kind == kind
         assert words in error.message
-        await asyncio.wait_for(host.start(ID, {}, 3, 5), 2)
+        await asyncio.wait_for(opened(host, SAFE), 2)
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_waiting_for_admission_and_for_others_is_free():
+# --- large, strange, nosy ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", [SAFE, ALONE])
+def test_large_and_strange_texts_arrive_as_they_are(run, host, env_id):
     async def main():
-        host = EnvHost(max_instances=2)
+        name, *_ = await opened(host, env_id)
+        assert (await host.step(name, "length " + "x" * 100_000, 5))[0] == "100000"
+        observation = (await host.step(name, "big 1000000", 5))[0]
+        assert observation == "ö" * 1_000_000
+        strange = "".join(map(chr, range(32))) + "\x7f\u202e\ud800\U0001f600 ' \" \\"
+        # Half a surrogate pair alone cannot be written as UTF-8, so it goes.
+        assert (await host.step(name, f"echo {strange}", 5))[0] == strange.replace("\ud800", "?")
+        await host.close(name)
+
+    run(main())
+
+
+@pytest.mark.parametrize("env_id", [SAFE, ALONE])
+def test_images_and_extra_values_arrive_as_plain_data(run, host, env_id):
+    async def main():
+        name, *_ = await opened(host, env_id)
+        info = (await host.step(name, "pictures", 5))[4]
+        assert info["extra"] == {"n": 3, "of": [1.5, None], "array": [0, 1]}
+        zeros, ones = info["images"]
+        assert (zeros.shape, zeros.dtype, zeros.sum()) == ((2, 3, 3), "uint8", 0)
+        assert (ones.shape, ones.sum()) == ((1, 1, 3), 3)
+        assert not {"images", "extra"} & {*(await host.step(name, "go", 5))[4]}
+        error = await failure(host.step(name, "secret", 5))
+        assert "info['extra'] must hold numbers, texts, lists and dicts, not lock" in error.message
+
+    run(main())
+
+
+def test_what_an_environment_does_to_its_process_stays_there(run, host):
+    async def main():
+        first, second = [(await opened(host, ALONE))[0] for _ in range(2)]
+        before = (await host.step(second, "chance own", 5))[0]
+        chances = []
+        for _ in range(2):
+            await host.step(first, "seed 0", 5)
+            chances += [(await host.step(name, "chance global", 5))[0] for name in (first, second)]
+        assert chances[0] == chances[2]
+        assert chances[1] != chances[3]  # the other one's generator is not set back
+        assert (await host.step(second, "chance own", 5))[0] != before
+        assert (await host.step(first, "read", 5))[0] == "''"  # nothing to eat
+        for name in (first, second):
+            await host.close(name)
+
+    run(main())
+
+
+def test_a_forked_copy_does_not_answer(run, host):
+    async def main():
+        name, *_ = await opened(host, ALONE)
+        pid = (await host.step(name, "pid", 5))[0]
+        copy = (await host.step(name, "fork", 5))[0].split()[1]
+        assert int(copy) > 0
+        for n in range(3):
+            assert (await host.step(name, f"echo {n}", 5))[0] == str(n)
+        assert (await host.step(name, "pid", 5))[0] == pid
+        assert dead_soon(int(copy))
+        await host.close(name)
+
+    run(main())
+
+
+def test_the_end_of_the_output_is_shown(run, host):
+    async def main():
+        name, *_ = await opened(host, ALONE)
+        await host.step(name, "print said by an earlier episode", 5)
+        await host.close(name)
+        name, *_ = await opened(host, ALONE)
+        await host.step(name, "print what Python says", 5)
+        error = await failure(host.step(name, "raise", 5))
+        assert error.message.endswith("Its last output:\nwhat Python says\nfrom C")
+        name, *_ = await opened(host, ALONE)
+        await host.step(name, "flood 3000000", 20)  # more than any pipe holds: nobody waits for a reader
+        error = await failure(host.step(name, "vanish 1", 5))
+        assert error.message.endswith("xxx\nthe end of the flood\nfrom C")
+        assert len(error.message) < 3000
+
+    run(main())
+
+
+def test_what_an_environment_starts_dies_with_it(run, host):
+    async def main():
+        for action in ("sleep 30", "vanish 1"):
+            name, *_ = await opened(host, ALONE)
+            started = [int((await host.step(name, what, 5))[0]) for what in ("pid", "start")]
+            await failure(host.step(name, action, 0.2))
+            assert dead_soon(*started)
+
+    run(main())
+
+
+LONE_HOST = """
+import asyncio, sys
+from verl_turnkey.envs.host import EnvHost
+
+async def main():
+    host = EnvHost([sys.argv[1]])
+    await host.start("a", "test/Faulty-v0", {}, 1, 20)
+    print(*[(await host.step("a", what, 5))[0] for what in ("pid", "start")], flush=True)
+    await host.step("a", "lock", 60)
+
+asyncio.run(main())
+"""
+
+
+def test_no_process_outlives_its_host():
+    lone = subprocess.Popen([sys.executable, "-c", LONE_HOST, FAULTY], stdout=subprocess.PIPE, text=True)
+    assert lone.stdout is not None
+    pids = [int(pid) for pid in lone.stdout.readline().split()]
+    time.sleep(0.3)  # now the environment keeps its interpreter from noticing anything
+    assert all(map(alive, pids))
+    lone.send_signal(signal.SIGKILL)
+    lone.wait()
+    lone.stdout.close()
+    assert len(pids) == 2
+    assert dead_soon(*pids)
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        ("raise RuntimeError('no licence')", "reset", "RuntimeError: no licence"),
+        ("import os; os._exit(9)", "process", "exit status 9 during import of test/Broken-v0"),
+        (
+            "import time; time.sleep(60)",
+            "timeout",
+            r"import of test/Broken-v0 took longer than 1 s(.|\n)*broken_import",
+        ),
+        ("print('hello'); raise SystemExit(4)", "reset", r"SystemExit: 4(.|\n)*Its last output:\nhello"),
+        ("import no_such_module_xyz", "reset", "pip install no_such_module_xyz"),
+    ],
+)
+def test_a_class_that_cannot_be_imported(run, made, tmp_path, monkeypatch, code, kind, words):
+    (tmp_path / "broken_import.py").write_text(code)
+    register = tmp_path / "register.py"
+    register.write_text("import gymnasium\ngymnasium.register('test/Broken-v0', entry_point='broken_import:Broken')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main():
+        host = made([FAULTY, str(register)])
+        error = await failure(opened(host, "test/Broken-v0", timeout=1))
+        assert error.kind == kind
+        assert re.search(words, error.message)
+        assert (await host.load())["open"] == 0
+
+    run(main())
+
+
+def test_a_module_that_takes_its_time_is_imported_before_any_episode_starts(run, made, tmp_path):
+    slow = tmp_path / "slow_module.py"
+    slow.write_text(
+        "import time\nimport gymnasium\ntime.sleep(0.3)\n"
+        "class Slow(gymnasium.Env):\n    metadata = {'render_modes': [], 'thread_safe': True}\n"
+        "    def reset(self, *, seed=None, options=None):\n        return 'here', {}\n"
+        "gymnasium.register('test/Slow-v0', entry_point=Slow)\n"
+    )
+
+    async def main():
+        host = made([str(slow)], places=4)
+        host._declared["test/Slow-v0"] = Declared(thread_safe=True)  # or a process would find it out, one at a time
+        episodes = await asyncio.gather(*(opened(host, "test/Slow-v0") for _ in range(4)))
+        assert [episode[1] for episode in episodes] == ["here"] * 4
+
+    run(main())
+
+
+def test_a_module_that_cannot_be_imported_is_a_failure_with_the_key(run, made):
+    async def main():
+        error = await failure(opened(made(["no_such_module_xyz"])))
+        assert error.kind == "reset"
+        assert "turnkey.modules" in error.message
+
+    run(main())
+
+
+# --- places, turns and deadlines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", [SAFE, ALONE])
+def test_waiting_for_a_place_and_for_others_is_free(run, made, env_id):
+    async def main():
+        host = made(places=2, calls=1)
+        first = [(await opened(host, env_id))[0] for _ in range(2)]
+        for name in first:
+            await host.close(name)
 
         async def episode(seed: int) -> None:
-            id, *_ = await host.start(ID, {}, seed, 0.25)
-            await host.step(id, "sleep 0.1", 0.25)
-            await host.step(id, "end", 0.25)
+            name, *_ = await opened(host, env_id, seed, 0.5)
+            await host.step(name, "sleep 0.1", 0.5)
+            await host.step(name, "end", 0.5)
 
         faulty.RUNNING.update(now=0, most=0)
         began = time.monotonic()
         await asyncio.gather(*(episode(seed) for seed in range(8)))
         assert time.monotonic() - began > 0.8  # far more than one deadline
-        assert faulty.RUNNING["most"] == 1
+        assert faulty.RUNNING["most"] == (1 if env_id == SAFE else 0)
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_safe_environments_may_run_side_by_side():
+@pytest.mark.parametrize("env_id", [SAFE, ALONE])
+def test_environments_run_side_by_side(run, host, env_id):
     async def main():
-        host = EnvHost(threads=4)
-        faulty.RUNNING.update(now=0, most=0)
-        ids = [(await host.start(ID, {}, seed, 5))[0] for seed in range(4)]
-        await asyncio.gather(*(host.step(id, "sleep 0.2", 5) for id in ids))
-        assert faulty.RUNNING["most"] == 4
+        names = [(await opened(host, env_id))[0] for _ in range(3)]
+        began = time.monotonic()
+        await asyncio.gather(*(host.step(name, "sleep 0.5", 5) for name in names))
+        assert time.monotonic() - began < 1.4
+        for name in names:
+            await host.close(name)
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_environments_are_reused_within_the_limit():
+def test_environments_are_reused_within_the_limit(run, made):
     async def main():
+        host = made(places=2)
         faulty.MADE.clear()
-        host = EnvHost(max_instances=2)
         for seed in range(3):
-            id, *_ = await host.start(ID, {}, seed, 5)
-            await host.step(id, "end", 5)
+            name, *_ = await opened(host, SAFE, seed)
+            await host.step(name, "end", 5)
         assert len(faulty.MADE) == 1
-        id, *_ = await host.start(ID, {"steps": 5}, 0, 5)  # other arguments: another environment
-        await host.close(id)
+        await host.close((await opened(host, SAFE, steps=5))[0])  # other arguments: another environment
         assert len(faulty.MADE) == 2
-        await host.start(ID, {"steps": 6}, 0, 5)  # no room for a third: the least recently used one goes
+        await opened(host, SAFE, steps=6)  # no room for a third: the least recently used one goes
         assert [env.closed for env in faulty.MADE] == [True, False, False]
-        assert await host.load() == {"open": 1, "idle": 1, "max_instances": 2}
+        assert await host.load() == {"open": 1, "idle": 1, "waiting": 0}
+        await opened(host, ALONE)  # of another class: no room for the idle one
+        assert await host.load() == {"open": 2, "idle": 0, "waiting": 0}
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_closing_during_a_step_waits_for_the_step():
+def test_places_by_memory(run, made, monkeypatch):
+    monkeypatch.setattr(sizing, "free_memory_mb", lambda: 900)  # 450 for the host
+
     async def main():
-        host = EnvHost(max_instances=1)
-        id, *_ = await host.start(ID, {}, 0, 5)
-        step = asyncio.create_task(host.step(id, "sleep 0.2", 5))
+        host = made()
+        for _ in range(100):
+            await opened(host, SAFE)  # declares 1 MB
+        first, *_ = await opened(host, ALONE)  # 200, because it declares nothing
+        second = asyncio.create_task(opened(host, ALONE))
+        await asyncio.sleep(0.1)
+        assert (await host.load())["waiting"] == 1
+        await host.close(first)
+        await asyncio.wait_for(second, 10)
+
+    run(main())
+
+
+def test_who_gives_up_waiting_lets_the_next_one_in(run, made, monkeypatch):
+    monkeypatch.setattr(sizing, "free_memory_mb", lambda: 500)  # 250 for the host
+
+    async def main():
+        host = made()
+        await opened(host, ALONE)
+        large, small = [asyncio.create_task(opened(host, env_id)) for env_id in (ALONE, SAFE)]
         await asyncio.sleep(0.05)
-        await host.close(id)
+        assert (await host.load())["waiting"] == 2  # first come, first served
+        large.cancel()
+        await asyncio.wait_for(small, 10)
+        assert (await host.load())["waiting"] == 0
+
+    run(main())
+
+
+def test_an_environment_larger_than_the_room_runs_alone(run, made, monkeypatch):
+    monkeypatch.setattr(sizing, "free_memory_mb", lambda: 10)
+
+    async def main():
+        host = made()
+        name, *_ = await opened(host, ALONE)
+        other = asyncio.create_task(opened(host, ALONE))
+        await asyncio.sleep(0.1)
+        assert not other.done()
+        await host.close(name)
+        await asyncio.wait_for(other, 10)
+
+    run(main())
+
+
+def test_sizes_follow_the_machine_or_its_container(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(sizing, "_CGROUP", tmp_path)
+    assert (sizing.cpus(), sizing.hosts(8), sizing.hosts(1)) == (64, 2, 4)
+    assert (sizing.calls_at_once(8), sizing.starts_at_once(8)) == (32, 8)
+    free = sizing.free_memory_mb()
+    assert free > 100
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{512 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{112 << 20}\n")
+    assert (sizing.cpus(), sizing.hosts(8), sizing.calls_at_once(8), sizing.starts_at_once(8)) == (2, 1, 8, 1)
+    assert sizing.free_memory_mb() == min(400, free)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert sizing.cpus() == 64
+
+
+# --- callers that change their mind -----------------------------------------------------------------------------------
+
+
+def test_closing_during_a_step_waits_for_the_step(run, made):
+    async def main():
+        host = made(places=1)
+        name, *_ = await opened(host)
+        step = asyncio.create_task(host.step(name, "sleep 0.2", 5))
+        await asyncio.sleep(0.05)
+        await host.close(name)
         assert step.done()
         assert (await host.load())["idle"] == 1
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_a_caller_that_goes_away_leaves_a_working_host():
+@pytest.mark.parametrize("env_id", [SAFE, ALONE])
+def test_a_caller_that_goes_away_leaves_a_working_host(run, made, env_id):
     async def main():
-        host = EnvHost(max_instances=1)
-        id, *_ = await host.start(ID, {}, 0, 5)
-        step = asyncio.create_task(host.step(id, "sleep 30", 60))
+        host = made(places=1)
+        name, *_ = await opened(host, env_id)
+        step = asyncio.create_task(host.step(name, "sleep 30", 60))
         await asyncio.sleep(0.05)
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
-        id, *_ = await asyncio.wait_for(host.start(ID, {}, 1, 5), 2)
-        assert (await host.step(id, "go", 5))[0] == "fine"
+        name, *_ = await asyncio.wait_for(opened(host, env_id), 10)
+        assert (await host.step(name, "go", 5))[0] == "fine"
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_a_module_that_cannot_be_imported_is_a_failure_with_the_key():
+@pytest.mark.parametrize("kwargs", [{}, {"on_reset": "sleep 30"}])
+def test_closing_an_episode_that_waits_or_starts_ends_that(run, made, kwargs):
     async def main():
-        error = await failure(EnvHost(modules=["no_such_module_xyz"]).start(ID, {}, 0, 5))
-        assert error.kind == "reset"
-        assert "turnkey.modules" in error.message
+        host = made(places=1)
+        holder, *_ = await opened(host)
+        name = next(_names)
+        start = asyncio.create_task(host.start(name, SAFE, kwargs, 1, 60))
+        await asyncio.sleep(0.05)
+        if kwargs:  # else it still waits for its place
+            await host.close(holder)
+            await asyncio.sleep(0.05)
+        await host.close(name)
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        if not kwargs:
+            await host.close(holder)
+        await asyncio.wait_for(opened(host), 2)
+        assert (await host.load())["open"] == 1
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_the_custom_environment_of_the_examples():
+# --- the restart budget -----------------------------------------------------------------------------------------------
+
+
+def test_the_restart_budget(run, made):
+    async def lose(host: EnvHost, status: int) -> EnvironmentFailure:
+        name, *_ = await opened(host, ALONE)
+        return await failure(host.step(name, f"vanish {status}", 5))
+
     async def main():
-        host = EnvHost(modules=[CUSTOM])
-        id, observation, info = await host.start("example/GuessNumber-v0", {"highest": 8}, 3, 5)
+        host = made(places=1, restarts=1)
+        assert (await lose(host, 1)).kind == "process"
+        name, *_ = await opened(host, ALONE)
+        await host.step(name, "go", 5)
+        await host.close(name)  # went well: gives one back
+        assert (await lose(host, 2)).kind == "process"
+        name, *_ = await opened(host, ALONE)
+        assert (await failure(host.step(name, "raise", 5))).kind == "step"  # costs no process
+        last = await lose(host, 3)
+        for error in (last, await failure(opened(host, SAFE))):
+            assert error.kind == "restarts"
+            assert "turnkey.env.restarts allows 1" in error.message
+            assert "exit status 2" in error.message
+            assert "exit status 3" in error.message
+
+    run(main())
+
+
+def test_losses_show_the_last_reasons_only():
+    losses = Losses("things", 9)
+    for n in range(9):
+        losses.lost(f"reason {n} " + "x" * 1000)
+    with pytest.raises(EnvironmentFailure) as caught:
+        losses.lost("reason 9")
+    assert [f"reason {n}" in caught.value.message for n in (6, 7, 8, 9)] == [False, True, True, True]
+    assert len(caught.value.message) < 2000
+    losses.gained()
+    losses.check()
+
+
+# --- clones -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", [SAFE, ALONE, "test/Copied-v0", "test/Cloned-v0"])
+def test_a_clone_goes_on_by_itself(run, made, env_id):
+    async def main():
+        host = made(places=1)  # and the clone is let in all the same
+        name, *_ = await opened(host, env_id)
+        for action in ("keyless a", "go", "keyless b"):
+            await host.step(name, action, 5)
+        clone, second = next(_names), next(_names)
+        await host.clone(clone, name, 20, 5)
+        cloned = " cloned" if env_id == "test/Cloned-v0" else ""
+        assert (await host.step(clone, "keyless x", 5))[0] == f"a b{cloned} x"
+        assert (await host.step(name, "keyless y", 5))[0] == "a b y"
+        assert (await host.step(clone, "go", 5))[4]["state_key"] == 5
+        await host.clone(second, clone, 20, 5)  # a clone can be cloned
+        assert (await host.step(second, "keyless", 5))[0].strip().startswith("a b")
+        for one in (name, clone, second):
+            await host.close(one)
+        assert (await host.load())["open"] == 0
+        await asyncio.wait_for(opened(host, env_id), 10)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("env_id", "seed", "action", "words"),
+    [
+        (SAFE, 1, "secretly", "came to another state after 2 of 3 actions"),
+        (ALONE, 1, "keyless chance", None),
+        (SAFE, None, "go", "without a seed"),
+        ("test/Cloned-v0", 1, "keyless refuse", "RuntimeError: not now"),
+    ],
+)
+def test_a_clone_that_is_not_the_same_fails_alone(run, made, env_id, seed, action, words):
+    async def main():
+        host = made(places=1)
+        name, *_ = await opened(host, env_id, seed)
+        for one in ("go", action, "keyless x"):
+            await host.step(name, one, 5)
+        if words is None:
+            await host.clone(next(_names), name, 20, 5)
+        else:
+            error = await failure(host.clone(next(_names), name, 20, 5))
+            assert error.kind == "clone"
+            assert words in error.message
+        assert (await host.step(name, "go", 5))[0] == "fine"
+        await host.close(name)
+
+    run(main())
+
+
+# --- the example ------------------------------------------------------------------------------------------------------
+
+
+def test_the_custom_environment_of_the_examples(run, made):
+    async def main():
+        host = made([CUSTOM])
+        name, observation, info = await opened(host, "example/GuessNumber-v0", 3, highest=8)
         assert (observation, info["task"]) == ("Guess.", "Find the number between 1 and 8.")
-        assert (await host.step(id, "seven", 5))[4]["invalid"]
+        assert (await host.step(name, "seven", 5))[4]["invalid"]
         low, high, reward = 1, 8, 0.0
         for _ in range(4):
             guess = (low + high) // 2
-            observation, reward, terminated, _, info = await host.step(id, str(guess), 5)
+            observation, reward, terminated, _, info = await host.step(name, str(guess), 5)
             if terminated:
                 break
             low, high = (guess + 1, high) if observation == "Higher." else (low, guess - 1)
         assert (reward, info["won"]) == (1.0, True)
 
-    asyncio.run(main())
-
-
-def test_in_ray():
-    # A short path: Ray puts sockets under it.
-    with tempfile.TemporaryDirectory(prefix="tk", ignore_cleanup_errors=True) as folder:
-        ray.init(num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
-        try:
-            asyncio.run(_in_ray())
-        finally:
-            ray.shutdown()
-
-
-async def _in_ray() -> None:
-    pool = HostPool(2, "t", max_instances=2, step_timeout=1.0, modules=[FAULTY])
-    twin = HostPool(2, "t", max_instances=2, modules=[FAULTY])  # another process would find the same actors
-    assert [a._actor_id for a in pool._hosts] == [a._actor_id for a in twin._hosts]
-
-    first, second = [await pool.start(ID, {}, seed) for seed in (1, 2)]
-    assert sorted(pool._loads) == [1, 1]
-    assert first.info["task"] == "seed 1"
-    step = await first.step("reward 0.25")
-    assert (step.observation, step.reward, step.terminated) == ("fine", 0.25, False)
-    for action, kind in (("raise", "step"), ("reward nan", "reward"), ("sleep 30", "timeout")):
-        episode = await pool.start(ID, {}, 3)
-        error = await failure(episode.step(action))
-        assert type(error) is EnvironmentFailure
-        assert error.kind == kind
-        assert (await failure(episode.step("more"))).kind == "closed"
-    assert sum(pool._loads) == 2
-    first.close()
-    first.close()
-    assert (await second.step("end")).terminated
-    assert sum(pool._loads) == 0
-
-    async def brief(seed: int) -> None:
-        (await pool.start(ID, {}, seed)).close()
-
-    await asyncio.wait_for(asyncio.gather(*(brief(seed) for seed in range(9))), 20)  # room for four
-    assert sum(pool._loads) == 0
-
-    frozen_pool = HostPool(1, "f", modules=[FAULTY])
-    frozen = await frozen_pool.start(ID, {}, 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts, "LIVENESS_SECONDS", 0.5)
-        error = await failure(frozen.step("freeze"))  # the whole process: no deadline inside it can run out
-    assert error.kind == "host"
-    assert "blocked" in error.message
-
-    victim = await pool.start(ID, {}, 1)
-    ray.kill(pool._hosts[victim._host], no_restart=True)
-    assert (await failure(victim.step("go"))).kind == "host"
-    assert sum(pool._loads) == 0
+    run(main())

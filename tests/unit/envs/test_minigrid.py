@@ -30,7 +30,7 @@ def play(env: gymnasium.Env[str, str], seed: int, actions: list[str]) -> list[tu
 
 def shortest_plan(env: MiniGridText) -> list[str]:
     """Breadth-first search over deep copies, states told apart by their key."""
-    todo, known = deque([(env, [])]), {env._info(False, False)["state_key"]}
+    todo, known = deque([(env, [])]), {env._state_key()}
     while todo:
         here, path = todo.popleft()
         for action in WORDS:

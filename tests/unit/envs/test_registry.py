@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from importlib.metadata import metadata, version
 
 import gymnasium
 import pytest
+from typer.testing import CliRunner
 
-from verl_turnkey.envs import MissingPackageError, ModuleImportError, UnknownEnvironmentError, make
+from verl_turnkey.envs import MissingPackageError, ModuleImportError, UnknownEnvironmentError, make, registry
 from verl_turnkey.envs.modules import import_modules
+from verl_turnkey.envs.registry import ADAPTERS, Adapter, listing
+from verl_turnkey.plugins.cli import app
 
 OWN = """
 import gymnasium
@@ -38,10 +44,91 @@ def test_missing_package_names_the_extra():
     assert 'pip install "verl-turnkey[minigrid]"' in out
 
 
-def test_missing_package_of_a_users_environment_is_named():
+def test_missing_package_of_an_environment_of_ours(monkeypatch):
+    adapter = Adapter("test/Absent-v0", "absent_package_xyz.envs:Env", "absent-package-xyz", "absent", "never there")
+    monkeypatch.setattr(registry, "ADAPTERS", (adapter,))
+    gymnasium.register(adapter.id, entry_point=adapter.entry_point)
+    expected = "needs the package 'absent-package-xyz', which is not installed: pip install \"verl-turnkey[absent]\""
+    with pytest.raises(MissingPackageError, match=re.escape(expected)):
+        make("test/Absent-v0")
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        ("pygame", "needs the module 'pygame' (imported by minigrid."),
+        ("minigrid.core.actions", "cannot be imported: import of minigrid.core.actions halted"),
+    ],
+)
+def test_a_package_that_is_there_but_not_whole(absent, words):
+    code = (
+        f"import sys; sys.modules['{absent}'] = None\n"
+        "import verl_turnkey.envs as envs\n"
+        "try: envs.make('turnkey/MiniGrid-v0')\n"
+        "except envs.MissingPackageError as error: print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert words in out
+    assert 'pip install "verl-turnkey[minigrid]"' in out
+
+
+def test_missing_package_of_a_users_environment_is_named(tmp_path, monkeypatch):
     gymnasium.register("own/Needs-v0", entry_point="no_such_package_xyz.envs:Env")
-    with pytest.raises(MissingPackageError, match="pip install no_such_package_xyz"):
+    with pytest.raises(MissingPackageError, match="pip install no_such_package_xyz") as caught:
         make("own/Needs-v0")
+    assert caught.value.name == "no_such_package_xyz"
+    (tmp_path / "needs_more_xyz.py").write_text("import no_such_module_xyz")
+    monkeypatch.syspath_prepend(tmp_path)
+    gymnasium.register("own/NeedsMore-v0", entry_point="needs_more_xyz:Env")
+    with pytest.raises(MissingPackageError, match=r"'no_such_module_xyz' \(imported by needs_more_xyz\)"):
+        make("own/NeedsMore-v0")
+
+
+def test_a_misspelt_module_of_an_installed_package_is_not_to_be_installed():
+    gymnasium.register("own/Misspelt-v0", entry_point="json.envz:Env")
+    with pytest.raises(MissingPackageError, match=r"cannot be imported: No module named 'json\.envz'") as caught:
+        make("own/Misspelt-v0")
+    assert "pip" not in str(caught.value)
+
+
+def test_extras_of_the_adapters_exist():
+    extras = metadata("verl-turnkey").get_all("Provides-Extra")
+    assert {adapter.extra for adapter in ADAPTERS if adapter.extra} <= set(extras)
+
+
+def test_listing_says_what_is_there(monkeypatch, tmp_path):
+    def needs() -> dict[str, list[bool | None]]:
+        return {row["id"]: [need["found"] for need in row["needs"]] for row in listing(gymnasium.registry)}
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    before = needs()
+    assert before["turnkey/ALFWorld-v0"] == before["turnkey/ScienceWorld-v0"] == [False]
+    assert before["turnkey/WebShop-v0"] == [None]
+    assert before["turnkey/FrozenLake-v0"] == []
+    (tmp_path / "java").touch(0o755)
+    (tmp_path / "json_2.1.1").mkdir()
+    assert needs() == before | {"turnkey/ALFWorld-v0": [True], "turnkey/ScienceWorld-v0": [True]}
+    rows = {row["id"]: row for row in listing(gymnasium.registry)}
+    assert rows["turnkey/FrozenLake-v0"]["version"] == version("gymnasium")
+    for row in rows.values():
+        assert (row["version"] is None) == (row["install"] is not None)
+
+
+def test_command_envs(tmp_path):
+    path = tmp_path / "listed.py"
+    path.write_text(OWN.replace("own/Env-v0", "own/Listed-v0"))
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["envs", *arguments])
+        assert result.exit_code == 0
+        return result.output
+
+    rows = json.loads(run("--module", str(path), "--json"))
+    assert [row["id"] for row in rows] == [adapter.id for adapter in ADAPTERS] + ["own/Listed-v0"]
+    shown = run()
+    assert all(adapter.id in shown for adapter in ADAPTERS)
+    assert "needed: a running WebShop server" in shown
 
 
 def test_importing_the_room_imports_no_environment_package_and_no_ray():

@@ -1,0 +1,168 @@
+"""The base of the adapters: what every text environment has to keep book of, in one place.
+
+An adapter says what is the case after a reset (``begin``) and after an action (``act``). Step limits, the two flags of
+an episode's end, the error on a step after it and the keys of ``info`` are here, and what adapters have in common
+beside: checks of arguments, keys of states, a search for the oracle. An environment of a user's own may build on it;
+it need not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium import spaces
+
+from verl_turnkey.envs.errors import EnvironmentKwargsError, EpisodeOverError
+
+
+class AnyText(spaces.Text):
+    """gymnasium's text space without an alphabet: any string is in it, samples are printable ASCII."""
+
+    def __init__(self, max_length: int = 200) -> None:
+        super().__init__(max_length, charset=string.ascii_letters + string.digits + string.punctuation + " ")
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is the case after a reset or a step."""
+
+    observation: str
+    state_key: str | int
+    """key of the full state: equal states give equal keys, whatever the step number and the wording"""
+    admissible: Sequence[str] | None = None
+    """the actions that count as valid now; None: any text may be one"""
+    reward: float = 0.0
+    """of this step alone, never a running sum"""
+    won: bool = False
+    over: bool = False
+    """the environment ended the episode"""
+    cut: bool = False
+    """a limit of the engine's own ended it"""
+    invalid: bool = False
+    """the action was not understood or could not be applied"""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """further plain values by name, for reward components and estimators (``tool_calls``, ``potential``, ...)"""
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """Base class; ``begin`` and ``act`` are the adapter's, ``oracle`` where there is one.
+
+    ``metadata["thread_safe"]``: whether several instances may run in threads of one process (else each gets a process
+    of its own). ``metadata["memory_mb"]``: what one instance adds to a process (safe), or takes as one (not safe).
+
+    Args:
+        max_steps: steps after which an episode is truncated; None: never.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": False, "memory_mb": 200}
+
+    def __init__(self, max_steps: int | None = None) -> None:
+        check(max_steps is None or is_count(max_steps), "max_steps", "a positive integer or null", max_steps)
+        self.observation_space = AnyText(10_000)
+        self.action_space = AnyText(100)
+        self.max_steps = max_steps
+        self._steps = 0
+        self._running = False
+        self._scene: Scene
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        """Start the episode of ``seed``: the first scene, and the task in words."""
+        raise NotImplementedError
+
+    def act(self, action: str) -> Scene:
+        """What ``action`` leads to."""
+        raise NotImplementedError
+
+    def refused(self) -> Scene:
+        """For ``act``: everything as it was before an action that was not understood."""
+        return replace(self._scene, reward=0.0, invalid=True)
+
+    def oracle(self) -> list[str] | None:
+        """Actions that win from the start of this episode; None when nobody knows. Asked right after a reset."""
+        return None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """The first observation, and ``info`` with the task. One seed is one start; None draws one."""
+        super().reset(seed=seed)
+        if seed is None:
+            seed = int(self.np_random.integers(2**31 - 1))
+        self._running = False
+        self._scene, task = self.begin(seed)
+        self._steps, self._running = 0, True
+        return self._scene.observation, {**_info(self._scene), "task": task}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Raises ``EpisodeOverError`` after the episode's end, and before its beginning."""
+        if not self._running:
+            raise EpisodeOverError("step was called on an episode that has ended or never began: call reset first")
+        scene = self._scene = self.act(action)
+        self._steps += 1
+        limit = self.max_steps is not None and self._steps >= self.max_steps
+        # Solved on its very last step, an episode ended by itself: only one of the two flags is set.
+        truncated = not scene.over and (scene.cut or limit)
+        self._running = not (scene.over or truncated)
+        return scene.observation, float(scene.reward), scene.over, truncated, _info(scene)
+
+
+def _info(scene: Scene) -> dict[str, Any]:
+    return {
+        "state_key": scene.state_key,
+        "admissible": None if scene.admissible is None else list(scene.admissible),
+        "won": scene.won,
+        "invalid": scene.invalid,
+        **({"extra": dict(scene.extra)} if scene.extra else {}),
+    }
+
+
+def digest(*parts: Any) -> str:
+    """A short key of a state given by ``parts``, the same in every process: their ``repr`` must not hold addresses."""
+    return hashlib.sha1(repr(parts).encode()).hexdigest()[:16]
+
+
+def words(action: str) -> str:
+    """An action as adapters compare it: lower case, single spaces."""
+    return " ".join(action.lower().split())
+
+
+def check(ok: bool, name: str, expected: str, value: Any) -> None:
+    """Raise ``EnvironmentKwargsError`` unless ``ok``: "``name`` must be ``expected``, not ``value``"."""
+    if not ok:
+        raise EnvironmentKwargsError(f"{name} must be {expected}, not {value!r}")
+
+
+def is_count(value: Any) -> bool:
+    """A positive integer; ``True`` is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def shortest_plan(
+    start: Hashable, moves: Callable[[Any], Iterable[tuple[str, Hashable, bool]]], max_states: int = 100_000
+) -> list[str] | None:
+    """The fewest actions from ``start`` to success, breadth-first; None when there is no way, or none was found.
+
+    ``moves(state)`` gives action, state after it, and whether that one is a success. ``max_states`` bounds the search.
+    """
+    came_from: dict[Any, tuple[Any, str] | None] = {start: None}
+    todo = deque([start])
+    while todo and len(came_from) < max_states:
+        state = todo.popleft()
+        for action, after, won in moves(state):
+            if won:
+                plan = [action]
+                while (step := came_from[state]) is not None:
+                    state, action = step
+                    plan.append(action)
+                return plan[::-1]
+            if after not in came_from:
+                came_from[after] = (state, action)
+                todo.append(after)
+    return None

@@ -1,0 +1,31 @@
+"""Rewards over one trajectory: components that add up, the rewards of several methods, and a remote judge.
+
+``compose`` turns configuration into one function of an episode's steps. The methods' own functions are in the modules
+``matchtir``, ``stepsearch``, ``progress``, ``hdpo`` and ``arena``.
+"""
+
+# The modules of methods are imported for their components, too.
+from verl_turnkey.envs.rewards import judged, matchtir, progress, stepsearch  # noqa: F401
+from verl_turnkey.envs.rewards.arena import Standing, pairwise, tournament
+from verl_turnkey.envs.rewards.components import Component, RewardSpec, RewardStep, register_reward, rewards
+from verl_turnkey.envs.rewards.composition import Composition, Shaped, compose
+from verl_turnkey.envs.rewards.errors import JudgeError, RewardError
+from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
+
+__all__ = [
+    "Component",
+    "Composition",
+    "Judge",
+    "JudgeConfig",
+    "JudgeError",
+    "RewardError",
+    "RewardSpec",
+    "RewardStep",
+    "Shaped",
+    "Standing",
+    "compose",
+    "pairwise",
+    "register_reward",
+    "rewards",
+    "tournament",
+]

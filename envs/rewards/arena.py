@@ -1,0 +1,148 @@
+"""ArenaRL (arXiv:2601.06487 and its code): the rewards of a group are its places in a tournament.
+
+A group is known only when all its rollouts are there, so this is no component of one trajectory: call it where a whole
+group is at hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Generic, TypeVar
+
+from verl_turnkey.envs.rewards.composition import gather
+from verl_turnkey.envs.rewards.errors import RewardError
+from verl_turnkey.envs.rewards.judge import Judge, json_numbers
+
+T = TypeVar("T")
+PairJudge = Callable[[T, T], Awaitable[tuple[float, float]]]
+
+RUBRIC = "Which of the two solved the task better? Be strict about facts, completeness and needless steps."
+PAIR_PROMPT = """{rubric}
+
+<first>
+{first}
+</first>
+
+<second>
+{second}
+</second>
+
+Judge them independently of the order. End with a JSON object with two scores from 0 to 10:
+{{"first": 0, "second": 0}}"""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The result of a tournament."""
+
+    order: tuple[str, ...]
+    """keys of the members, the champion first"""
+    games: int
+    """pairs that were judged, each in both orders"""
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """1 - place / (members - 1), places from 0; a lone member gets 0."""
+        last = len(self.order) - 1
+        return {key: 1.0 - place / last if last else 0.0 for place, key in enumerate(self.order)}
+
+
+async def tournament(members: Mapping[str, T], judge: PairJudge[T], *, seed: int = 0) -> Standing:
+    """Seeded single elimination over a group; about two games per member.
+
+    1. Everybody plays one of the members. These scores (for that one, the mean of its own) make the seeding list.
+    2. In the bracket the best seeds are placed as far apart as can be. The higher score goes on; a tie goes to the one
+       that stands first in the bracket. Free places, when the number of members is no power of two, go to the best
+       seeds, who then skip the first round. (The released code closes the gaps instead, so that free rounds fall to
+       whoever stands last; at its group size, 16, there are none.)
+    3. The champion is followed by the losers of the last round, of the one before, and so on; inside a round by their
+       mean score in all their games.
+
+    The order in which the members come does not matter. Who plays the seeding games, and what else is equal, is decided
+    by a hash of ``seed`` and the member's key (the released code: the order of the group).
+
+    Args:
+        members: what is to be judged, by a key that is unique in the group, such as the name of the rollout.
+        judge: scores for two members in the order they are shown; it is asked in both orders, and the scores are added.
+        seed: another one draws another seeding.
+
+    Raises:
+        ValueError: no members.
+        RewardError: the judge gives a score that is not finite, or fails.
+    """
+    if not members:
+        raise ValueError("a tournament needs at least one member")
+    by_lot = sorted(members, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
+    table = _Table(members, judge)
+    pivot, *others = by_lot
+    await table.play([(key, pivot) for key in others])
+    seeds = sorted(by_lot, key=table.mean, reverse=True)
+    bracket = [seeds[i] if i < len(seeds) else None for i in _places(len(seeds))]
+    rounds: list[list[str]] = []
+    while len(bracket) > 1:
+        pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
+        results = iter(await table.play([(a, b) for a, b in pairs if a is not None and b is not None]))
+        bracket, losers = [], []
+        for a, b in pairs:
+            if a is None or b is None:
+                bracket.append(a if b is None else b)
+                continue
+            score_a, score_b = next(results)
+            bracket.append(a if score_a >= score_b else b)
+            losers.append(b if score_a >= score_b else a)
+        rounds.append(losers)
+    order = [key for key in bracket if key is not None]
+    for losers in reversed(rounds):
+        order += sorted(losers, key=lambda key: (-table.mean(key), seeds.index(key)))
+    return Standing(tuple(order), table.games)
+
+
+def _places(members: int) -> list[int]:
+    """Seed numbers from top to bottom of a full bracket: 0 meets 1 in the last round only."""
+    places = [0]
+    while len(places) < members:
+        places = [place for seed in places for place in (seed, 2 * len(places) - 1 - seed)]
+    return places
+
+
+class _Table(Generic[T]):
+    """Plays games and keeps everybody's scores."""
+
+    def __init__(self, members: Mapping[str, T], judge: PairJudge[T]) -> None:
+        self.games = 0
+        self._members, self._judge = members, judge
+        self._scores: dict[str, list[float]] = {key: [] for key in members}
+
+    def mean(self, key: str) -> float:
+        return fmean(self._scores[key]) if self._scores[key] else 0.0
+
+    async def play(self, pairs: list[tuple[str, str]]) -> list[tuple[float, float]]:
+        results = await gather(self._game(self._members[a], self._members[b]) for a, b in pairs)
+        for (a, b), (score_a, score_b) in zip(pairs, results, strict=True):
+            self._scores[a].append(score_a)
+            self._scores[b].append(score_b)
+        self.games += len(pairs)
+        return results
+
+    async def _game(self, a: T, b: T) -> tuple[float, float]:
+        (there_a, there_b), (back_b, back_a) = await gather([self._judge(a, b), self._judge(b, a)])
+        score_a, score_b = there_a + back_a, there_b + back_b
+        if not (math.isfinite(score_a) and math.isfinite(score_b)):
+            raise RewardError(f"expected finite scores from the judge of pairs, got {score_a} and {score_b}")
+        return score_a, score_b
+
+
+def pairwise(judge: Judge, rubric: str = RUBRIC) -> PairJudge[str]:
+    """A judge of texts for :func:`tournament`: a model compares two by ``rubric`` and scores both from 0 to 10."""
+
+    async def compare(first: str, second: str) -> tuple[float, float]:
+        prompt = PAIR_PROMPT.format(rubric=rubric, first=first, second=second)
+        answer = await judge.ask([{"role": "user", "content": prompt}])
+        one, two = json_numbers(answer, ("first", "second"), judge.config.url)
+        return one, two
+
+    return compare

@@ -1,0 +1,235 @@
+"""Rewards over one trajectory, each by itself; :func:`~verl_turnkey.envs.rewards.compose` adds them up.
+
+A component is a frozen dataclass: its fields are the options that a configuration may set, calling it with the steps of
+an episode gives one number per step. ``@register_reward("name")`` makes it known by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from verl_turnkey.advantage.params import check, require_frozen
+from verl_turnkey.envs.rewards.errors import RewardError
+
+
+@dataclass(frozen=True)
+class RewardStep:
+    """One step as a reward sees it. Only ``observation`` and ``action`` have to be given."""
+
+    observation: str
+    """what the agent saw"""
+    action: str | None
+    """the action that was taken; None: what the model wrote held none, or none that counts"""
+    valid: bool = True
+    """there was an action, and it could be applied"""
+    unparsed: bool = False
+    """what the model wrote held no action in the format at all"""
+    reason: str | None = None
+    """why the step is not valid"""
+    reward: float = 0.0
+    """the environment's own reward of this step"""
+    won: bool = False
+    """the task is solved after this step"""
+    terminated: bool = False
+    """the environment ended the episode here"""
+    truncated: bool = False
+    """a limit ended the episode here"""
+    tokens: int = 0
+    """tokens that the model wrote"""
+    text: str = ""
+    """what the model wrote"""
+    task: str = ""
+    """the task of the episode"""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """the environment's ``info["extra"]`` on the state the action was taken in; on the first step, that of ``reset``"""
+    next_extra: Mapping[str, Any] = field(default_factory=dict)
+    """the same on the state it led to; the very object ``extra`` when the action never reached the environment"""
+
+    @property
+    def brought(self) -> Mapping[str, Any]:
+        """``next_extra`` of an action that reached the environment, else nothing: no effect is counted twice."""
+        return {} if self.next_extra is self.extra else self.next_extra
+
+
+Steps = Sequence[RewardStep]
+Values = Sequence[float]
+
+
+class Component(Protocol):
+    """Gives one number per step of an episode, at once or to be awaited. The steps are never empty."""
+
+    def __call__(self, steps: Steps, /) -> Values | Awaitable[Values]: ...
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """A component known by name."""
+
+    name: str
+    cls: type
+    """the frozen dataclass whose fields are the options"""
+    cost: bool
+    """it counts what is to be avoided, so that its weight must be given and must not be positive"""
+    summary: str
+
+
+_REWARDS: dict[str, RewardSpec] = {}
+C = TypeVar("C", bound=type)
+
+
+def register_reward(name: str, *, cost: bool = False) -> Callable[[C], C]:
+    """Decorate a frozen dataclass with ``__call__(self, steps)`` (may be ``async``) to make it the component ``name``.
+
+    The first line of its docstring is what tables say about it.
+
+    Raises:
+        ValueError: the name is taken, or the class is no frozen dataclass.
+    """
+
+    def register(cls: C) -> C:
+        require_frozen(f"reward component {name!r}", cls)
+        if name in _REWARDS:
+            holder = _REWARDS[name].cls
+            raise ValueError(
+                f"reward component {name!r} is already registered by {holder.__module__}.{holder.__qualname__}"
+            )
+        _REWARDS[name] = RewardSpec(name, cls, cost, (cls.__doc__ or "").strip().partition("\n")[0])
+        return cls
+
+    return register
+
+
+def rewards() -> dict[str, RewardSpec]:
+    """The known components by name."""
+    return dict(_REWARDS)
+
+
+def at_the_end(steps: Steps, value: float) -> list[float]:
+    """``value`` on the last step, 0 before."""
+    return [0.0] * (len(steps) - 1) + [value]
+
+
+def number(extra: Mapping[str, Any], key: str, where: str) -> float:
+    """The finite number ``extra[key]``; ``where`` it was looked for opens the error.
+
+    Raises:
+        RewardError: it is not there or no finite number.
+    """
+    value: Any = extra.get(key)
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RewardError(f"{where}: expected the environment to give a number, info['extra'][{key!r}], got {value!r}")
+    return float(value)
+
+
+@register_reward("step")
+@dataclass(frozen=True)
+class StepReward:
+    """The environment's own reward of each step."""
+
+    def __call__(self, steps: Steps) -> Values:
+        return [step.reward for step in steps]
+
+
+@register_reward("outcome")
+@dataclass(frozen=True)
+class Outcome:
+    """1 on the last step of a solved episode."""
+
+    lost: float = 0.0
+    """what an episode gets that is not solved"""
+
+    def __call__(self, steps: Steps) -> Values:
+        return at_the_end(steps, 1.0 if steps[-1].won else self.lost)
+
+
+@register_reward("potential")
+@dataclass(frozen=True)
+class Potential:
+    """Potential-based shaping, gamma Phi(s') - Phi(s) (Ng, Harada and Russell 1999).
+
+    Phi is a number that the environment gives for each state, ``extra[key]``. A terminal state has potential 0,
+    whatever the environment says of it. The discounted sum over a terminated episode is then -Phi(s_0), the same for
+    every way of acting, so that the order of policies by discounted return does not change. This needs the ``gamma`` of
+    the estimator. A method that compares whole episodes by their undiscounted sum of rewards (``grpo_steps``, the
+    episode part of ``gigpo``) discounts by 1: any other ``gamma`` here would change what it prefers.
+
+    A truncated episode ends in a state that is not terminal, and it depends on the learner what is right:
+
+    - ``at_truncation="zero"``: Phi counts as 0 after the cut, the sum is -Phi(s_0) again. Right where a cut is treated
+      as the end, with no value after it, as all methods without a critic do; then the limit is part of the task. An
+      episode earns nothing by being close to the goal when it is cut.
+    - ``at_truncation="keep"``: the potential of the state reached, ``next_extra[key]``. Right where a critic's value of
+      that state is added to the return: a critic learned from shaped rewards estimates V - Phi, and the two potentials
+      cancel. Without one, an episode of T steps keeps gamma^T Phi(s_T): a reward for progress, which may change what is
+      best.
+    """
+
+    gamma: float
+    """discount: that of the estimator, 1 for methods that compare undiscounted sums"""
+    key: str = "potential"
+    """where Phi stands in the environment's ``info["extra"]``"""
+    at_truncation: Literal["zero", "keep"] = "zero"
+    """what the potential after a truncated episode's last step is"""
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma <= 1, "gamma", "a number from 0 to 1", self.gamma)
+
+    def __call__(self, steps: Steps) -> Values:
+        phi = [number(step.extra, self.key, f"step {t}") for t, step in enumerate(steps)]
+        after = 0.0
+        if self.at_truncation == "keep" and not steps[-1].terminated:
+            after = number(steps[-1].next_extra, self.key, "after the last step")
+        return [self.gamma * there - here for here, there in zip(phi, [*phi[1:], after], strict=True)]
+
+
+@register_reward("invalid", cost=True)
+@dataclass(frozen=True)
+class Invalid:
+    """1 for each step without an action that could be applied."""
+
+    def __call__(self, steps: Steps) -> Values:
+        return [float(not step.valid) for step in steps]
+
+
+@register_reward("format", cost=True)
+@dataclass(frozen=True)
+class Format:
+    """1 for each step that breaks the format. Such a step is usually invalid too, and counts in both."""
+
+    pattern: str | None = None
+    """regular expression for the whole of what the model wrote (a dot matches a newline too, white space around it is
+    dropped); null: a step breaks the format when it holds no action"""
+
+    def __post_init__(self) -> None:
+        check(self.pattern is None or _compiles(self.pattern), "pattern", "a regular expression", self.pattern)
+
+    def __call__(self, steps: Steps) -> Values:
+        if self.pattern is None:
+            return [float(step.unparsed) for step in steps]
+        expression = re.compile(self.pattern, re.DOTALL)
+        return [float(expression.fullmatch(step.text.strip()) is None) for step in steps]
+
+
+@register_reward("length", cost=True)
+@dataclass(frozen=True)
+class Length:
+    """How long the episode takes: the tokens of each step, or 1 per turn."""
+
+    unit: Literal["tokens", "turns"] = "tokens"
+    """what is counted"""
+
+    def __call__(self, steps: Steps) -> Values:
+        return [float(step.tokens) if self.unit == "tokens" else 1.0 for step in steps]
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True

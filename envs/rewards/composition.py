@@ -1,0 +1,187 @@
+"""From configuration to one function of an episode: :func:`compose`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
+from verl_turnkey.envs.modules import load_function
+from verl_turnkey.envs.rewards.components import Component, Steps, rewards
+from verl_turnkey.envs.rewards.errors import RewardError
+
+_OWN = ("name", "weight", "label")
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """The rewards of an episode."""
+
+    rewards: list[float]
+    """per step: the sum of the parts"""
+    parts: dict[str, list[float]]
+    """label of a component -> its weighted values per step"""
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """Label of a component -> what it gave to the whole episode."""
+        return {label: math.fsum(values) for label, values in self.parts.items()}
+
+
+@dataclass(frozen=True)
+class _Part:
+    label: str
+    weight: float
+    values: Component
+    where: str
+
+
+class Composition:
+    """A weighted sum of components, built by :func:`compose`. It keeps nothing from one episode to the next."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = tuple(parts)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names under which the parts are logged, in the order of the configuration."""
+        return tuple(part.label for part in self._parts)
+
+    async def run(self, steps: Steps) -> Shaped:
+        """The rewards of an episode, given all of its steps; components that wait for a server wait at the same time.
+
+        Raises:
+            RewardError: a component fails, or gives anything but one finite number per step.
+        """
+        if not steps:
+            raise RewardError("an episode without steps has no rewards")
+        parts = await gather(self._value(part, steps) for part in self._parts)
+        return Shaped(
+            [math.fsum(values) for values in zip(*parts, strict=True)], dict(zip(self.labels, parts, strict=True))
+        )
+
+    def __call__(self, steps: Steps) -> Shaped:
+        """As :meth:`run`, outside of an event loop."""
+        return asyncio.run(self.run(steps))
+
+    @staticmethod
+    async def _value(part: _Part, steps: Steps) -> list[float]:
+        where = f"{part.where} ({part.label})"
+        try:
+            values: Any = part.values(steps)
+            values = await values if inspect.isawaitable(values) else values
+            values = [float(value) for value in values]
+        except RewardError as error:
+            raise type(error)(f"{where}: {error}") from error
+        except Exception as error:
+            raise RewardError(f"{where} failed: {type(error).__name__}: {error}") from error
+        if len(values) != len(steps):
+            raise RewardError(f"{where}: expected {len(steps)} numbers, one per step, got {len(values)}")
+        for t, value in enumerate(values):
+            if not math.isfinite(value):
+                raise RewardError(f"{where}: expected finite numbers, got {value} at step {t}")
+        return [part.weight * value for value in values]
+
+
+async def gather(awaitables: Iterable[Any]) -> list[Any]:
+    """The results of all; when one fails, the others are cancelled and awaited before its error goes on."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards") -> Composition:
+    """A composition from plain configuration data.
+
+    Each entry has the ``name`` of a component, its ``weight``, a ``label`` for the logs (default: the name) and the
+    component's options::
+
+        compose([{"name": "step"}, {"name": "length", "weight": -0.001, "unit": "tokens"}, {"name": "my.module:bonus"}])
+
+    A name with a colon is your own, ``package.module:name`` or ``path/to/file.py:name``. A function gets the steps and
+    the options and gives one number per step, at once or as a coroutine. A class is made once with the options and then
+    called with the steps of each episode. What waits, for a server or a file, has to be a coroutine, or all rollouts of
+    its process wait with it.
+
+    ``weight`` is 1 by default. Components that count what is to be avoided have none: give a negative one.
+
+    Raises:
+        ConfigError: unknown name or option (with the closest match), a value that does not fit, two equal labels. The
+            message opens with ``where`` and the place in the list.
+        ModuleImportError: a function of your own that cannot be loaded.
+        MissingPackageError: a component needs a package that is not installed.
+    """
+    if isinstance(entries, str | Mapping) or not isinstance(entries, Sequence) or not entries:
+        raise ConfigError(
+            f"{where}: expected a list with at least one component such as {{name: step}}, got {entries!r}"
+        )
+    parts: list[_Part] = []
+    for i, entry in enumerate(entries):
+        part = _part(entry, f"{where}[{i}]")
+        if part.label in (other.label for other in parts):
+            raise ConfigError(f"{part.where}.label: {part.label!r} is there already; give this component another label")
+        parts.append(part)
+    return Composition(parts)
+
+
+def _part(entry: Any, where: str) -> _Part:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise ConfigError(f"{where}: expected a mapping with the name of a component, got {entry!r}")
+    name, options = entry["name"], {key: value for key, value in entry.items() if key not in _OWN}
+    label = entry.get("label", name.rpartition(":")[2])
+    if not isinstance(label, str) or not label:
+        raise ConfigError(f"{where}.label: expected a text, got {label!r}")
+    weight = entry.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ConfigError(f"{where}.weight: expected a finite number, got {weight!r}")
+    if ":" in name:
+        return _Part(label, float(weight), _own(name, options, where), where)
+    known = rewards()
+    if name not in known:
+        raise ConfigError(
+            f"{where}.name: no reward component is called {name!r}{did_you_mean(name, known)}. There are "
+            f"{', '.join(sorted(known))}; one of your own is given as module:function"
+        )
+    spec = known[name]
+    if spec.cost and ("weight" not in entry or weight > 0):
+        raise ConfigError(
+            f"{where}.weight: expected a number below 0, because {name!r} counts what is to be avoided, "
+            f"got {entry.get('weight', 'none')!r}"
+        )
+    _check_options(options, [entry.name for entry in fields(spec.cls) if entry.init], where)
+    return _Part(label, float(weight), parse(spec.cls, options, where), where)
+
+
+def _own(name: str, options: dict[str, Any], where: str) -> Component:
+    target: Any = load_function(name, f"{where}.name")
+    names = list(inspect.signature(target).parameters.values())
+    names = names if inspect.isclass(target) else names[1:]  # the first one of a function takes the steps
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in names):
+        _check_options(options, [parameter.name for parameter in names], where)
+    if not inspect.isclass(target):
+        return partial(target, **options)
+    try:
+        made = target(**options)
+    except Exception as error:
+        raise ConfigError(f"{where}: {name} cannot be made ({type(error).__name__}: {error})") from error
+    if not callable(made):
+        raise ConfigError(f"{where}.name: expected {name!r} to have a method __call__(self, steps)")
+    return made
+
+
+def _check_options(options: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in options:
+        names = [*_OWN, *known]
+        if key not in names:
+            raise ConfigError(
+                f"{where}.{key}: unknown key{did_you_mean(key, names) or '.'} Known keys: {', '.join(names)}"
+            )

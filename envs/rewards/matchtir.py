@@ -1,0 +1,184 @@
+"""MatchTIR (arXiv:2601.10712 and its code): tool calls are matched with the gold calls of the task, turns get rewards.
+
+The similarity of two calls and the soft variant are as in the released code. The hard variant is the optimal assignment
+that the paper speaks of; the released code takes the best pair first, then the best of what is left, which can give a
+smaller total. Needs scipy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_turnkey.advantage.params import check
+from verl_turnkey.envs.errors import MissingPackageError
+from verl_turnkey.envs.rewards.components import Steps, Values, register_reward
+from verl_turnkey.envs.rewards.errors import RewardError
+
+Floats = NDArray[np.float64]
+SINKHORN_STEPS = 1000
+SINKHORN_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool: its name and its arguments by name."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def similarity(predicted: ToolCall, gold: ToolCall) -> float:
+    """0 for different tools (upper and lower case are the same), else up to 1 for the same arguments and values.
+
+    ``(1 + J + values) / (2 + arguments of gold)``, where J is the Jaccard index of the two sets of argument names, 1
+    when both are empty, and ``values`` counts the arguments of gold that have exactly the same value.
+    """
+    if predicted.name.lower() != gold.name.lower():
+        return 0.0
+    ours, theirs = predicted.arguments, gold.arguments
+    union = ours.keys() | theirs.keys()
+    jaccard = len(ours.keys() & theirs.keys()) / len(union) if union else 1.0
+    values = sum(name in ours and bool(ours[name] == value) for name, value in theirs.items())
+    return (1.0 + jaccard + values) / (2.0 + len(theirs))
+
+
+def similarities(predicted: Sequence[ToolCall], gold: Sequence[ToolCall]) -> Floats:
+    """(predicted, gold), of every pair."""
+    return np.array([[similarity(p, g) for g in gold] for p in predicted]).reshape(len(predicted), len(gold))
+
+
+def hard_rewards(scores: Floats, unmatched: float = 0.0) -> list[float]:
+    """One reward per predicted call: its score in the one-to-one assignment with the largest total.
+
+    ``unmatched``: what a call without a partner of a score above 0 gets (0 in the released run, -0.5 by default in its
+    function).
+
+    Raises:
+        MissingPackageError: scipy is not installed.
+    """
+    rewards = [unmatched] * len(scores)
+    for i, j in zip(*_assignment()(scores, maximize=True), strict=True):
+        if scores[i, j] > 0:
+            rewards[i] = float(scores[i, j])
+    return rewards
+
+
+def _assignment() -> Callable[..., Any]:
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "the optimal assignment of MatchTIR needs the package 'scipy': pip install scipy", name="scipy"
+        ) from error
+    return linear_sum_assignment
+
+
+def soft_rewards(scores: Floats, regularization: float = 0.1) -> list[float]:
+    """One reward per predicted call: its row of ``sum(plan * scores)``, where plan is the entropic transport plan.
+
+    Uniform weights on both sides, cost ``-scores``, Sinkhorn's algorithm. Since every row of the plan sums to
+    1 / predicted, so far does a reward reach at most. Without gold calls every reward is 0.
+    """
+    p, g = scores.shape
+    if p == 0 or g == 0:
+        return [0.0] * p
+    log_kernel = scores / regularization
+    u, v = np.zeros(p), np.zeros(g)
+    for _ in range(SINKHORN_STEPS):
+        u = -np.log(p) - np.logaddexp.reduce(log_kernel + v, axis=1)
+        v = -np.log(g) - np.logaddexp.reduce(log_kernel + u[:, None], axis=0)
+        rows = np.exp(log_kernel + u[:, None] + v).sum(axis=1)  # the columns are exact now
+        if np.abs(rows - 1 / p).max() < SINKHORN_TOLERANCE:
+            break
+    plan = np.exp(log_kernel + u[:, None] + v)
+    return (plan * scores).sum(axis=1).tolist()
+
+
+def turn_rewards(
+    turns: Sequence[Sequence[ToolCall]],
+    gold: Sequence[ToolCall],
+    *,
+    variant: Literal["hard", "soft"] = "hard",
+    unmatched: float = 0.0,
+    regularization: float = 0.1,
+) -> list[float]:
+    """One reward per turn: the mean over the calls that were made in it, 0 for a turn without any."""
+    scores = similarities([call for turn in turns for call in turn], gold)
+    flat = iter(hard_rewards(scores, unmatched) if variant == "hard" else soft_rewards(scores, regularization))
+    return [sum(next(flat) for _ in turn) / max(1, len(turn)) for turn in turns]
+
+
+def answer_f1(answer: str, gold: str) -> float:
+    """F1 of the two sets of words, in lower case and without punctuation; the reward of the turn with the answer."""
+    ours, theirs = _words(answer), _words(gold)
+    common = len(ours & theirs)
+    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+
+
+def _words(text: str) -> set[str]:
+    return set(re.sub(f"[{re.escape(string.punctuation)}]", " ", text.lower()).split())
+
+
+@register_reward("matchtir")
+@dataclass(frozen=True)
+class MatchTIR:
+    """MatchTIR's turn rewards: tool calls against the gold calls, the final answer against the gold answer.
+
+    In ``info["extra"]`` the environment gives ``gold_tool_calls`` (and ``gold_answer``, if there is one) at reset, and
+    after each step ``tool_calls``, the calls made in it, or ``answer``, the final answer. A call is a dict with
+    ``name`` and ``arguments``, the latter a dict or JSON text.
+    """
+
+    variant: Literal["hard", "soft"] = "hard"
+    """one-to-one assignment, or optimal transport"""
+    unmatched: float = 0.0
+    """of hard: reward of a call without a partner"""
+    regularization: float = 0.1
+    """of soft: entropy of the plan"""
+
+    def __post_init__(self) -> None:
+        check(self.regularization > 0, "regularization", "a positive number", self.regularization)
+        if self.variant == "hard":
+            _assignment()  # found missing now, not at the end of the first episode
+
+    def __call__(self, steps: Steps) -> Values:
+        task = steps[0].extra
+        if "gold_tool_calls" not in task:
+            raise RewardError("expected the environment's reset to give info['extra']['gold_tool_calls']")
+        done = [step.brought for step in steps]
+        rewards = turn_rewards(
+            [_calls(extra.get("tool_calls")) for extra in done],
+            _calls(task["gold_tool_calls"]),
+            variant=self.variant,
+            unmatched=self.unmatched,
+            regularization=self.regularization,
+        )
+        gold = task.get("gold_answer")
+        for t, extra in enumerate(done):
+            if gold is not None and extra.get("answer") is not None and not extra.get("tool_calls"):
+                rewards[t] = answer_f1(str(extra["answer"]), str(gold))
+        return rewards
+
+
+def _calls(value: Any) -> list[ToolCall]:
+    """Calls as an environment states them. Arguments that are no JSON object are none at all."""
+    calls = []
+    for call in value or ():
+        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+            raise RewardError(f"expected a tool call to be a dict with name and arguments, got {call!r}")
+        arguments = call.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                arguments = {}
+        calls.append(ToolCall(call["name"], arguments if isinstance(arguments, Mapping) else {}))
+    return calls

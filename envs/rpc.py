@@ -1,0 +1,101 @@
+"""JSON over HTTP with the standard library, for environments and retrievers that are servers.
+
+Proxies of the environment variables are not used: these servers stand in the same cluster, where a proxy that swallows
+calls to 127.0.0.1 is the commoner accident.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from verl_turnkey.envs.errors import EnvironmentKwargsError
+
+_CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+_BUSY = (502, 503, 504)  # a proxy or a server that asks to come again
+
+
+class ServerError(RuntimeError):
+    """A server cannot be reached, refused a call, or answered with something else than was agreed."""
+
+
+def check_url(url: Any, key: str) -> str:
+    """``url`` without a slash at its end. ``key`` is the argument that the error names."""
+    parts = urlsplit(url) if isinstance(url, str) else None
+    try:
+        good = parts is not None and parts.scheme in _CONNECTIONS and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        good = False
+    if not good:
+        raise EnvironmentKwargsError(f"{key} must be a URL like http://127.0.0.1:8000, not {url!r}")
+    return url.rstrip("/")
+
+
+def post_json(url: str, payload: Any, *, timeout: float, key: str, attempts: int = 3, repeatable: bool = False) -> Any:
+    """Send ``payload`` and return the answer, both JSON.
+
+    Args:
+        timeout: seconds to wait for the connection, and for each piece of the answer.
+        key: the configuration key that holds the address, for the errors.
+        attempts: how often to try, with growing pauses (0.2 s, 0.4 s, ...).
+        repeatable: whether asking twice does no harm. A call that is not repeatable is tried again only when it
+            certainly did not arrive.
+
+    Raises:
+        ServerError: after the last attempt.
+    """
+    # Half a surrogate pair, which a decoder can leave in a text, is nothing that servers expect.
+    body = json.dumps(payload, ensure_ascii=False).encode("utf-8", "replace")
+    reason = ""
+    for attempt in range(attempts):
+        if attempt:
+            time.sleep(0.1 * 2**attempt)
+        try:
+            return _post(url, body, timeout)
+        except _NotSentError as error:
+            reason = f"cannot be reached ({error}): is it running? Its address is set in {key}"
+        except _RefusedError as error:
+            reason = f"answered {error}"
+            if not (repeatable and error.status in _BUSY):
+                break
+        except (OSError, http.client.HTTPException) as error:
+            reason = f"did not answer within {timeout:g} s or broke off ({type(error).__name__}: {error})"
+            if not repeatable:
+                break
+    raise ServerError(f"the server at {url} {reason}")
+
+
+class _NotSentError(Exception):
+    """No connection: the call did not arrive."""
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status}: {text[:1000]}")
+        self.status = status
+
+
+def _post(url: str, body: bytes, timeout: float) -> Any:
+    parts = urlsplit(url)
+    connection = _CONNECTIONS[parts.scheme](parts.hostname or "", parts.port, timeout=timeout)
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise _NotSentError(error) from None
+        # http.client sets TCP_NODELAY, so that its two sends (header, body) do not wait for an acknowledgement.
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", path, body, {"Content-Type": "application/json", "Connection": "close"})
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise _RefusedError(answer.status, text.decode("utf-8", "replace"))
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise _RefusedError(answer.status, f"no JSON, but {text[:200]!r}") from None

@@ -1,0 +1,418 @@
+"""A healthy environment, and one for every property of ``turnkey env-check`` that violates just this one.
+
+``DEFECTS`` names the property and its status; the ids are ``defect/<class>-v0``. ``IN_PROCESSES`` are the defects that
+only show (or can only be survived) when the environment runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import gymnasium
+
+from verl_turnkey.envs.base import Scene, TextEnv, digest
+
+MOVES = {"left": -1, "right": 1}
+COINS = {1: 0.25, 2: 0.5}
+
+
+class Corridor(TextEnv):
+    """Walk right to the goal, past two coins. The seed says how far it is."""
+
+    def __init__(self) -> None:
+        super().__init__(max_steps=30)
+        self.taken: set[int] = set()
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        self.goal, self.position = 4 + seed % 3, 0
+        self.taken = set()
+        return self.scene(), f"Walk to {self.goal}."
+
+    def act(self, action: str) -> Scene:
+        if action not in MOVES:
+            return self.scene(invalid=True)
+        self.position = max(0, self.position + MOVES[action])
+        reward = 0.0 if self.position in self.taken else COINS.get(self.position, 0.0)
+        if reward:
+            self.taken.add(self.position)
+        won = self.position == self.goal
+        return self.scene(reward=1.0 if won else reward, won=won, over=won)
+
+    def oracle(self) -> list[str] | None:
+        return ["right"] * self.goal
+
+    def scene(self, **outcome: Any) -> Scene:
+        return Scene(
+            f"You stand at {self.position} of {self.goal}, with {len(self.taken)} coins.",
+            digest(self.goal, self.position, sorted(self.taken)),
+            list(MOVES),
+            **outcome,
+        )
+
+
+class Unmakeable(Corridor):
+    def __init__(self) -> None:
+        raise RuntimeError("found 0 games")
+
+
+class Raises(Corridor):
+    def act(self, action: str) -> Scene:
+        if self.position == 2:
+            raise KeyError("no such room")
+        return super().act(action)
+
+
+class Exits(Corridor):
+    def act(self, action: str) -> Scene:
+        raise SystemExit(3)
+
+
+class ShortAnswer(Corridor):
+    def step(self, action: str) -> Any:
+        return super().step(action)[:4]
+
+
+class RaisesOnLongText(Corridor):
+    def act(self, action: str) -> Scene:
+        if len(action) > 1000:
+            raise ValueError("too long")
+        return super().act(action)
+
+
+class Slow(Corridor):
+    def act(self, action: str) -> Scene:
+        time.sleep(0.05 * (self.position == 3))
+        return super().act(action)
+
+
+class NoGenerator(Corridor):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        answer = super().reset(seed=seed)
+        self._np_random = None
+        return answer
+
+
+class NarrowSpace(Corridor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Text(5)
+
+
+class NoText(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        scene = super().scene(**outcome)
+        return replace(scene, observation=[self.position]) if self.taken else scene  # type: ignore[arg-type]
+
+
+class WonInWords(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        *answer, info = super().step(action)
+        return *answer, {**info, "won": "yes" if info["won"] else ""}  # type: ignore[return-value]
+
+
+class BothFlags(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, terminated or truncated, info
+
+
+class GoesOn(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._running = True
+        return super().step(action)
+
+
+class AnotherTask(Corridor):
+    """The wording of the task is drawn from something that the seed does not rule."""
+
+    wordings = itertools.count()
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        scene, task = super().begin(seed)
+        return scene, f"{task} ({next(self.wordings)})"
+
+
+class _Numbered(Corridor):
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = next(self.numbers)
+
+
+class InstancesDiffer(_Numbered):
+    def act(self, action: str) -> Scene:
+        scene = super().act(action)
+        return replace(scene, observation=f"{scene.observation} The wind is {self.number}.")
+
+
+class KeepsCoins(Corridor):
+    """Coins that an earlier episode took stay taken."""
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        taken = self.taken
+        answer = super().begin(seed)
+        self.taken = taken
+        return (self.scene(), answer[1])
+
+
+class OrderOfASet(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        scene = super().scene(**outcome)
+        return replace(scene, observation=f"{scene.observation} {' '.join({'fig', 'pear', 'plum', 'apple', 'nut'})}")
+
+
+class OneStart(Corridor):
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        return super().begin(0)
+
+
+class KeyIsATuple(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        return replace(super().scene(**outcome), state_key=(self.position, len(self.taken)))  # type: ignore[arg-type]
+
+
+class NoKey(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        return replace(super().scene(**outcome), state_key=None)  # type: ignore[arg-type]
+
+
+class KeyOnlyAtTheStart(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        *answer, info = super().step(action)
+        del info["state_key"]
+        return *answer, info  # type: ignore[return-value]
+
+
+class KeyOfTheInstance(_Numbered):
+    def scene(self, **outcome: Any) -> Scene:
+        scene = super().scene(**outcome)
+        return replace(scene, state_key=f"{self.number} {scene.state_key}")
+
+
+class KeyIsAHash(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        scene = super().scene(**outcome)
+        return replace(scene, state_key=hash(scene.state_key))
+
+
+class CoarseKey(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        return replace(super().scene(**outcome), state_key=self.position // 2)
+
+
+class KeyWithoutTheDoor(Corridor):
+    """What can be done depends on something that the key leaves out."""
+
+    def scene(self, **outcome: Any) -> Scene:
+        scene = super().scene(**outcome)
+        return replace(scene, state_key=self.position, admissible=list(MOVES) if self.taken else ["right"])
+
+
+class KeyCountsSteps(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        scene = super().scene(**outcome)
+        return replace(scene, state_key=f"{self._steps} {scene.state_key}")
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        self._steps = -1
+        return super().begin(seed)
+
+
+class NotANumber(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        scene = super().scene(**outcome)
+        return replace(scene, reward=math.nan) if self.position == 3 else scene
+
+
+class RewardInWords(Corridor):
+    def step(self, action: str) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, str(reward), *rest
+
+
+class RunningSum(Corridor):
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        self.score = 0.0
+        return super().begin(seed)
+
+    def act(self, action: str) -> Scene:
+        scene = super().act(action)
+        self.score += scene.reward
+        return replace(scene, reward=self.score)
+
+
+class RunningSumAndHardToProbe(RunningSum):
+    """An action that means nothing ends the episode, so that none can be tried after a reward."""
+
+    def act(self, action: str) -> Scene:
+        if action not in MOVES:
+            return self.scene(invalid=True, over=True)
+        return super().act(action)
+
+
+class OffersTheImpossible(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        return replace(super().scene(**outcome), admissible=[*MOVES, "jump"])
+
+
+class OffersNothing(Corridor):
+    def scene(self, **outcome: Any) -> Scene:
+        return replace(super().scene(**outcome), admissible=list(MOVES) if self.position < 3 else [])
+
+
+class MovesByAnyText(Corridor):
+    def act(self, action: str) -> Scene:
+        return super().act(action if action in MOVES else "right")
+
+
+class BadOracle(Corridor):
+    def oracle(self) -> list[str] | None:
+        return ["right"] * (self.goal - 1)
+
+
+class GlobalRandom(Corridor):
+    def act(self, action: str) -> Scene:
+        random.random()
+        return super().act(action)
+
+
+class GlobalRandomAndThreads(GlobalRandom):
+    metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True}
+
+
+class Prints(Corridor):
+    def act(self, action: str) -> Scene:
+        print("step", action[:10])
+        return super().act(action)
+
+
+class SharedPosition(Corridor):
+    """Says that it may run in threads; all instances stand at one place."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True}
+    place: ClassVar[list[int]] = [0]
+
+    @property
+    def position(self) -> int:
+        return self.place[0]
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self.place[0] = value
+        time.sleep(0.0005)  # the others' turn
+
+
+class PrintsFromC(Corridor):
+    def act(self, action: str) -> Scene:
+        os.write(1, b"libgame says hello\n")
+        return super().act(action)
+
+
+class Greedy(Corridor):
+    metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "memory_mb": 5}
+
+
+class Hangs(Corridor):
+    def act(self, action: str) -> Scene:
+        if self.position == 2:
+            time.sleep(3600)
+        return super().act(action)
+
+
+class Dies(Corridor):
+    def act(self, action: str) -> Scene:
+        if self.position == 2:
+            os.write(2, b"assertion failed in game.c")
+            os.kill(os.getpid(), signal.SIGABRT)
+        return super().act(action)
+
+
+class DiesElsewhere(Corridor):
+    """The second process that plays finds no port, no licence, no lock."""
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        if os.environ["PYTHONHASHSEED"] != "0":
+            os._exit(9)
+        return super().begin(seed)
+
+
+class AloneInTheWorld(Corridor):
+    def __init__(self) -> None:
+        super().__init__()
+        if os.environ.get("PYTHONHASHSEED") == "1":
+            raise OSError("the port is taken")
+
+
+class OneThreadOnly(Corridor):
+    """Says that it may run in threads, and remembers which one it was made in."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True}
+
+    def __init__(self) -> None:
+        super().__init__()
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("make me in the main thread")
+
+
+# class, property, status, words in the evidence
+DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
+    (Unmakeable, "makes", "fail", "RuntimeError: 'found 0 games'"),
+    (Raises, "runs", "fail", "step('right') (seed 0, step 2) raised KeyError"),
+    (Exits, "runs", "fail", "SystemExit"),
+    (ShortAnswer, "runs", "fail", "must return 5 values"),
+    (RaisesOnLongText, "any_text", "fail", "ValueError: 'too long'"),
+    (Slow, "deadline", "fail", "slowest step 0.05"),
+    (NoGenerator, "gymnasium", "fail", "super().reset(seed=seed)"),
+    (NarrowSpace, "gymnasium", "warn", "AnyText"),
+    (NoText, "observation", "fail", "list '[1]'"),
+    (WonInWords, "info", "fail", "won is str"),
+    (BothFlags, "flags", "fail", "both"),
+    (GoesOn, "after_end", "warn", "raise an exception"),
+    (AnotherTask, "group", "fail", "task"),
+    (InstancesDiffer, "seed", "fail", "wind is"),
+    (KeepsCoins, "reuse", "fail", "with 0 coins"),
+    (OneStart, "seeds_differ", "warn", "one start"),
+    (KeyIsATuple, "state_key", "fail", "tuple '(0, 0)'"),
+    (NoKey, "state_key", "warn", "observations are compared"),
+    (KeyOnlyAtTheStart, "state_key", "fail", "absent from"),
+    (KeyOfTheInstance, "key_stable", "fail", "another instance"),
+    (CoarseKey, "key_coarse", "warn", "does not always lead"),
+    (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible"),
+    (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
+    (NotANumber, "reward", "fail", "the reward is nan"),
+    (RewardInWords, "reward", "fail", "str"),
+    (RunningSum, "reward_per_step", "fail", "[0.25, 0.75]"),
+    (RunningSumAndHardToProbe, "reward_per_step", "warn", "never fall"),
+    (OffersTheImpossible, "admissible", "fail", "'jump'"),
+    (OffersNothing, "admissible", "fail", "empty"),
+    (MovesByAnyText, "invalid_text", "fail", "was not flagged and earned 0.25"),
+    (BadOracle, "oracle", "fail", "not won after its 3 actions"),
+    (GlobalRandom, "global_rng", "warn", "random in step("),
+    (GlobalRandomAndThreads, "global_rng", "fail", "thread_safe must be False"),
+    (Prints, "stdout", "warn", "step "),
+    (OneThreadOnly, "threads", "fail", "make me in the main thread"),
+    (SharedPosition, "threads", "fail", "thread_safe'] must be False"),
+)
+IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
+    (OrderOfASet, "processes", "fail", "PYTHONHASHSEED=1"),
+    (KeyIsAHash, "key_stable", "fail", "PYTHONHASHSEED=1"),
+    (DiesElsewhere, "processes", "fail", "exit status 9"),
+    (AloneInTheWorld, "processes", "fail", "the port is taken"),
+    (PrintsFromC, "stdout", "warn", "libgame says hello"),
+    (Greedy, "memory", "warn", "of 5 MB declared"),
+    (Hangs, "deadline", "fail", "turnkey.env.step_timeout"),
+    (Dies, "runs", "fail", "signal SIGABRT"),
+)
+
+for _env in (Corridor, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
+    if f"defect/{_env.__name__}-v0" not in gymnasium.registry:
+        gymnasium.register(f"defect/{_env.__name__}-v0", entry_point=_env)

@@ -1,0 +1,195 @@
+"""ArenaRL's tournament: places, byes, ties, independence of the order, and the judge of pairs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judge_server import JudgeServer
+
+from verl_turnkey.envs.rewards import Judge, JudgeConfig, JudgeError, RewardError, Standing, pairwise, tournament
+from verl_turnkey.envs.rewards.arena import _places
+
+
+def run(members, judge, seed=0) -> Standing:
+    return asyncio.run(tournament(members, judge, seed=seed))
+
+
+async def by_strength(a: float, b: float) -> tuple[float, float]:
+    """Exact, and the same in both orders."""
+    return a, b
+
+
+def group(*strengths: float) -> dict[str, float]:
+    return {f"r{i}": strength for i, strength in enumerate(strengths)}
+
+
+def test_a_strict_order_of_four():
+    standing = run(group(3, 9, 1, 5), by_strength)
+    assert standing.order == ("r1", "r3", "r0", "r2")
+    assert standing.rewards == pytest.approx({"r1": 1.0, "r3": 2 / 3, "r0": 1 / 3, "r2": 0.0})
+    rewards = list(standing.rewards.values())
+    z = [(reward - statistics.mean(rewards)) / statistics.stdev(rewards) for reward in rewards]
+    assert z == pytest.approx([1.1619, 0.3873, -0.3873, -1.1619], abs=1e-4)
+
+
+@pytest.mark.parametrize("n", range(1, 18))
+def test_every_size(n):
+    """An exact judge: the seeding list is the true one, the best two meet in the final, nobody is left out."""
+    strengths = random.Random(n).sample(range(100), n)
+    standing = run(group(*strengths), by_strength, seed=n)
+    true = sorted(group(*strengths), key=group(*strengths).__getitem__, reverse=True)
+    assert list(standing.order[:2]) == true[:2]
+    assert sorted(standing.order) == sorted(true)
+    assert standing.games == 2 * (n - 1)
+    assert sorted(standing.rewards.values()) == pytest.approx([i / (n - 1) for i in range(n)] if n > 1 else [0.0])
+
+
+def test_places_keep_the_best_apart():
+    assert _places(1) == [0]
+    assert _places(4) == [0, 3, 1, 2]
+    assert _places(8) == _places(5) == [0, 7, 3, 4, 1, 6, 2, 5]
+
+
+def test_free_rounds_go_to_the_best_seeds():
+    met: list[set[float]] = []
+
+    async def judge(a, b):
+        met.append({a, b})
+        return a, b
+
+    run(group(5, 4, 3, 2, 1), judge)
+    bracket = met[8:]  # after four games for the seeding, each in both orders
+    assert bracket == [{2, 1}, {2, 1}, {5, 2}, {5, 2}, {4, 3}, {4, 3}, {5, 4}, {5, 4}]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_the_order_of_the_members_does_not_matter(strengths, seed, shuffle):
+    """With ties and a judge of moods: the standing is a function of keys, texts and seed alone."""
+
+    async def moody(a, b):
+        mood = random.Random(f"{a} {b}")
+        return a[1] + mood.randint(-2, 2), b[1] + mood.randint(-2, 2)
+
+    members = {key: (key, strength) for key, strength in group(*strengths).items()}
+    shuffled = list(members.items())
+    shuffle.shuffle(shuffled)
+    assert run(members, moody, seed) == run(dict(shuffled), moody, seed)
+
+
+def slow_tournament(members, judge, seed):
+    """By hand: seed i meets seed last - i, and the winner takes the better number."""
+    lot = sorted(members, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).hexdigest())
+    scores = {key: [] for key in lot}
+
+    def play(a, b):
+        there, back = judge(members[a], members[b]), judge(members[b], members[a])
+        scores[a].append(there[0] + back[1])
+        scores[b].append(there[1] + back[0])
+        return scores[a][-1] >= scores[b][-1]
+
+    def mean(key):
+        return sum(scores[key]) / len(scores[key]) if scores[key] else 0.0
+
+    for key in lot[1:]:
+        play(key, lot[0])
+    seeds = sorted(lot, key=lambda key: (-mean(key), lot.index(key)))
+    slots, places, out = dict(enumerate(seeds)), 1, []
+    while places < len(lot):
+        places *= 2
+    while places > 1:
+        losers = []
+        for i in range(places // 2):
+            if places - 1 - i in slots:
+                a, b = slots[i], slots.pop(places - 1 - i)
+                slots[i], loser = (a, b) if play(a, b) else (b, a)
+                losers.append(loser)
+        out = [losers, *out]
+        places //= 2
+    ranked = [sorted(losers, key=lambda key: (-mean(key), seeds.index(key))) for losers in out]
+    return [slots[0], *(key for losers in ranked for key in losers)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 11), st.integers(0, 3), st.integers(0, 1000))
+def test_as_in_slow_loops(n, seed, mood):
+    """A judge without any order in it, with many ties."""
+
+    def scores(a, b):
+        draw = random.Random(f"{mood} {a} {b}")
+        return draw.randint(0, 2), draw.randint(0, 2)
+
+    async def judge(a, b):
+        return scores(a, b)
+
+    members = group(*range(n))
+    assert list(run(members, judge, seed).order) == slow_tournament(members, scores, seed)
+
+
+def test_another_seed_draws_another_seeding():
+    async def draw(a, b):
+        return 1.0, 1.0
+
+    orders = {run(group(*[0] * 8), draw, seed).order for seed in range(8)}
+    assert len(orders) == 8
+    assert run(group(*[0] * 8), draw, 3).order == run(group(*[0] * 8), draw, 3).order
+
+
+def test_a_liking_for_the_first_cancels_out():
+    async def biased(a, b):
+        return a + 3.0, b
+
+    assert run(group(3, 9, 1, 5, 4), biased).order[:2] == ("r1", "r3")
+
+
+def test_a_judge_that_fails():
+    under_way: list[int] = []
+
+    async def judge(a, b):
+        under_way.append(1)
+        try:
+            if {a, b} == {1, 2}:
+                raise JudgeError("gone")
+            await asyncio.sleep(60)
+        finally:
+            under_way.pop()
+        return 0.0, 0.0
+
+    with pytest.raises(JudgeError, match="gone"):
+        run(group(1, 2), judge)
+    assert not under_way
+
+    async def nothing(a, b):
+        return float("nan"), 0.0
+
+    with pytest.raises(RewardError, match="expected finite scores from the judge of pairs, got nan"):
+        run(group(1, 2), nothing)
+    with pytest.raises(ValueError, match="at least one member"):
+        run({}, nothing)
+
+
+def test_a_model_as_the_judge(monkeypatch):
+    """The stub scores a text by its length; the question has the rubric and both texts, each way round."""
+
+    def answer(question):
+        prompt = question["messages"][0]["content"]
+        assert "Longer is better." in prompt
+        first = prompt.split("<first>\n")[1].split("\n</first>")[0]
+        second = prompt.split("<second>\n")[1].split("\n</second>")[0]
+        return f'I think {{so}}. {{"first": {len(first)}, "second": {len(second)}}}'
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with JudgeServer(answer) as server:
+        judge = Judge(JudgeConfig(server.url, "m"))
+        texts = {"a": "xx {json}", "b": "x", "c": "xxxxxxxxxxxx"}
+        assert run(texts, pairwise(judge, "Longer is better.")).order == ("c", "a", "b")
+        assert server.calls <= 8
+        server.answer = lambda question: '{"first": 1}'
+        with pytest.raises(JudgeError, match="a JSON object with numbers under first, second, got"):
+            run({"a": "new", "b": "newer"}, pairwise(judge))

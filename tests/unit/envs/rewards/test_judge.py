@@ -1,0 +1,349 @@
+"""The remote judge against a server on a loopback port: retries, deadlines, cache, scores, secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from judge_server import JudgeServer, completion
+
+from verl_turnkey.advantage.params import ConfigError, parse
+from verl_turnkey.envs.rewards import Judge, JudgeConfig, JudgeError, RewardError, RewardStep, compose
+
+ASK = [{"role": "user", "content": "How good is this?"}]
+SECRET = "sk-very-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with JudgeServer() as running:
+        yield running
+
+
+def judge(server: JudgeServer, **options) -> Judge:
+    return Judge(JudgeConfig(**{"url": server.url, "model": "m", "backoff": 0.01, **options}))
+
+
+def score(judge: Judge, *questions: str) -> list[float]:
+    async def ask():
+        asked = [[{"role": "user", "content": question}] for question in questions] or [ASK]
+        return await asyncio.gather(*(judge.score(messages) for messages in asked))
+
+    return asyncio.run(ask())
+
+
+def test_the_request(server, monkeypatch):
+    monkeypatch.setenv("MY_KEY", f" {SECRET}\n")
+    params = {"temperature": 0.5, "max_tokens": 9}
+    assert score(judge(server, api_key_env="MY_KEY", params=params, url=server.url + "/")) == [7.0]
+    assert server.paths == ["/v1/chat/completions"]
+    assert server.questions == [{"model": "m", "messages": ASK, **params}]
+    assert server.headers[0]["Authorization"] == f"Bearer {SECRET}"
+    score(judge(server))
+    assert "Authorization" not in server.headers[1]
+    assert server.questions[1] == {"model": "m", "messages": ASK, "temperature": 0}
+
+
+def test_busy_then_answered(server):
+    server.replies = [(429, {"Retry-After": "0.3"}, "busy"), (503, {}, ""), (408, {}, "")]
+    began = time.monotonic()
+    assert score(judge(server)) == [7.0]
+    assert server.calls == 4
+    assert time.monotonic() - began >= 0.3, "the server said how long to wait"
+
+
+def test_broken_until_given_up(server):
+    server.replies = [(500, {}, "oh " * 200)] * 9
+    with pytest.raises(JudgeError) as caught:
+        score(judge(server, retries=2))
+    text = str(caught.value)
+    assert f"{server.url}/chat/completions gave no answer in 3 attempts (status 500): 'oh oh " in text
+    assert len(text) < 200 + 150
+    assert server.calls == 3
+
+
+def test_what_asking_again_does_not_help(server):
+    server.replies = [(400, {}, '{"error": "no such model"}')]
+    with pytest.raises(JudgeError, match=r"in 1 attempt \(status 400\): .*no such model"):
+        score(judge(server))
+    assert server.calls == 1
+
+
+def test_too_slow(server):
+    server.delay = 5.0
+    began = time.monotonic()
+    with pytest.raises(JudgeError, match=r"gave no answer in 2 attempts \(no status\): 'TimeoutError: timed out'"):
+        score(judge(server, timeout=0.1, retries=1))
+    assert time.monotonic() - began < 4.5
+    assert server.calls == 2
+
+
+def test_a_body_that_never_ends(server):
+    """Every byte comes in time, the answer does not."""
+    server.drip = 0.02
+    with pytest.raises(JudgeError, match=r"no status.*TimeoutError: the answer took too long"):
+        score(judge(server, timeout=0.3, retries=0))
+
+
+def test_a_body_that_breaks_off(server):
+    server.replies = [(200, {"Content-Length": "500"}, '{"choices": [')]
+    assert score(judge(server)) == [7.0]
+    server.replies = [(200, {"Content-Length": "500"}, "{")]
+    with pytest.raises(JudgeError, match=r"no status.*ConnectionError: the answer broke off"):
+        score(judge(server, retries=0))
+
+
+def test_nobody_there():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(JudgeError, match=rf"{url}/chat/completions gave no answer in 2 .*ConnectionRefusedError"):
+        score(Judge(JudgeConfig(url, "m", retries=1, backoff=0)))
+
+
+@pytest.mark.parametrize(
+    "body", ["<html>", "[]", "{}", '{"choices": []}', '{"choices": [{"message": {"content": null}}]}', "[" * 100_000]
+)
+def test_malformed_answers(server, body):
+    server.replies = [(200, {}, body)]
+    with pytest.raises(JudgeError, match=r"something else than a chat completion \(status 200\)"):
+        score(judge(server))
+    assert server.calls == 1
+
+
+def test_a_redirect_is_not_followed(server, monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    server.replies = [(302, {"Location": f"{server.root}/elsewhere"}, "moved")]
+    with pytest.raises(JudgeError, match=r"status 302\): 'moved'"):
+        score(judge(server, api_key_env="MY_KEY"))
+    assert server.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "expected"),
+    [
+        ("Score: 7", {}, 7.0),
+        ("score 3, no.\n**Score**: -4.5 points", {}, -4.5),
+        ("Scores vary. Final score = +2", {}, 2.0),
+        ("I say 8/10", {"score_pattern": r"(\d+)/10"}, 8.0),
+        ('{"score": 1} then {"score": 2, "why": {"x": [1]}}', {"score_key": "score"}, 2.0),
+        ('```json\n{"a": {"b": 1}, "grade": "0.25"}\n```', {"score_key": "grade"}, 0.25),
+        ("Score: 7", {"score_range": (0, 10)}, 0.7),
+        ("Score: 2", {"score_range": (5, 1)}, 0.75),
+    ],
+)
+def test_scores(server, answer, options, expected):
+    server.answer = lambda question: answer
+    assert score(judge(server, **options)) == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "message"),
+    [
+        ("It is good.", {}, r"gave no score: expected a match of score_pattern .*, got 'It is good\.'"),
+        ("Score: " + "9" * 400, {}, "gave no score"),
+        ('{"score": "good"} {"score": true} {"score": NaN}', {"score_key": "score"}, r"numbers under score, got"),
+        ("{" * 300, {"score_key": "score"}, "a JSON object with numbers under score"),
+        ("Score: 11", {"score_range": (0, 10)}, r"gave the score 11\.0, outside of 0 to 10"),
+    ],
+)
+def test_answers_without_a_score(server, answer, options, message):
+    server.answer = lambda question: answer
+    with pytest.raises(JudgeError, match=message) as caught:
+        score(judge(server, **options))
+    assert server.url in str(caught.value)
+    assert isinstance(caught.value, RewardError), "costs its episode, not the run"
+
+
+def test_equal_questions_are_asked_once(server):
+    server.delay = 0.05
+    one = judge(server)
+    assert score(one, "a", "a", "b", "a") == [7.0] * 4
+    assert server.calls == 2, "a question under way is waited for"
+    assert score(one, "b", "a") == [7.0] * 2
+    assert server.calls == 2
+    score(judge(server, params={"temperature": 1}), "a")
+    score(judge(server, model="n"), "a")
+    assert server.calls == 4, "other params and another model are another question"
+
+
+def test_a_failure_is_not_kept(server):
+    server.replies = [(400, {}, "")]
+    one = judge(server)
+    with pytest.raises(JudgeError):
+        score(one)
+    assert score(one) == [7.0]
+    assert server.calls == 2
+
+
+def test_memory_is_bounded(server):
+    one = judge(server, cache_size=2)
+    score(one, "a"), score(one, "b"), score(one, "c"), score(one, "b")
+    assert server.calls == 3
+    score(one, "a")
+    assert server.calls == 4, "the oldest went"
+
+
+def test_a_cache_on_disk(server, tmp_path):
+    folder = str(tmp_path / "cache")
+    assert score(judge(server, cache=folder), "a", "b") == [7.0, 7.0]
+    server.answer = lambda question: "Score: 1"
+    assert score(judge(server, cache=folder), "a", "b") == [7.0, 7.0]
+    assert server.calls == 2
+    files = sorted((tmp_path / "cache").rglob("*.json"))
+    assert len(files) == 2
+    assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 2, (
+        "nothing half-written is left"
+    )
+    assert json.loads(files[0].read_text()) == {"model": "m", "answer": "Score: 7"}
+    for file in files:
+        file.write_text(file.read_text()[:5])
+    assert score(judge(server, cache=folder), "a") == [1.0], "a broken file is no answer"
+    assert score(judge(server, cache=folder), "a") == [1.0]
+    assert server.calls == 3
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+def test_requests_at_once(server, bound):
+    server.delay = 0.05
+    assert score(judge(server, concurrency=bound), *map(str, range(9))) == [7.0] * 9
+    assert server.calls == 9
+    assert server.most_at_once == bound
+
+
+def test_waiting_keeps_nobody_from_asking(server):
+    server.replies = [(429, {"Retry-After": "0.5"}, "")]
+
+    async def both():
+        one = judge(server, concurrency=1)
+        waiting = asyncio.ensure_future(one.score([{"role": "user", "content": "first"}]))
+        await asyncio.sleep(0.1)
+        await one.score(ASK)
+        return waiting.done(), await waiting
+
+    assert asyncio.run(both()) == (False, 7.0)
+
+
+def test_who_gives_up_takes_nothing_from_the_others(server):
+    server.delay = 0.2
+
+    async def both():
+        one = judge(server)
+        hasty, patient = (asyncio.ensure_future(one.score(ASK)) for _ in range(2))
+        await asyncio.sleep(0.05)
+        hasty.cancel()
+        return await patient
+
+    assert asyncio.run(both()) == 7.0
+    assert server.calls == 1
+
+
+def test_a_key_is_never_shown(server, monkeypatch):
+    options = {"api_key_env": "MY_KEY", "retries": 0}
+    monkeypatch.delenv("MY_KEY", raising=False)
+    for value in (None, "", "two\nlines", "schlüssel"):
+        if value is not None:
+            monkeypatch.setenv("MY_KEY", value)
+        with pytest.raises(JudgeError, match="needs an API key: set the environment variable MY_KEY") as caught:
+            score(judge(server, **options))
+        assert not value or value not in str(caught.value)
+    assert server.calls == 0
+    monkeypatch.setenv("MY_KEY", SECRET)
+    server.replies = [(401, {}, f"bad key {SECRET}, Bearer {SECRET}")]
+    with pytest.raises(JudgeError, match=r"bad key \*\*\*, Bearer \*\*\*") as caught:
+        score(judge(server, **options))
+    shown: BaseException | None = caught.value
+    while shown is not None:
+        assert SECRET not in f"{shown!r}"
+        shown = shown.__cause__ or shown.__context__
+    assert SECRET not in repr(judge(server, **options).config)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "localhost:8000"}, r"j\.url: expected http\(s\)://host:port/v1"),
+        ({"url": "http://user:pass@host/v1"}, r"j\.url: expected .* without a password"),
+        ({"url": "file:///etc"}, r"j\.url: expected http"),
+        ({"timeout": 0}, "positive seconds"),
+        ({"concurrency": 0}, "positive integer"),
+        ({"retries": -1}, "zero or more"),
+        ({"backoff": -1}, "zero or more seconds"),
+        ({"cache_size": -1}, "zero or more"),
+        ({"score_pattern": "score"}, "a regular expression with a group"),
+        ({"score_pattern": "("}, "a regular expression with a group"),
+        ({"score_range": [1, 1]}, "two different numbers"),
+        ({"score_range": [1]}, r"j\.score_range"),
+        ({"apikey": "x"}, "unknown key; did you mean 'api_key_env'"),
+    ],
+)
+def test_wrong_configurations_of_a_judge(options, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(JudgeConfig, {"url": "http://h/v1", "model": "m", **options}, "j")
+
+
+# --- the component ------------------------------------------------------------------------------------------------
+
+
+def episode() -> list[RewardStep]:
+    return [
+        RewardStep("a {action} door", "open", text="<action>open</action>", task="Get {transcript} out."),
+        RewardStep("a hall", "leave"),
+    ]
+
+
+def test_an_episode_is_judged(server):
+    entry = {"name": "judge", "url": server.url, "model": "m", "weight": 2}
+    assert compose([entry])(episode()).rewards == pytest.approx([0.0, 1.4])
+    [message] = server.questions[0]["messages"]
+    assert "this task:\nGet {transcript} out.\n" in message["content"]
+    assert (
+        "Observation 1: a {action} door\nAgent 1: <action>open</action>\n\nObservation 2: a hall\nAgent 2: leave\n"
+        in message["content"]
+    )
+
+
+def test_every_step_is_judged(server):
+    server.answer = lambda question: f'{{"p": {question["messages"][1]["content"].count("Observation") / 4}}}'
+    entry = {"name": "judge", "url": server.url, "model": "prm", "per": "step", "score_key": "p", "score_range": None}
+    entry |= {"prompt": "{transcript} | {observation} | {action}", "system": "Be fair.", "label": "prm"}
+    shaped = compose([{"name": "step"}, entry])(episode())
+    assert shaped.parts == {"step": [0.0, 0.0], "prm": [0.25, 0.5]}
+    asked = sorted((question["messages"] for question in server.questions), key=lambda m: len(m[1]["content"]))
+    assert asked[0][0] == {"role": "system", "content": "Be fair."}
+    assert asked[0][1]["content"].endswith("</action> | a {action} door | open")
+    assert asked[1][1]["content"].endswith("Agent 2: leave | a hall | leave")
+
+
+def test_a_judge_that_fails_names_its_component(server):
+    server.replies = [(400, {}, "too long")]
+    composition = compose([{"name": "judge", "url": server.url, "model": "m"}])
+    with pytest.raises(JudgeError, match=r"^turnkey\.rewards\[0\] \(judge\): the judge at .*too long"):
+        composition(episode())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"turnkey\.rewards\[0\]\.(url|model): missing"),
+        ({"url": "http://h/v1", "model": "m", "prompt": "{transcrpt}"}, "did you mean 'transcript'"),
+        ({"url": "http://h/v1", "model": "m", "prompt": "{task}"}, r"to show the \{transcript\} or the \{action\}"),
+        ({"url": "http://h/v1", "model": "m", "per": "turn"}, "one of 'episode', 'step'"),
+    ],
+)
+def test_wrong_configurations_of_the_component(options, message):
+    with pytest.raises(ConfigError, match=message):
+        compose([{"name": "judge", **options}])
+
+
+def test_the_stub_speaks_the_format():
+    assert json.loads(completion("x"))["choices"][0]["message"]["content"] == "x"

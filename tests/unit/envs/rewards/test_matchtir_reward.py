@@ -1,0 +1,165 @@
+"""MatchTIR: similarity, both kinds of matching, turns and the final answer."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.envs import MissingPackageError
+from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
+from verl_turnkey.envs.rewards.matchtir import (
+    ToolCall,
+    answer_f1,
+    hard_rewards,
+    similarities,
+    similarity,
+    soft_rewards,
+    turn_rewards,
+)
+
+SEARCH = ToolCall("search", {"query": "Paris", "limit": 3})
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [
+        (SEARCH, 1.0),
+        (ToolCall("SEARCH", {"limit": 3, "query": "Paris"}), 1.0),
+        (ToolCall("find", {"query": "Paris", "limit": 3}), 0.0),
+        (ToolCall("search"), 1 / 4),
+        (ToolCall("search", {"query": "Rome", "limit": 3}), 3 / 4),
+        (ToolCall("search", {"query": "Paris"}), (1 + 1 / 2 + 1) / 4),
+        (ToolCall("search", {"query": "Paris", "limit": 3, "page": 1}), (1 + 2 / 3 + 2) / 4),
+        (ToolCall("search", {"page": 1}), 1 / 4),
+    ],
+)
+def test_similarity(predicted, expected):
+    assert similarity(predicted, SEARCH) == pytest.approx(expected)
+
+
+def test_a_call_without_arguments():
+    assert similarity(ToolCall("now"), ToolCall("now")) == 1.0
+    assert similarity(ToolCall("now", {"zone": 1}), ToolCall("now")) == 0.5
+
+
+@st.composite
+def matrices(draw):
+    p, g = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    numbers = st.sampled_from([0.0, 0.25, 0.5, 0.6, 0.75, 1.0])
+    return np.array(draw(st.lists(numbers, min_size=p * g, max_size=p * g))).reshape(p, g)
+
+
+@settings(deadline=None, max_examples=80)
+@given(matrices())
+def test_no_other_assignment_is_better(scores):
+    """All one-to-one assignments, counted through."""
+    p, g = scores.shape
+    small, large = (scores, g) if p <= g else (scores.T, p)
+    best = max(
+        sum(small[i, j] for i, j in enumerate(places)) for places in itertools.permutations(range(large), min(p, g))
+    )
+    rewards = hard_rewards(scores)
+    assert sum(rewards) == pytest.approx(best)
+    assert all(reward in (0.0, *row) for reward, row in zip(rewards, scores, strict=True))
+    punished = hard_rewards(scores, unmatched=-0.5)
+    assert punished == [reward if reward > 0 else -0.5 for reward in rewards]
+
+
+def test_the_best_pair_first_would_be_worse():
+    """Where the paper's assignment and the released code differ: 0.9 + 0 against 0.8 + 0.8."""
+    scores = np.array([[0.9, 0.8], [0.8, 0.0]])
+    assert hard_rewards(scores) == [0.8, 0.8]
+
+
+@settings(deadline=None, max_examples=30)
+@given(matrices(), st.sampled_from([0.1, 0.3, 1.0]))
+def test_soft_as_in_plain_sinkhorn(scores, regularization):
+    """The textbook iteration, and the marginals that the plan must have."""
+    p, g = scores.shape
+    kernel = np.exp(scores / regularization)
+    u, v = np.ones(p), np.ones(g)
+    for _ in range(1500):
+        u = 1 / p / (kernel @ v)
+        v = 1 / g / (kernel.T @ u)
+    plan = u[:, None] * kernel * v
+    assert plan.sum(0) == pytest.approx(np.full(g, 1 / g), abs=1e-6)
+    assert plan.sum(1) == pytest.approx(np.full(p, 1 / p), abs=1e-4)
+    rewards = soft_rewards(scores, regularization)
+    assert rewards == pytest.approx((plan * scores).sum(1), abs=1e-4)
+    assert all(-1e-12 <= reward <= 1 / p + 1e-6 for reward in rewards)
+
+
+def test_soft_by_hand():
+    assert soft_rewards(np.ones((2, 2))) == pytest.approx([0.5, 0.5])
+    assert soft_rewards(np.ones((1, 3))) == pytest.approx([1.0])
+    # two of each, one right partner each: weight 1 / (1 + e^-10) of a half
+    assert soft_rewards(np.eye(2)) == pytest.approx([0.5 / (1 + np.exp(-10))] * 2)
+    assert soft_rewards(np.eye(2), 1e-4) == pytest.approx([0.5, 0.5]), "no overflow"
+
+
+def test_nothing_to_match():
+    assert hard_rewards(similarities([], [SEARCH])) == []
+    assert hard_rewards(similarities([SEARCH], []), unmatched=-0.5) == [-0.5]
+    assert soft_rewards(similarities([], [SEARCH])) == []
+    assert soft_rewards(similarities([SEARCH], [])) == [0.0]
+
+
+def test_turns():
+    other = ToolCall("other")
+    turns = [[SEARCH, other], [], [SEARCH], [ToolCall("search", {"query": "Rome", "limit": 3})]]
+    gold = [SEARCH, ToolCall("search", {"query": "Rome", "limit": 3})]
+    assert turn_rewards(turns, gold) == pytest.approx([0.5, 0.0, 0.0, 1.0])
+    assert turn_rewards(turns, gold, unmatched=-0.5) == pytest.approx([0.25, 0.0, -0.5, 1.0])
+    soft = turn_rewards(turns, gold, variant="soft")
+    flat = soft_rewards(similarities([c for turn in turns for c in turn], gold))
+    assert soft == pytest.approx([(flat[0] + flat[1]) / 2, 0.0, flat[2], flat[3]])
+
+
+def test_answers():
+    assert answer_f1("The Eiffel-Tower, Paris!", "paris") == pytest.approx(2 * (1 / 4) / (1 / 4 + 1))
+    assert answer_f1("paris paris", "Paris") == 1.0, "words as a set"
+    assert answer_f1("rome", "paris") == answer_f1("", "paris") == answer_f1("...", "") == 0.0
+
+
+def step(**next_extra) -> RewardStep:
+    return RewardStep("", "x", next_extra=next_extra)
+
+
+def test_the_component():
+    task = {
+        "gold_tool_calls": [{"name": "search", "arguments": '{"query": "Paris", "limit": 3}'}],
+        "gold_answer": "a b",
+    }
+    never = {"tool_calls": [{"name": "search", "arguments": {"query": "Paris", "limit": 3}}]}
+    steps = [
+        RewardStep("", "x", extra=task, next_extra={"tool_calls": [{"name": "search", "arguments": "no json"}]}),
+        RewardStep("", None, valid=False, extra=never, next_extra=never),
+        step(tool_calls=[{"name": "search", "arguments": {"limit": 3, "query": "Paris"}}], answer="a b"),
+        step(answer="a"),
+    ]
+    assert compose([{"name": "matchtir"}])(steps).rewards == pytest.approx([0.0, 0.0, 1.0, 2 / 3])
+    entry = {"name": "matchtir", "unmatched": -0.5}
+    assert compose([entry])(steps).rewards == pytest.approx([-0.5, 0.0, 1.0, 2 / 3])
+    soft = compose([{"name": "matchtir", "variant": "soft"}])(steps).rewards
+    assert soft == pytest.approx([0.125, 0.0, 0.5, 2 / 3])
+    with pytest.raises(RewardError, match=r"reset to give info\['extra'\]\['gold_tool_calls'\]"):
+        compose([entry])(steps[1:])
+    with pytest.raises(RewardError, match="expected a tool call to be a dict with name and arguments, got 'search'"):
+        compose([entry])([steps[0], step(tool_calls=["search"])])
+    with pytest.raises(ConfigError, match="expected one of 'hard', 'soft', got 'sfot'"):
+        compose([{"name": "matchtir", "variant": "sfot"}])
+    with pytest.raises(ConfigError, match="regularization: expected a positive number"):
+        compose([{"name": "matchtir", "variant": "soft", "regularization": 0}])
+
+
+def test_without_scipy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingPackageError, match="needs the package 'scipy': pip install"):
+        compose([{"name": "matchtir"}])
+    assert compose([{"name": "matchtir", "variant": "soft"}]).labels == ("matchtir",)

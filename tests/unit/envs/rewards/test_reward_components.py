@@ -1,0 +1,300 @@
+"""Components one by one, their sum, and what a wrong configuration or a wrong reward says."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.envs import ModuleImportError
+from verl_turnkey.envs.rewards import RewardError, RewardStep, compose, register_reward, rewards
+from verl_turnkey.envs.rewards.components import _REWARDS
+
+ONE = pytest.approx
+
+
+def episode(n: int = 3, **last) -> list[RewardStep]:
+    steps = [
+        RewardStep(
+            observation=f"room {t}",
+            action="go",
+            reward=0.5 * t,
+            tokens=10 + t,
+            text="<think>x</think>\n<action>go</action>",
+            extra={"potential": float(t), "progress": t / n},
+            next_extra={"potential": t + 1.0, "progress": (t + 1) / n},
+        )
+        for t in range(n)
+    ]
+    return [*steps[:-1], RewardStep(**{**vars(steps[-1]), **last})]
+
+
+def values(steps, name: str, weight: float = 1.0, **options) -> list[float]:
+    shaped = compose([{"name": name, "weight": weight, **options}])(steps)
+    assert list(shaped.parts) == [name]
+    assert shaped.parts[name] == shaped.rewards
+    return shaped.rewards
+
+
+def test_step_and_outcome():
+    assert values(episode(), "step") == [0.0, 0.5, 1.0]
+    assert values(episode(), "outcome") == [0.0, 0.0, 0.0]
+    assert values(episode(), "outcome", lost=-1) == [0.0, 0.0, -1.0]
+    assert values(episode(won=True, terminated=True), "outcome", lost=-1) == [0.0, 0.0, 1.0]
+    assert values(episode(1, won=True), "outcome", 2.0) == [2.0]
+
+
+def test_penalties():
+    steps = episode(valid=False, action=None, unparsed=True, text="hm", reason="no action")
+    assert values(steps, "invalid", -0.1) == [0.0, 0.0, -0.1]
+    assert values(steps, "format", -0.2) == [0.0, 0.0, -0.2]
+    steps = episode(valid=False, text="<think>x</think>", reason="cannot go there")
+    assert values(steps, "invalid", -0.1) == [0.0, 0.0, -0.1]
+    assert values(steps, "format", -0.2) == [0.0, 0.0, 0.0]
+    pattern = r"<think>.*</think>\s*<action>.*</action>"
+    assert values(steps, "format", -0.2, pattern=pattern) == [0.0, 0.0, -0.2]
+    assert values(episode(text=" <think>a\nb</think><action>c</action>\n"), "format", -1, pattern=pattern)[-1] == 0
+
+
+def test_length():
+    assert values(episode(), "length", -0.5) == [-5.0, -5.5, -6.0]
+    assert values(episode(), "length", -0.5, unit="turns") == [-0.5, -0.5, -0.5]
+
+
+def test_potential_by_hand():
+    # Phi = 0, 1, 2 and 3 after the last step; gamma 0.5
+    assert values(episode(terminated=True), "potential", gamma=0.5) == [0.5, 0.0, -2.0]
+    assert values(episode(truncated=True), "potential", gamma=0.5) == [0.5, 0.0, -2.0]
+    kept = values(episode(truncated=True), "potential", gamma=0.5, at_truncation="keep")
+    assert kept == [0.5, 0.0, -0.5]
+    # a terminal state has none, even where the environment gives one
+    assert values(episode(terminated=True), "potential", gamma=0.5, at_truncation="keep") == [0.5, 0.0, -2.0]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.floats(-5, 5), min_size=2, max_size=12),
+    st.floats(0, 1),
+    st.sampled_from(["terminated", "zero", "keep"]),
+)
+def test_shaping_telescopes(phi, gamma, end):
+    """Terminated: the discounted sum is -Phi(s_0), whatever was done. Cut and kept: plus gamma^T Phi(s_T)."""
+    pairs = list(pairwise(phi))
+    steps = [
+        RewardStep("", "a", terminated=end == "terminated", extra={"potential": a}, next_extra={"potential": b})
+        for a, b in pairs
+    ]
+    cut = {} if end == "terminated" else {"at_truncation": end}
+    rewards = values(steps, "potential", gamma=gamma, **cut)
+    kept = gamma ** len(steps) * phi[-1] if end == "keep" else 0.0
+    assert sum(gamma**t * reward for t, reward in enumerate(rewards)) == ONE(kept - phi[0], abs=1e-9)
+
+
+def test_shaping_keeps_the_best_policy():
+    """A chain of five states with a shortcut that pays less: the best of all plans stays the best for any potential."""
+    gamma, paths = (
+        0.9,
+        {"long": ([0, 1, 2, 3], [0.0, 0.0, 0.0, 2.0]), "short": ([0, 3], [0.5, 0.6]), "stay": ([0], [1.0])},
+    )
+
+    def best(phi, weight):
+        def value(states, rewards):
+            after = [*states[1:], 4]
+            steps = [
+                RewardStep(
+                    "", "a", reward=r, extra={"potential": phi[s]}, next_extra={"potential": phi[n]}, terminated=n == 4
+                )
+                for s, n, r in zip(states, after, rewards, strict=True)
+            ]
+            shaping = {"name": "potential", "weight": weight, "gamma": gamma}
+            return sum(gamma**t * r for t, r in enumerate(compose([{"name": "step"}, shaping])(steps).rewards))
+
+        worth = {name: value(*path) for name, path in paths.items()}
+        return sorted(worth, key=worth.__getitem__), worth
+
+    plain, bare = best([0.0] * 5, 1.0)
+    for phi in ([0.0, 5.0, -3.0, 1.0, 9.0], [3.0, -9.0, 8.0, 2.0, 1.0]):
+        order, worth = best(phi, 2.0)
+        assert order == plain
+        assert worth == ONE({name: value - 2.0 * phi[0] for name, value in bare.items()})
+
+
+def test_the_sum_and_its_parts():
+    composition = compose(
+        [
+            {"name": "step"},
+            {"name": "length", "weight": -0.1},
+            {"name": "length", "weight": -1, "unit": "turns", "label": "turns"},
+        ]
+    )
+    assert composition.labels == ("step", "length", "turns")
+    shaped = composition(episode())
+    assert shaped.parts == {
+        "step": [0.0, 0.5, 1.0],
+        "length": ONE([-1.0, -1.1, -1.2]),
+        "turns": [-1.0, -1.0, -1.0],
+    }
+    assert shaped.rewards == ONE([-2.0, -1.6, -1.2])
+    assert shaped.sums == ONE({"step": 1.5, "length": -3.3, "turns": -3.0})
+    assert composition(episode()) == shaped, "a composition has no memory"
+
+
+def last_word(steps, word="go", bonus=1.0):
+    return [bonus * (step.action == word) for step in steps]
+
+
+async def slow(steps):
+    await asyncio.sleep(0)
+    return [float(len(steps))] * len(steps)
+
+
+class Counted:
+    def __init__(self, start: int = 0):
+        self.calls = start
+
+    def __call__(self, steps):
+        self.calls += 1
+        return [self.calls] * len(steps)
+
+
+def test_ones_own():
+    here = __name__
+    assert compose([{"name": f"{here}:last_word", "weight": 2, "bonus": 3.0}])(episode()).rewards == [6.0] * 3
+    assert compose([{"name": f"{here}:slow"}])(episode(2)).parts == {"slow": [2.0, 2.0]}
+    counted = compose([{"name": f"{here}:Counted", "start": 4}])
+    assert [counted(episode(1)).rewards, counted(episode(1)).rewards] == [[5.0], [6.0]]
+    assert asyncio.run(counted.run(episode(1))).rewards == [7.0]
+
+
+def test_ones_own_by_name():
+    with pytest.raises(ValueError, match=r"'step' is already registered by verl_turnkey\.envs\.rewards"):
+        register_reward("step")(rewards()["step"].cls)
+    with pytest.raises(ValueError, match=r"@dataclass\(frozen=True\)"):
+        register_reward("mine")(Counted)
+
+    @register_reward("mine", cost=True)
+    @dataclass(frozen=True)
+    class Mine:
+        """Mine.
+
+        More.
+        """
+
+        how_much: float = 1.0
+
+        def __call__(self, steps):
+            return [self.how_much] * len(steps)
+
+    try:
+        assert rewards()["mine"].summary == "Mine."
+        assert compose([{"name": "mine", "weight": -1, "how_much": 2}])(episode(1)).rewards == [-2.0]
+    finally:
+        del _REWARDS["mine"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([], r"^turnkey\.rewards: expected a list with at least one component"),
+        ({"name": "step"}, r"expected a list with at least one component"),
+        (["step"], r"^turnkey\.rewards\[0\]: expected a mapping with the name of a component, got 'step'"),
+        ([{"weight": 1.0}], r"expected a mapping with the name"),
+        (
+            [{"name": "step"}, {"name": "lenght"}],
+            r"^turnkey\.rewards\[1\]\.name: no .* 'lenght'; did you mean 'length'",
+        ),
+        ([{"name": "nothing like it"}], r"There are format, invalid, .*module:function"),
+        ([{"name": "step", "wieght": 2}], r"^turnkey\.rewards\[0\]\.wieght: unknown key; did you mean 'weight'\?"),
+        ([{"name": "length", "weight": -1, "units": "turns"}], r"\.units: unknown key; did you mean 'unit'\?"),
+        ([{"name": "length", "weight": -1, "unit": "turn"}], r"\.unit: expected one of 'tokens', 'turns', got 'turn'"),
+        ([{"name": "length"}], r"\.weight: expected a number below 0, because 'length' counts .*, got 'none'"),
+        ([{"name": "invalid", "weight": 0.1}], r"\.weight: expected a number below 0"),
+        ([{"name": "step", "weight": math.nan}], r"\.weight: expected a finite number, got nan"),
+        ([{"name": "step", "weight": True}], r"\.weight: expected a finite number"),
+        ([{"name": "step", "label": ""}], r"\.label: expected a text"),
+        ([{"name": "step"}, {"name": "step"}], r"^turnkey\.rewards\[1\]\.label: 'step' is there already"),
+        ([{"name": "potential"}], r"\.gamma: missing; expected a number"),
+        ([{"name": "potential", "gamma": 1.5}], r"\.gamma: expected a number from 0 to 1, got 1\.5"),
+        ([{"name": "format", "weight": -1, "pattern": "("}], r"\.pattern: expected a regular expression, got '\('"),
+        ([{"name": f"{__name__}:last_word", "wrod": "x"}], r"\.wrod: unknown key; did you mean 'word'\?"),
+        (
+            [{"name": f"{__name__}:Counted", "begin": 1}],
+            r"\.begin: unknown key.*Known keys: name, weight, label, start",
+        ),
+        ([{"name": "fractions:Fraction", "numerator": "x"}], r"cannot be made \(ValueError"),
+        ([{"name": "fractions:Fraction"}], r"to have a method __call__"),
+    ],
+)
+def test_wrong_configurations(entries, message):
+    with pytest.raises(ConfigError, match=message):
+        compose(entries)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no.such.module:f", r"^turnkey\.rewards\[0\]\.name: cannot load 'no\.such\.module:f' \(ModuleNotFoundError"),
+        ("math:nothing", r"cannot load 'math:nothing' \(AttributeError"),
+        ("math:pi", r"pi is a float, not a function"),
+        ("nothing.py:f", r"cannot load 'nothing\.py:f' \(FileNotFoundError"),
+    ],
+)
+def test_functions_that_are_not_there(name, message):
+    with pytest.raises(ModuleImportError, match=message):
+        compose([{"name": name}])
+
+
+def too_few(steps):
+    return [0.0]
+
+
+def infinite(steps):
+    return [0.0, math.inf, 0.0]
+
+
+def broken(steps):
+    return {}["x"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": f"{__name__}:too_few"}, r"^turnkey\.rewards\[0\] \(too_few\): expected 3 numbers, .*, got 1"),
+        ({"name": f"{__name__}:infinite"}, r"expected finite numbers, got inf at step 1"),
+        ({"name": f"{__name__}:broken"}, r"\(broken\) failed: KeyError: 'x'"),
+        (
+            {"name": "potential", "gamma": 1, "key": "phi"},
+            r"\(potential\): step 0: .*info\['extra'\]\['phi'\], got None",
+        ),
+    ],
+)
+def test_rewards_that_fail(entry, message):
+    with pytest.raises(RewardError, match=message):
+        compose([entry])(episode())
+
+
+def test_an_episode_without_steps():
+    with pytest.raises(RewardError, match="without steps"):
+        compose([{"name": "step"}])([])
+
+
+def test_what_never_reached_the_environment_brought_nothing():
+    info = {"documents": ["old"]}
+    assert RewardStep("", "a", extra=info, next_extra=info).brought == {}
+    assert RewardStep("", "a", extra=info, next_extra=dict(info)).brought == info
+
+
+def test_what_the_room_imports():
+    code = (
+        "import sys, verl_turnkey.envs.rewards; "
+        "print([name for name in ('scipy', 'sklearn', 'torch', 'ray', 'verl', 'httpx') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,74 @@
+"""The page on rewards names every component and option, with the right defaults, and its code runs."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stdout
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from verl_turnkey.envs.rewards import compose, rewards
+
+PAGE = (Path(__file__).parents[4] / "docs" / "rewards.md").read_text(encoding="utf-8")
+BLOCKS = {kind: re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) for kind in ("python", "yaml")}
+
+
+@pytest.mark.parametrize("name", sorted(set(rewards()) - {"judge"}))
+def test_a_component_with_its_options_and_defaults(name):
+    [row] = re.findall(rf"^\| `{name}` \|.*\| (.*)\|$", PAGE, re.MULTILINE)
+    options = fields(rewards()[name].cls)
+    assert re.findall(r"`(\w+)`", row) == [option.name for option in options]
+    for option in options:
+        if option.default is not MISSING:
+            default = (
+                "null"
+                if option.default is None
+                else f"{option.default:g}"
+                if isinstance(option.default, float)
+                else option.default
+            )
+            assert re.search(rf"`{option.name}` \({default}\b", row)
+
+
+def test_costs():
+    [sentence] = re.findall(r"^(.*) count what is to be avoided", PAGE, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", sentence)) == {name for name, spec in rewards().items() if spec.cost}
+
+
+def test_the_options_of_the_judge():
+    table = PAGE.split("## A model as the judge\n")[1]
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+    options = {option.name: option for option in fields(rewards()["judge"].cls)}
+    assert {*shown, "url", "model"} == set(options)
+    for name in (
+        "api_key_env",
+        "per",
+        "system",
+        "score_key",
+        "score_range",
+        "timeout",
+        "retries",
+        "backoff",
+        "concurrency",
+        "cache",
+        "cache_size",
+    ):
+        default = options[name].default
+        assert yaml.safe_load(shown[name]) == (list(default) if isinstance(default, tuple) else default)
+
+
+def test_the_examples(monkeypatch, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(next(block for block in BLOCKS["python"] if "my_rewards.py" in block))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for block in BLOCKS["yaml"]:
+        assert compose(yaml.safe_load(block)["turnkey"]["rewards"]).labels
+    for block in BLOCKS["python"]:
+        said = re.findall(r"print\(.*\)  # (.*)", block)
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block, "docs/rewards.md", "exec"), {})
+        assert printed.getvalue().splitlines() == said
+    assert len(BLOCKS["yaml"]) == len(BLOCKS["python"]) == 3

@@ -1,0 +1,221 @@
+"""gymnasium's toy-text games in words."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+from gymnasium.envs.toy_text.frozen_lake import MAPS
+from gymnasium.utils.env_checker import check_env
+
+from verl_turnkey.envs import EnvironmentKwargsError, make
+
+IDS = ("turnkey/FrozenLake-v0", "turnkey/Taxi-v0", "turnkey/CliffWalking-v0")
+
+
+def play(env, seed: int, actions: list[str]) -> list[tuple]:
+    observation, info = env.reset(seed=seed)
+    seen: list[tuple] = [(observation, info["state_key"])]
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        seen.append((observation, info["state_key"], reward, terminated, truncated))
+        if terminated or truncated:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_gymnasium_accepts_it(env_id):
+    check_env(make(env_id).unwrapped, skip_render_check=True)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_oracle_wins_and_no_shorter_way_does(env_id, seed):
+    env = make(env_id).unwrapped
+    env.reset(seed=seed)
+    plan = env.oracle()
+    answers = [env.step(action) for action in plan]
+    assert answers[-1][2:4] == (True, False)
+    assert [answer[4]["won"] for answer in answers] == [False] * (len(plan) - 1) + [True]
+    assert not any(answer[4]["invalid"] for answer in answers)
+
+
+def test_the_oracle_takes_the_shortest_way():
+    env = make("turnkey/FrozenLake-v0", {"map": ["SFF", "HHF", "GFF"]}).unwrapped
+    env.reset(seed=0)
+    assert env.oracle() == ["right", "right", "down", "down", "left", "left"]
+    for limit, plan in ((None, ["up", *["right"] * 11, "down"]), (12, None)):
+        env = make("turnkey/CliffWalking-v0", {"max_steps": limit}).unwrapped
+        env.reset(seed=0)
+        assert env.oracle() == plan
+
+
+@pytest.mark.parametrize("env_id", [*IDS, "slippery"])
+def test_seeds_reproduce_and_the_global_random_state_is_left_alone(env_id):
+    env_id, kwargs = (IDS[0], {"slippery": True}) if env_id == "slippery" else (env_id, {})
+    actions = random.Random(1).choices(make(env_id, kwargs).reset(seed=0)[1]["admissible"], k=30)
+    state = random.getstate()
+    first = play(make(env_id, kwargs), 7, actions)
+    reused = make(env_id, kwargs)
+    play(reused, 99, actions)
+    assert play(reused, 7, actions) == first
+    assert random.getstate() == state
+
+
+def test_a_seed_is_a_lake():
+    env = make("turnkey/FrozenLake-v0", {"size": 8}).unwrapped
+    lakes = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        lakes.add(tuple(env.world.desc.astype(str).ravel()))
+        assert env.oracle()
+    assert len(lakes) == 20
+    fixed = make("turnkey/FrozenLake-v0", {"map": "4x4"})
+    assert fixed.reset(seed=1)[0] == fixed.reset(seed=2)[0]
+
+
+def test_a_lake_in_words():
+    env = make("turnkey/FrozenLake-v0", {"map": "4x4"})
+    assert MAPS["4x4"] == ["SFFF", "FHFH", "FFFH", "HFFG"]
+    observation, info = env.reset(seed=0)
+    assert info["task"] == "Walk over the frozen lake to the goal. Do not step into a hole."
+    assert observation == (
+        "You are in row 1 of 4, column 1 of 4. left: the edge, down: ice, right: ice, up: the edge. "
+        "The goal is 3 down and 3 right. "
+        "Holes: 1 down and 1 right; 3 down; 1 down and 3 right; 2 down and 3 right."
+    )
+    assert env.step("right")[0].startswith("You are in row 1 of 4, column 2 of 4. left: ice, down: a hole, right: ice")
+    observation, reward, terminated, truncated, info = env.step("down")
+    assert (observation, reward, terminated, truncated) == ("You fell into a hole.", 0.0, True, False)
+    assert not info["won"]
+    assert "There are no holes." in make("turnkey/FrozenLake-v0", {"map": ["SF", "FG"]}).reset(seed=0)[0]
+
+
+def test_the_neighbours_that_a_lake_names_are_the_ones_that_moves_lead_to():
+    env = make("turnkey/FrozenLake-v0", {"size": 5})
+    means = {"ice": "You are", "a hole": "You fell", "the goal": "You have reached"}
+    for seed in range(10):
+        for move in ("left", "down", "right", "up"):
+            observation, _ = env.reset(seed=seed)
+            named = observation.split(f"{move}: ")[1].split(",")[0].split(".")[0]
+            after = env.step(move)[0]
+            assert after == observation if named == "the edge" else after.startswith(means[named])
+
+
+def test_a_slippery_lake_slips_and_has_no_oracle():
+    env = make("turnkey/FrozenLake-v0", {"map": ["SFF", "FFF", "FFG"], "slippery": True}).unwrapped
+    assert "slippery" in env.reset(seed=0)[1]["task"]
+    assert env.oracle() is None
+    after = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        after.add(env.step("right")[4]["state_key"])
+    assert len(after) == 3  # to the right, or to one of the sides: down, or nowhere at the upper edge
+
+
+def test_a_taxi_in_words():
+    env = make("turnkey/Taxi-v0")
+    observation, _ = env.reset(seed=3)
+    assert observation == (
+        "The taxi is in row 1 of 5, column 3 of 5. Blocked: north, west. The passenger is at Red, 2 west. "
+        "The destination is Yellow, 4 south and 2 west."
+    )
+    plan = env.unwrapped.oracle()
+    answers = [env.step(action) for action in plan]
+    assert [answer[1] for answer in answers] == [-1.0] * (len(plan) - 1) + [20.0]
+    picked = answers[plan.index("pick up")][0]
+    assert "The passenger is in the taxi. The destination is Yellow, 4 south." in picked
+    assert answers[-1][0] == "The passenger has arrived."
+
+
+def test_what_a_taxi_may_not_do_leads_nowhere_and_costs_what_gymnasium_takes():
+    env = make("turnkey/Taxi-v0")
+    observation, start = env.reset(seed=3)
+    for action, cost in (("pick up", -10.0), ("drop off", -10.0), ("west", -1.0)):
+        after = env.step(action)
+        assert after[:4] == (observation, cost, False, False)
+        assert (after[4]["invalid"], after[4]["state_key"]) == (False, start["state_key"])
+
+
+def test_a_fall_off_the_cliff():
+    env = make("turnkey/CliffWalking-v0")
+    start, info = env.reset(seed=0)
+    assert start == (
+        "You are in row 4 of 4, column 1 of 12. up: ground, right: the cliff, down: the edge, left: the edge. "
+        "The goal is 11 right."
+    )
+    observation, reward, terminated, _, after = env.step("right")
+    assert observation == f"You fell off the cliff and are back at the start. {start}"
+    assert (reward, terminated, after["state_key"]) == (-100.0, False, info["state_key"])
+    assert env.step("up")[1] == -1.0
+
+
+@pytest.mark.parametrize("env_id", IDS[1:])
+def test_reward_for_success_alone(env_id):
+    env = make(env_id, {"reward": "success"}).unwrapped
+    env.reset(seed=0)
+    plan = env.oracle()
+    assert [env.step(action)[1] for action in plan] == [0.0] * (len(plan) - 1) + [1.0]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_equal_keys_are_equal_states(env_id):
+    env, state_of = make(env_id), {}
+    for seed in range(4):
+        for rollout in range(4):
+            rng = random.Random(rollout)
+            _, info = env.reset(seed=seed)
+            for _ in range(40):
+                lake = env.unwrapped.world.desc.tobytes() if "Frozen" in env_id else b""
+                state = (lake, int(env.unwrapped.world.s))
+                assert state_of.setdefault(info["state_key"], state) == state
+                *_, terminated, truncated, info = env.step(rng.choice(info["admissible"]))
+                if terminated or truncated:
+                    break
+    assert len(set(state_of.values())) == len(state_of) > 10
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_an_unknown_action_changes_nothing_but_counts(env_id):
+    env = make(env_id, {"max_steps": 2})
+    observation, info = env.reset(seed=0)
+    for step, action in enumerate(["fly", "\x00" * 1000]):
+        after = env.step(action)
+        assert after[:4] == (observation, 0.0, False, step == 1)
+        assert after[4]["invalid"]
+        assert after[4]["state_key"] == info["state_key"]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "words"),
+    [
+        (IDS[0], {"size": 1}, "size must be an integer from 2 to 16, not 1"),
+        (IDS[0], {"size": 17}, "size must be"),
+        (IDS[0], {"size": "8x8"}, "size must be"),
+        (IDS[0], {"map": "5x5"}, "map must be one of 4x4, 8x8, or a list of rows, not '5x5'"),
+        (IDS[0], {"map": []}, "one S"),
+        (IDS[0], {"map": ["SFF", "FG"]}, "rows of equal length"),
+        (IDS[0], {"map": ["SX", "FG"]}, "letters S, F, H, G"),
+        (IDS[0], {"map": ["SH", "HG"]}, "a way from S to G"),
+        (IDS[0], {"slippery": 1}, "slippery must be true or false"),
+        (IDS[0], {"sise": 4}, "Did you mean 'size'"),
+        (IDS[1], {"reward": "sparse"}, "one of native, success"),
+        (IDS[2], {"reward": "sparse"}, "one of native, success"),
+        (IDS[2], {"max_steps": 0}, "positive integer"),
+    ],
+)
+def test_bad_arguments(env_id, kwargs, words):
+    with pytest.raises(EnvironmentKwargsError, match=words):
+        make(env_id, kwargs)
+
+
+def test_pygame_is_not_needed():
+    code = (
+        "import sys; sys.modules['pygame'] = None\n"
+        "from verl_turnkey.envs import make\n"
+        f"for id in {IDS}: env = make(id); env.reset(seed=0); env.step('up'); env.close()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
