@@ -9,7 +9,7 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.levels import episode_level
 from verl_turnkey.advantage.metrics import describe
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
 from verl_turnkey.advantage.segments import group_stats, normalise, run_sums
 
@@ -48,9 +48,14 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     this, also credit T = 0. The outcome R is the environment's score; the paper's mixes answer and format 0.9 to 0.1.
     """
     advantage = episode_level(batch, norm="mean_std", scope="trajectories", singleton="zero", epsilon=params.epsilon)
-    calls = run_sums(np.asarray(batch.extra["tool_calls"], np.float64), batch.runs)
+    per_step = np.asarray(batch.extra["tool_calls"], np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(per_step) & (per_step >= 0)))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ConfigError(f"hdpo: extra.tool_calls must be numbers >= 0, got {per_step[row]} in row {row} of the batch")
+    calls = run_sums(per_step, batch.runs)
     efficiency = 1.0 / (calls + 1.0)
-    solved = np.flatnonzero(batch.success[batch.first_rows])
+    solved = np.flatnonzero(np.bincount(batch.trajectory, weights=batch.success, minlength=batch.n_trajectories))
     group = batch.group[batch.first_rows]
     stats = group_stats(efficiency[solved], group[solved], batch.n_groups)
     tool = np.zeros(batch.n_trajectories)

@@ -41,8 +41,8 @@ def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
         A_i = clip((A_i - mean A) / std A, -clamp, clamp)     over all trajectories of the batch, sample std
 
     The turns before the last get ``A_i`` times the ratio that the later turns' updates left behind (Eq 8): that is the
-    trainer's part, ``turnkey.update.order=reverse_turns``. A batch whose groups are constant gives 0. A row's penalty
-    moves that row only.
+    trainer's part, ``turnkey.update.order=reverse_turns``. A batch whose groups are constant gives 0. Penalties as in
+    :func:`verl_turnkey.advantage.levels.episode_level`: on a trajectory's first step one also enters the statistics.
 
     Source: arXiv:2602.06554, Eq 9. The clamp, the sample std and the group of one are the released code's, whose
     trajectories are padded to the longest with empty turns, so that the statistics of every turn are over all

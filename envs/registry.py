@@ -123,7 +123,7 @@ ADAPTERS = (
         "",
         "",
         "buying in a web shop",
-        (Need("a running WebShop server", _server),),
+        (Need("a running webshop_server.py (docs/envs/webshop.md)", _server),),
         samples=(),
     ),
     Adapter(
@@ -132,7 +132,7 @@ ADAPTERS = (
         "",
         "",
         "apps by code",
-        (Need("a running AppWorld server", _server),),
+        (Need("running AppWorld servers (docs/envs/appworld.md)", _server),),
         samples=(),
     ),
     Adapter(

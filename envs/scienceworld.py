@@ -54,7 +54,8 @@ class ScienceWorldText(TextEnv):
 
     A step's reward is the change of the score (0 to 100) divided by 100, so that an episode's rewards add up to at most
     1. Focusing on the wrong thing ends most tasks: the score drops to -100, the rewards add up to -1. ``won`` means
-    score 100. ``state_key`` is made of what the agent can see, its inventory and the task's progress.
+    score 100. ``state_key`` is made of what the agent can see, its inventory and the task's progress. What is not seen
+    is left out: other rooms, and temperatures, which drift with every turn, so that with them no state would come back.
     """
 
     metadata = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 400}  # noqa: RUF012 - gymnasium's own attribute

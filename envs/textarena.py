@@ -45,10 +45,10 @@ class TextArenaText(TextEnv):
         max_steps: steps before truncation, beside the limit of the game itself.
 
     ``won`` means a final reward of 1 or more. ``state_key`` is made of the game's own data: board, hidden and found
-    things, score; not of the number of moves.
+    things, score, and the invalid moves in a row, of which one too many ends it; not of the number of moves.
     """
 
-    metadata = {**TextEnv.metadata, "memory_mb": 250}  # noqa: RUF012 - gymnasium's own attribute
+    metadata = {**TextEnv.metadata, "memory_mb": 220}  # noqa: RUF012 - gymnasium's own attribute
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class TextArenaText(TextEnv):
         cut = done and not won and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
         return Scene(
             observation="\n".join(line for line in lines if line) or "The game begins.",
-            state_key=digest(self._name, done, self._state()),
+            state_key=digest(self._name, done, state.error_count, self._state()),
             reward=float(won) if self._success_only else final,
             won=won,
             over=done and not cut,

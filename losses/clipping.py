@@ -37,13 +37,15 @@ def describe(inputs: LossInputs, ratio: Tensor, low: float, high: float) -> dict
     with torch.no_grad():
         tokens = inputs.mask.sum().clamp(min=1)
         log_ratio = inputs.log_prob - inputs.old_log_prob
-        of_tokens = ratio[inputs.mask]
+        # Every key always: verl adds metrics up over micro-batches and ranks, and one may hold no token of the model.
+        of_tokens = ratio[inputs.mask] if inputs.mask.any() else ratio.new_ones(1)
         metrics = {
             "pg_clipfrac": (clipped(ratio, inputs.advantages, low, high) & inputs.mask).sum() / tokens,
             "ppo_kl": -log_ratio.sum() / tokens,
+            "ratio/min": of_tokens.min(),
+            "ratio/max": of_tokens.max(),
+            "ratio/mean": of_tokens.mean(),
         }
-        if len(of_tokens):
-            metrics |= {"ratio/min": of_tokens.min(), "ratio/max": of_tokens.max(), "ratio/mean": of_tokens.mean()}
         return {key: value.item() for key, value in metrics.items()}
 
 

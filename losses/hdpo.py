@@ -29,22 +29,24 @@ class HdpoParams:
     "hdpo",
     params=HdpoParams,
     needs={"tool_advantages": "an estimator that gives two advantages, one of them for tool efficiency"},
+    accepts=("tool_share",),
     paper="HDPO (Metis), arXiv:2604.08545",
     summary="PPO's clipped loss plus a term for tool efficiency, averaged over the rollouts that have a signal",
 )
 def hdpo(inputs: LossInputs, params: HdpoParams) -> TokenLoss:
     """``accuracy_w L(A) + tool_w L(A_tool)``, each a token mean of PPO's clipped loss.
 
-    The mean of the second term is over the rows with a ``tool_advantages`` (B, L) other than 0. Source:
+    The mean of the second term is over the rows with a ``tool_advantages`` (B, L) other than 0. Where these tensors are
+    a part of a batch, ``tool_share`` (B,) says how many tokens the whole batch has for each in such a row. Source:
     arXiv:2604.08545 and its code.
     """
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
     tool = (inputs.extra["tool_advantages"].to(ratio.dtype) * inputs.mask).detach()
     rows = (tool != 0).any(1, keepdim=True)
-    tokens, tool_tokens = inputs.mask.sum(), (inputs.mask & rows).sum()
     loss = params.accuracy_w * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
     # The loss is divided by all tokens in the end; this term by its own.
-    share = tokens / tool_tokens.clamp(min=1)
+    share = inputs.extra.get("tool_share")
+    share = inputs.mask.sum() / (inputs.mask & rows).sum().clamp(min=1) if share is None else share[:, None]
     loss = loss + params.tool_w * share * rows * surrogate(ratio, tool, params.clip_low, params.clip_high)
     metrics = describe(inputs, ratio, params.clip_low, params.clip_high)
     return TokenLoss(loss, None, metrics | {"share_of_rows_with_tool_signal": rows.float().mean().item()})

@@ -44,8 +44,6 @@ def rebel(inputs: LossInputs, params: RebelParams) -> TokenLoss:
         inputs.extra[key].to(log_ratio.dtype).detach() for key in ("rewards", "group_log_ratio", "group_reward")
     )
     gap = (log_ratio - mean_log_ratio) - params.eta * (rewards - mean_reward)
-    tokens = inputs.mask.sum(1, keepdim=True).clamp(min=1)
-    loss = (2 * gap**2)[:, None].expand_as(inputs.log_prob)
-    weight = inputs.mask / tokens.to(log_ratio.dtype)  # each row once, whatever its length
+    loss = (2 * gap**2)[:, None] * inputs.mask
     metrics = {"regression_error": (gap[rows] ** 2).mean().item() if rows.any() else 0.0}
-    return TokenLoss(loss, weight, metrics)
+    return TokenLoss(loss, None, metrics, per_row=True)

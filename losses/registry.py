@@ -32,22 +32,28 @@ class TokenLoss:
 
     ``weight`` None: the mask, so a mean over tokens. ``metrics`` are numbers. ``bias`` (B, L), averaged likewise, has a
     gradient of its own, the clipping bias, by whose norm the gradient of the loss is divided (:mod:`.st_ppo`); it needs
-    an actor that takes a second backward pass, and without one has no effect.
+    an actor that takes a second backward pass, and without one has no effect. ``per_row``: the tokens of a row have one
+    value, to be averaged over rows.
     """
 
     loss: Tensor
     weight: Tensor | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     bias: Tensor | None = None
+    per_row: bool = False
 
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A registered loss: its params dataclass, the inputs it needs beside the usual four, and where it comes from."""
+    """A registered loss: its params dataclass, the inputs it needs beside the usual four, and where it comes from.
+
+    ``accepts``: inputs that it can do without, as in its own mean over a whole batch.
+    """
 
     name: str
     params: type
     needs: dict[str, str]
+    accepts: tuple[str, ...]
     paper: str
     summary: str
     fn: Callable[[LossInputs, Any], TokenLoss]
@@ -58,11 +64,18 @@ _LOSSES: dict[str, LossSpec] = {}
 
 
 def register_loss(
-    name: str, *, params: type, needs: dict[str, str] | None = None, paper: str = "", summary: str = ""
+    name: str,
+    *,
+    params: type,
+    needs: dict[str, str] | None = None,
+    accepts: tuple[str, ...] = (),
+    paper: str = "",
+    summary: str = "",
 ) -> Callable[[Loss], Loss]:
     """Decorate ``fn(inputs: LossInputs, params) -> TokenLoss`` to make it the policy loss ``name``.
 
-    ``needs`` maps each further input to what provides it, for the error that says it is missing.
+    ``needs`` maps each further input to what provides it, for the error that says it is missing; ``accepts`` names
+    those that may be missing.
 
     Raises:
         ValueError: the name is taken, or ``params`` is not a frozen dataclass.
@@ -73,7 +86,7 @@ def register_loss(
     require_frozen(f"loss {name!r}", params)
 
     def register(fn: Loss) -> Loss:
-        _LOSSES[name] = LossSpec(name, params, dict(needs or {}), paper, summary, fn)
+        _LOSSES[name] = LossSpec(name, params, dict(needs or {}), tuple(accepts), paper, summary, fn)
         return fn
 
     return register
@@ -130,7 +143,7 @@ def policy_loss(
         ValueError: shapes that differ.
     """
     spec = loss_spec(name)
-    extra = {key: params.pop(key) for key in spec.needs if key in params}
+    extra = {key: params.pop(key) for key in (*spec.needs, *spec.accepts) if key in params}
     term = token_loss(
         spec,
         parse(spec.params, params, where=name),
@@ -141,6 +154,8 @@ def policy_loss(
         extra=extra,
     )
     weight = response_mask.bool().to(term.loss.dtype) if term.weight is None else term.weight
+    if term.per_row:
+        weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
     total = (term.loss * weight).sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
     return total, term.metrics
 

@@ -24,7 +24,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_turnkey.losses.registry import LossSpec, TokenLoss, token_loss
-from verl_turnkey.plugins import seams
+from verl_turnkey.plugins import loss_inputs, seams
 
 ROW = "turnkey_row"
 
@@ -138,7 +138,7 @@ def _bias(
         old_log_prob=padded["old_log_probs"],
         advantages=padded["advantages"],
         response_mask=mask,
-        extra={},
+        extra=loss_inputs.read(data, loss_inputs.wanted(spec)),
     )
     weights = padded.get("rollout_is_weights", None)
     assert term.bias is not None

@@ -29,8 +29,7 @@ def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> No
     registration.register_losses()
     registration.verify(("loss",), (name,))
     _params[name] = params
-    if needs := tuple(loss_spec(name).needs):
-        loss_inputs.hand_over(worker, needs)
+    loss_inputs.hand_over(worker, loss_inputs.wanted(loss_spec(name)))
     if scales_gradient(params):
         clipping_bias.install(worker, loss_spec(name), params)
 

@@ -21,7 +21,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.seeupo import accumulated_ratio
 from verl_turnkey.plugins.config import UpdateConfig
-from verl_turnkey.plugins.loss_inputs import GROUP_LOG_RATIO
+from verl_turnkey.plugins.loss_inputs import GROUP_LOG_RATIO, queue_name
 from verl_turnkey.plugins.rows import Rows
 
 Metrics = dict[str, Any]
@@ -92,7 +92,9 @@ def _part(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
     )
 
 
-def reverse_turns(batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, options: UpdateConfig) -> Metrics:
+def reverse_turns(
+    batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, options: UpdateConfig, current: bool
+) -> Metrics:
     """SeeUPO: one phase per turn number, the last first; returns the metrics of all phases.
 
     ::
@@ -106,6 +108,9 @@ def reverse_turns(batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, o
     of weights, so the product of the ratios is not the ratio of the final policy to the first, and the paper's proof of
     monotonic improvement, which has a policy per turn, does not carry over in either reading.
 
+    ``current``: whether the batch's old log-probabilities are those of the policy as it is now. Turn numbers at which
+    no model token stands are passed over.
+
     Raises:
         ConfigError: a row holds several turns.
     """
@@ -116,12 +121,12 @@ def reverse_turns(batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, o
         )
     ratio = torch.ones(table.steps.n_trajectories)
     trajectory = torch.from_numpy(table.steps.trajectory.copy())
-    numbers = np.unique(table.steps.step)[::-1]
+    numbers = np.unique(table.steps.step[table.steps.tokens > 0])[::-1]
     gathered = _Gathered()
     for done, number in enumerate(numbers):
         at = np.flatnonzero(table.steps.step == number)
         phase = Phase(batch, table, at, dp_size, calls)
-        if done and options.old_policy == "turn":
+        if not (current and done == 0) and options.old_policy == "turn":
             phase.write(old_log_probs=phase.log_probs())
         old = phase.read("old_log_probs")
         phase.scale_advantages(ratio[trajectory[at]])
@@ -140,23 +145,25 @@ def reverse_turns(batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, o
 
 
 def group_log_ratios(
-    batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, mini_batches: int, epochs: int
+    batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, mini_batches: int, epochs: int, current: bool
 ) -> Metrics:
     """REBEL: before each optimizer step the log-ratios of the groups in it, under the policy as it is now.
 
     A mini-batch holds whole groups. A trajectory's log-ratio is the sum over all its rows, while a loss sees one row:
-    each row is given its group's mean less the log-ratio of the trajectory's other rows.
+    each row is given its group's mean less the log-ratio of the trajectory's other rows. ``current``: as above; then
+    nothing has moved before the first step.
     """
     steps = table.steps
     parts = np.array_split(np.arange(steps.n_groups), min(mini_batches, steps.n_groups))
     gathered = _Gathered()
-    moved = False
+    moved = not current
+    _, rows = np.unique(table.row, return_index=True)  # one step of each row; a row may hold several
     for _ in range(epochs):
         for groups in parts:
-            at = np.flatnonzero(np.isin(steps.group, groups))
+            at = rows[np.isin(steps.group[rows], groups)]
             phase = Phase(batch, table, at, dp_size, calls)
             if moved:
-                phase.write(**{GROUP_LOG_RATIO: _group_log_ratio(phase, table)})
+                phase.write(**{queue_name(GROUP_LOG_RATIO): _group_log_ratio(phase, table)})
             gathered.add(phase.update(), len(at))
             moved = True
     return gathered.metrics()

@@ -45,7 +45,11 @@ FURTHER_KEYS: dict[str, dict[str, Any]] = {
             "actor": {"policy_loss": {"loss_mode": "gspo"}, "loss_agg_mode": "seq-mean-token-mean"},
         }
     },
-    "loss/a3po": {"algorithm": {"rollout_correction": {"bypass_mode": True}}},
+    "loss/a3po": {
+        "algorithm": {"rollout_correction": {"bypass_mode": True}},
+        "actor_rollout_ref": {"rollout": {"calculate_log_probs": True}},
+    },
+    "loss/rebel": {"actor_rollout_ref": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}}},
 }
 UPDATES = {"seeupo": UpdateConfig(order="reverse_turns")}
 

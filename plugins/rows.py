@@ -162,7 +162,9 @@ def _read_records(keys: Sequence[str], real: Sequence[int], records: Sequence[An
     given = {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
     found.columns = {"group": group, "trajectory": trajectory, **given}
     for name in sorted({name for extra in extras for name in extra}):
-        # A column that only some steps have cannot be read by an estimator; leaving it out makes `needs` name it.
-        if all(name in extra for extra in extras):
-            found.extra[name] = [extra[name] for extra in extras]
+        # A turn without an action brought nothing about. Else a column that only some steps have cannot be read by an
+        # estimator; leaving it out makes `needs` name it.
+        if all(name in extra or action is None for extra, action in zip(extras, columns["action"], strict=True)):
+            blank = None if any(isinstance(extra.get(name), str) for extra in extras) else 0.0
+            found.extra[name] = [extra.get(name, blank) for extra in extras]
     return found

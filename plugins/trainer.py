@@ -130,13 +130,14 @@ class TurnkeyTrainer:
         return dp_size * math.lcm(*updates)
 
     def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """With padding rows enough to fill up any phase of the update to a row for each rank."""
+        """Padding rows spread over the mini-batches, and enough of them to fill up any phase to a row for each rank."""
         batch = super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
         padding = sum(tag.get("is_padding", False) for tag in batch.tags)
         if self._in_phases and padding < self._dp_size - 1:
             # To be divisible by its length and a bit, verl adds that bit.
-            larger = len(batch) + self._dp_size
+            larger = len(batch) + self._get_required_batch_multiple(self._dp_size)
             batch = upsample_batch_to_divisible_size(batch, larger, self.tokenizer.eos_token_id)
+        batch.reorder(spread_padding([bool(tag.get("is_padding")) for tag in batch.tags], self._dp_size))
         return batch
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
@@ -180,10 +181,10 @@ class TurnkeyTrainer:
             step.read()
         metrics.update(step.metrics)
         self._table = step.rows
-        if self.loss is not None and self.loss.needs:
-            columns = loss_inputs.columns(
-                tuple(self.loss.needs), self._steps(), step.extra, batch.tags, data["response_mask"], self.global_steps
-            )
+        if names := loss_inputs.wanted(self.loss):
+            table = self._steps() if loss_inputs.need_table(names) else None
+            given = loss_inputs.Batch(table, step.extra, batch.tags, self.global_steps)
+            columns = loss_inputs.columns(names, given, data["response_mask"])
             batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=columns)
         return batch
 
@@ -204,11 +205,14 @@ class TurnkeyTrainer:
             return super()._update_actor(batch, metrics)  # type: ignore[misc]
         calls = phases.Calls(self._actor_log_probs, self._update_part)
         real_rows = self._real_rows
+        # verl's separate_async takes several updates with log-probabilities from before the first of them.
+        bypass = OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode")
+        current = not bypass and self.local_trigger_step == 0
         if self.turnkey.update.order == "reverse_turns":
-            found = phases.reverse_turns(batch, self._steps(), self._dp_size, calls, self.turnkey.update)
+            found = phases.reverse_turns(batch, self._steps(), self._dp_size, calls, self.turnkey.update, current)
         else:
             numbers = self._mini_batches("actor"), self.config.actor_rollout_ref.actor.ppo_epochs
-            found = phases.group_log_ratios(batch, self._steps(), self._dp_size, calls, *numbers)
+            found = phases.group_log_ratios(batch, self._steps(), self._dp_size, calls, *numbers, current)
         self._real_rows = real_rows
         metrics.update(found)
         return batch
@@ -256,6 +260,23 @@ class TurnkeyTrainer:
 
 def _verify_worker(worker: Any) -> None:
     registration.verify(("estimator",))
+
+
+def spread_padding(is_padding: list[bool], ranks: int) -> list[int]:
+    """An order of the rows in which the padding rows of each rank stand evenly between its others.
+
+    verl sorts a rank's rows by length and cuts mini-batches from front to end: the padding rows, all alike, would be a
+    mini-batch of their own. Nothing else changes its order.
+    """
+    order: list[int] = []
+    share = len(is_padding) // ranks
+    for start in range(0, len(is_padding), max(1, share)):
+        part = range(start, min(start + share, len(is_padding)))
+        padding = [i for i in part if is_padding[i]]
+        real = iter([i for i in part if not is_padding[i]])
+        at = {int((k + 0.5) * len(part) / len(padding)): i for k, i in enumerate(padding)}
+        order += [at[place] if place in at else next(real) for place in range(len(part))]
+    return order
 
 
 class WorkerCalls:

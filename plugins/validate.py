@@ -44,7 +44,7 @@ RATIO_PER_ROW = ("gspo", "geo_mean")
 ADVANTAGE_PER_TOKEN = ("gae",)
 
 # Inputs of policy losses that the trainer itself provides (loss_inputs.PROVIDERS, which imports torch and verl).
-PROVIDED = ("staleness", "rewards", "group_reward", "group_log_ratio")
+PROVIDED = ("staleness", "rewards", "group_reward", "group_log_ratio", "tool_share")
 
 # The same of verl's keys that a turnkey loss does not read.
 IGNORED_ACTOR_KEYS = {
@@ -91,6 +91,10 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     _warn_levels(config, turnkey)
     files = _check_tasks(config)
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop != "turnkey_env" and turnkey.rewards != TurnkeyConfig().rewards:
+        warnings.warn(
+            f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env pays by it", stacklevel=2
+        )
     if loop == "turnkey_env":
         compose_rewards(turnkey.rewards)
         _check_agent_loop(config, turnkey, files)
@@ -218,13 +222,22 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})"
         )
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if {*spec.needs} - {"staleness"} and estimator is None and loop in VERLS_LOOPS:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs the steps of each episode, which "
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {loop} does not tell: take an "
+            "estimator of this package, or the agent loop turnkey_env"
+        )
     bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
-    if "staleness" in spec.needs and not bypass:
+    if "staleness" in spec.needs and not (bypass and config.actor_rollout_ref.rollout.calculate_log_probs):
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} takes the rollout's own log-probabilities as the "
-            "old ones: set algorithm.rollout_correction.bypass_mode=true, as +turnkey/loss=a3po does"
+            "old ones: set algorithm.rollout_correction.bypass_mode=true and "
+            "actor_rollout_ref.rollout.calculate_log_probs=true, as +turnkey/loss=a3po does"
         )
     params = loss_params(config, turnkey)
+    _check_mean(config, spec, params)
     strategy = str(config.actor_rollout_ref.actor.strategy)
     if scales_gradient(params) and strategy not in ("fsdp", "fsdp2"):
         raise ConfigError(
@@ -236,7 +249,37 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
         registration.verify(("loss",), (str(name),))
 
 
+def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
+    """What a loss is averaged over, against ``loss_agg_mode``: asked of the loss itself, on two tokens."""
+    import torch
+
+    from verl_turnkey.losses.registry import token_loss
+
+    two = torch.zeros(1, 2)
+    columns = {name: torch.zeros(1) if name in PROVIDED else two for name in (*spec.needs, *spec.accepts)}
+    term = token_loss(
+        spec, params, log_prob=two, old_log_prob=two, advantages=two, response_mask=two == 0, extra=columns
+    )
+    mode = str(config.actor_rollout_ref.actor.loss_agg_mode)
+    if term.per_row and mode != "seq-mean-token-mean":
+        raise ConfigError(
+            f"the loss {spec.name} is a mean over rows: set "
+            f"actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean, got {mode}"
+        )
+    if term.weight is not None and mode != "token-mean":
+        raise ConfigError(
+            f"the loss {spec.name} weighs its tokens itself (turnkey.loss: {params}): set "
+            f"actor_rollout_ref.actor.loss_agg_mode=token-mean, got {mode}"
+        )
+
+
 def _check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+    loss = loss_of(config)
+    carries = loss is not None and "group_log_ratio" in loss.needs
+    if carries or turnkey.update.order == "reverse_turns":
+        _warn_schedule(
+            config, "a policy loss that compares groups" if carries else "turnkey.update.order=reverse_turns"
+        )
     if turnkey.update.order == "batch":
         return
     key = "turnkey.update.order=reverse_turns"
@@ -254,15 +297,26 @@ def _check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None
             "algorithm.rollout_correction.bypass_mode=true keeps the rollout's: set the one to false, or "
             "turnkey.update.old_policy=iteration"
         )
-    loss = loss_of(config)
-    if loss is not None and "group_log_ratio" in loss.needs:
+    if carries:
         raise ConfigError(f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
-    optim = config.actor_rollout_ref.actor.optim
-    if optim.get("lr_scheduler_type", "constant") != "constant" or optim.get("lr_warmup_steps_ratio", 0) > 0:
+    correction = config.algorithm.get("rollout_correction") or {}
+    if turnkey.update.old_policy == "turn" and correction.get("rollout_is"):
         warnings.warn(
-            f"{key} is one update per turn number, and verl's learning-rate schedule moves with every update: "
-            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is what it means",
+            f"{key} computes the old log-probabilities again before each turn, while the weights of "
+            "algorithm.rollout_correction.rollout_is stay those of the beginning of the step: "
+            "turnkey.update.old_policy=iteration keeps the two together",
             stacklevel=2,
+        )
+
+
+def _warn_schedule(config: DictConfig, cause: str) -> None:
+    optim = config.actor_rollout_ref.actor.optim
+    warm_up = max(optim.get("lr_warmup_steps_ratio") or 0, optim.get("lr_warmup_steps") or 0)
+    if optim.get("lr_scheduler_type", "constant") != "constant" or warm_up > 0:
+        warnings.warn(
+            f"{cause} makes several updates of a training step, and verl's learning-rate schedule moves with each: "
+            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is what it means",
+            stacklevel=3,
         )
 
 

@@ -2,7 +2,7 @@
 
 The similarity of two calls and the soft variant are as in the released code. The hard variant is the optimal assignment
 that the paper speaks of; the released code takes the best pair first, then the best of what is left, which can give a
-smaller total. Needs scipy.
+smaller total. Needs scipy (``pip install "verl-turnkey[matchtir]"``).
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _assignment() -> Callable[..., Any]:
         from scipy.optimize import linear_sum_assignment
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            "the optimal assignment of MatchTIR needs the package 'scipy': pip install scipy", name="scipy"
+            "the optimal assignment of MatchTIR needs the package 'scipy': pip install \"verl-turnkey[matchtir]\"",
+            name="scipy",
         ) from error
     return linear_sum_assignment
 

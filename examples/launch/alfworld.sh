@@ -4,7 +4,7 @@
 #
 #   ALFWORLD_DATA=... examples/launch/alfworld.sh [overrides of verl]
 #
-# METHOD=gigpo      a method: gigpo, hgpo, salt, proxmo, grpo_steps, ...
+# METHOD=gigpo      a method: gigpo, hgpo, salt, proxmo, grpo_steps, ... (seeupo: with turnkey.update.mini_batches=null)
 # MODEL=Qwen/Qwen2.5-1.5B-Instruct      for the 7B: MODEL=Qwen/Qwen2.5-7B-Instruct TP=2
 # GPUS=2 NODES=1 TP=1
 # TASKS=data/alfworld      training tasks from `train`, validation from `valid_unseen`; written when missing

@@ -4,7 +4,7 @@
 #
 #   URL=http://127.0.0.1:8020 examples/launch/webshop.sh [overrides of verl]
 #
-# METHOD=gigpo      a method: gigpo, hgpo, salt, proxmo, grpo_steps, ...
+# METHOD=gigpo      a method: gigpo, hgpo, salt, proxmo, grpo_steps, ... (seeupo: with turnkey.update.mini_batches=null)
 # MODEL=Qwen/Qwen2.5-1.5B-Instruct      for the 7B: MODEL=Qwen/Qwen2.5-7B-Instruct TP=2
 # GPUS=2 NODES=1 TP=1
 # URL=http://127.0.0.1:8020      a running webshop_server.py (docs/envs/webshop.md); the tasks remember it

@@ -12,13 +12,15 @@ import numpy as np
 class Awkward(gymnasium.Env[str, str]):
     """Does what the action or ``on_reset`` says. Does not tell its state, its actions or whether it was won."""
 
-    def __init__(self, on_reset: str = "ok", observation: str = "a room", images: int = 0) -> None:
-        self.on_reset, self.observation, self.images = on_reset, observation, images
+    def __init__(
+        self, on_reset: str = "ok", observation: str = "a room", images: int = 0, says_more: bool = False
+    ) -> None:
+        self.on_reset, self.observation, self.images, self.says_more = on_reset, observation, images, says_more
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         if self.on_reset == "raise":
             raise RuntimeError("the reset is broken")
-        return f"{self.observation} {seed}", {"task": "do as you are told", **self._seen(0)}
+        return f"{self.observation} {seed}", {"task": "do as you are told", **self._seen(0), **self._more("")}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == "raise":
@@ -27,8 +29,13 @@ class Awkward(gymnasium.Env[str, str]):
             time.sleep(60)
         reward = float("nan") if action == "nan" else 0.5 if action == "win" else 0.0
         observation = self.observation * (100 if action == "grow" else 1)
-        info = {"invalid": action == "stumble", **self._seen(100)}
+        info = {"invalid": action == "stumble", **self._seen(100), **self._more(action)}
         return observation, reward, action in ("win", "lose"), False, info
+
+    def _more(self, action: str) -> dict[str, Any]:
+        """A tool call for each word "call" of the action, and a potential that grows with it."""
+        calls = ["call"] * action.split().count("call")
+        return {"extra": {"tool_calls": calls, "potential": 0.5 * len(calls)}} if self.says_more else {}
 
     def _seen(self, brightness: int) -> dict[str, Any]:
         """Grey images, when there are any; one that is none for a negative number."""

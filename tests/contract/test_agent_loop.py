@@ -31,7 +31,7 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins import agent_loop
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
-INFO = {"acc", "episode_return", "episode_length", "invalid_rate", "unparsed_rate"}
+INFO = {"acc", "episode_return", "episode_length", "invalid_rate", "unparsed_rate", "reward/step"}
 
 
 class Script:
@@ -187,6 +187,7 @@ def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
             "episode_length": 4.0,
             "invalid_rate": 0.25,
             "unparsed_rate": 0.0,  # "dance" is an action, only none of this environment's
+            "reward/step": 0.0,
         }
         assert all(type(value) is float for value in info.values())
 
@@ -591,6 +592,7 @@ def test_each_episode_is_a_line_of_the_log(play, tmp_path: Path):
         "episode_length": 2.0,
         "invalid_rate": 0.0,
         "unparsed_rate": 0.0,
+        "reward/step": 0.5,
     }
 
 
@@ -623,3 +625,54 @@ def test_the_log_says_why_a_turn_was_invalid(play, tmp_path: Path):
         None,
     ]
     assert (line["info"]["invalid_rate"], line["info"]["unparsed_rate"]) == (0.75, 0.5)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_the_weighted_sum_of_the_components(play):
+    """The environment's return stays what it was; steps and scores are paid by the composition, each part by name."""
+    rewards = "[{name: step, weight: 10}, {name: length, weight: -0.5, unit: turns}, {name: outcome, label: solved}]"
+    outputs, _ = play(["look", "win"], awkward(), f"turnkey.rewards={rewards}")
+    assert [step["reward"] for step in steps(outputs)] == [-0.5, 10 * 0.5 - 0.5 + 1.0]
+    for row in outputs:
+        assert row.reward_score == 5.0
+        info = row.extra_fields["reward_extra_info"]
+        assert info["episode_return"] == 0.5
+        assert {key: value for key, value in info.items() if key.startswith("reward/")} == {
+            "reward/step": 5.0,
+            "reward/length": -1.0,
+            "reward/solved": 1.0,
+        }
+
+
+def test_success_is_the_environments_whatever_the_rewards_are(play):
+    outputs, _ = play(["win"], awkward(), "turnkey.rewards=[{name: step, weight: -1}]")
+    assert steps(outputs)[0]["reward"] == -0.5
+    assert steps(outputs)[0]["success"]
+
+
+def test_what_the_environment_says_further_reaches_rewards_and_methods(play):
+    """A turn without an action brings nothing: no potential twice, no tool call twice."""
+    rewards = "[{name: step}, {name: potential, gamma: 1.0}]"
+    turns = ["call call now", "", "look", "win"]
+    outputs, _ = play(turns, awkward(says_more=True), f"turnkey.rewards={rewards}")
+    found = steps(outputs)
+    assert [step["extra"]["tool_calls"] for step in found] == [2.0, 0.0, 0.0, 0.0]
+    assert [step["reward"] for step in found] == [1.0, 0.0, -1.0, 0.5]
+
+
+def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
+    module = tmp_path / "own_rewards.py"
+    module.write_text("def broken(steps):\n    raise KeyError('no such book')\n")
+    rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{module}:broken'}}]"
+    (row,) = play(["win"], awkward(), rewards)[0]
+    assert "no such book" in row.extra_fields["turnkey"]["failed"]
+    assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "reward/broken"], 0.0)
+
+
+def test_the_anchor_may_be_the_text_that_is_seen(play):
+    task = Task("turnkey/MiniGrid-v0", 3, LEVEL)
+    for anchor, is_text in (("state_key", False), ("observation", True)):
+        outputs, _ = play(["go forward"] * 2, task, "turnkey.rollout.max_turns=2", f"turnkey.rollout.anchor={anchor}")
+        assert all(step["anchor"].startswith("Free steps:") is is_text for step in steps(outputs))

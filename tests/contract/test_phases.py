@@ -20,7 +20,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.trainer import WorkerCalls
+from verl_turnkey.plugins.trainer import WorkerCalls, spread_padding
 
 MOVE = 0.03
 
@@ -55,7 +55,7 @@ class Policy:
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
         self.updates.append({"keys": list(batch.keys), "info": dict(batch.extra_info), "fields": set(batch.fields)})
-        for name in ("advantages", "old_log_probs", "group_log_ratio"):
+        for name in ("advantages", "old_log_probs", "turnkey_group_log_ratio"):
             if name in batch.fields:
                 self.updates[-1][name] = dict(
                     zip(batch.keys, [row.tolist() for row in column(batch, name)], strict=True)
@@ -151,11 +151,37 @@ def test_rows_with_several_turns_cannot_go_in_reverse(queue, trainer):
         made._update_actor(batch, {})
 
 
+def test_a_critics_mini_batches_still_fit(queue, trainer):
+    made = trainer("critic.enable=true", "critic.ppo_mini_batch_size=1", recipe="seeupo")
+    made.tokenizer = SimpleNamespace(eos_token_id=EOS)
+    made.actor_rollout_wg = type("Group", (), {"_dispatch_info": {"actor": [0, 1]}})()
+    everything = fill(EPISODES)
+    batch = batch_of(dict(zip(everything.keys[:8], everything.tags[:8], strict=True)))
+    assert len(made._balance_batch(batch, metrics={})) % (2 * 4) == 0
+
+
+def test_padding_is_spread_over_the_mini_batches():
+    """150 of 1440 rows on 8 ranks in 20 mini-batches, as verl leaves them: at the end of each rank's part."""
+    ranks, share, number = 8, 180, 20
+    padded = [19] * 6 + [18] * 2
+    flags = [i >= share - padded[rank] for rank in range(ranks) for i in range(share)]
+    order = spread_padding(flags, ranks)
+    assert sorted(order) == list(range(ranks * share))
+    for rank in range(ranks):
+        part = order[rank * share : (rank + 1) * share]
+        assert {i // share for i in part} == {rank}
+        for k in range(number):
+            assert sum(flags[i] for i in part[k * 9 : (k + 1) * 9]) <= 1
+    real = [i for i in order if not flags[i]]
+    assert real == sorted(real), "the others keep their order"
+    assert spread_padding([], 2) == []
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_rebel_carries_the_log_ratios_of_its_groups(queue, trainer, ranks):
     made = trainer("+turnkey/loss=rebel", "actor_rollout_ref.actor.ppo_epochs=2", recipe="grpo_steps")
     batch, policy = ready(made, ranks)
-    rewards, means = read_rows(batch, "rewards"), read_rows(batch, "group_reward")
+    rewards, means = read_rows(batch, "turnkey_rewards"), read_rows(batch, "turnkey_group_reward")
     assert (rewards["a_1_0"], rewards["a_3_0"], rewards["b_0_1"]) == (1.0, 0.0, 0.5)
     assert means["a_2_1"] == pytest.approx(1.25 / 3)
     assert means["b_1_0"] == pytest.approx(0.25)
@@ -172,7 +198,7 @@ def test_rebel_carries_the_log_ratios_of_its_groups(queue, trainer, ranks):
             whole[key[:3]] = whole.get(key[:3], 0.0) + own[key]
         mean = sum(whole.values()) / len(whole)
         for key in keys:
-            assert update["group_log_ratio"][key] == pytest.approx(mean - (whole[key[:3]] - own[key]), abs=1e-5)
+            assert update["turnkey_group_log_ratio"][key] == pytest.approx(mean - (whole[key[:3]] - own[key]), abs=1e-5)
 
 
 def read_rows(batch: KVBatchMeta, name: str) -> dict[str, float]:
@@ -183,4 +209,4 @@ def test_staleness_counts_weight_versions(queue, trainer):
     made = trainer("+turnkey/loss=a3po", recipe="grpo_steps")
     made.global_steps = 4
     batch = advance(made, fill(EPISODES))  # whose rows were generated at version 1
-    assert set(read_rows(batch, "staleness").values()) == {3.0}
+    assert set(read_rows(batch, "turnkey_staleness").values()) == {3.0}

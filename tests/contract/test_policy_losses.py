@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +48,12 @@ class Engine:
 WORKER = SimpleNamespace(actor=SimpleNamespace(engine=Engine()))
 
 
+def with_loss_fn():
+    actor = SimpleNamespace(engine=Engine(), loss_fn=partial(print))
+    actor.set_loss_fn = lambda fn: setattr(actor, "loss_fn", fn)
+    return SimpleNamespace(actor=actor)
+
+
 @pytest.fixture(autouse=True)
 def fresh_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "_params", {})
@@ -75,7 +82,13 @@ def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
     ("name", "columns"),
     [
         ("a3po", {"staleness": torch.tensor([1.0, 2.0, 8.0, 1.0])}),
-        ("hdpo", {"tool_advantages": torch.tensor([[1.0], [0.0], [-2.0], [0.0]]).expand(4, 5)}),
+        (
+            "hdpo",
+            {
+                "tool_advantages": torch.tensor([[1.0], [0.0], [-2.0], [0.0]]).expand(4, 5),
+                "tool_share": torch.full((4,), 3.0),
+            },
+        ),
         (
             "rebel",
             {
@@ -90,13 +103,16 @@ def test_further_inputs_travel_with_the_rows(inputs, name, columns):
     """The columns of a micro-batch are at the loss's hand while verl's loss function runs, and only then."""
     config = FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True)
 
-    def verls(model_output, data, dp_group=None):
+    def verls(model_output, data, dp_group=None, config=None):
         config.global_batch_info.update(dp_size=1, batch_num_tokens=int(MASK.sum()), global_batch_size=4)
-        return get_policy_loss_fn(name)(**inputs, loss_agg_mode="token-mean", config=config)
+        mode = "seq-mean-token-mean" if name == "rebel" else "token-mean"
+        return get_policy_loss_fn(name)(**inputs, loss_agg_mode=mode, config=config)
 
     class Actor:
         engine = Engine()
-        loss_fn = staticmethod(verls)
+
+        def __init__(self):
+            self.loss_fn = partial(verls, config=config)
 
         def set_loss_fn(self, fn):
             self.loss_fn = fn
@@ -107,7 +123,9 @@ def test_further_inputs_travel_with_the_rows(inputs, name, columns):
         key: value if value.dim() == 1 else torch.nested.as_nested_tensor(list(value), layout=torch.jagged)
         for key, value in columns.items()
     }
-    found, metrics = actor.loss_fn(model_output={}, data=TensorDict({**nested, "other": MASK}, batch_size=4))
+    assert actor.loss_fn.keywords["config"] is config
+    queue = {loss_inputs.queue_name(key): value for key, value in nested.items()}
+    found, metrics = actor.loss_fn(model_output={}, data=TensorDict({**queue, "other": MASK}, batch_size=4))
     expected, plain = policy_loss(name, **inputs, **columns)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     assert metrics == {f"actor/{key}": value for key, value in plain.items()}
@@ -202,7 +220,7 @@ def test_recipes_with_further_keys_pass(compose: Compose, overrides):
 
 def test_a_schedule_that_moves_with_every_turn_is_named(compose: Compose):
     config = compose("+turnkey=seeupo", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine")
-    with pytest.warns(UserWarning, match="moves with every update"):
+    with pytest.warns(UserWarning, match="moves with each"):
         check(config, use_critic=need_critic(config))
 
 
@@ -226,6 +244,49 @@ def test_a_schedule_that_moves_with_every_turn_is_named(compose: Compose):
 def test_levels_that_do_not_go_together_are_named(compose: Compose, overrides, words):
     config = compose(*overrides)
     with pytest.warns(UserWarning, match=words):
+        check(config, use_critic=need_critic(config))
+
+
+@pytest.mark.parametrize("parts", [(slice(0, 4),), (slice(0, 1), slice(1, 4)), (slice(0, 2), slice(2, 3), slice(3, 4))])
+@pytest.mark.parametrize("name", ["hdpo", "rebel"])
+def test_micro_batches_of_losses_with_further_inputs_add_up(inputs, name, parts, monkeypatch):
+    """The gradient of each row is the same however the mini-batch is split."""
+    columns = {
+        "hdpo": {
+            "tool_advantages": MASK * torch.tensor([[1.0], [0.0], [-2.0], [0.0]]),
+            "tool_share": torch.full((4,), 2.0),
+        },
+        "rebel": {key: torch.tensor([1.0, 0.0, 2.0, 0.5]) for key in ("rewards", "group_reward", "group_log_ratio")},
+    }[name]
+    bridge.configure(with_loss_fn(), (), name, losses()[name].params())
+    log_prob = inputs["log_prob"].clone().requires_grad_()
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=int(MASK.sum()), global_batch_size=4)
+    mode = "seq-mean-token-mean" if name == "rebel" else "token-mean"
+    for rows in parts:
+        monkeypatch.setattr(
+            loss_inputs, "current", lambda rows=rows: {key: value[rows] for key, value in columns.items()}
+        )
+        part = {key: tensor[rows] for key, tensor in {**inputs, "log_prob": log_prob}.items()}
+        get_policy_loss_fn(name)(**part, loss_agg_mode=mode, config=config)[0].backward()
+    whole = inputs["log_prob"].clone().requires_grad_()
+    policy_loss(name, **{**inputs, "log_prob": whole}, **columns)[0].backward()
+    torch.testing.assert_close(log_prob.grad, whole.grad)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["+turnkey/loss=rebel", "actor_rollout_ref.actor.loss_agg_mode=token-mean"], "mean over rows"),
+        (
+            ["+turnkey/loss=segment_mask", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
+            "weighs its tokens",
+        ),
+    ],
+)
+def test_a_mean_that_the_loss_does_not_mean_is_refused(compose: Compose, overrides, words):
+    config = compose("+turnkey=grpo_steps", *overrides)
+    with pytest.raises(ConfigError, match=words):
         check(config, use_critic=need_critic(config))
 
 

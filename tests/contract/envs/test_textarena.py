@@ -136,15 +136,20 @@ def test_state_key_repeats_exactly_where_the_state_does():
 def test_an_invalid_move_is_forgiven_as_often_as_agreed():
     env = TextArenaText("TowerOfHanoi-v0", error_allowance=2)
     observation, info = env.reset(seed=0)
+    keys = [info["state_key"]]
     for action in ["fly", "x" * 100_000]:
         after, reward, terminated, truncated, told = env.step(action)
         assert (reward, terminated, truncated) == (0.0, False, False)
         assert told["invalid"]
-        assert told["state_key"] == info["state_key"]
         assert after.endswith(observation)
-    assert not env.step("A B")[4]["invalid"]
-    for action in ["", "\x00\u202e☃"]:
-        assert env.step(action)[2:4] == (False, False)
+        keys.append(told["state_key"])
+    assert len(set(keys)) == 3  # the same board, but how many more are forgiven is part of the state
+    *_, told = env.step("A B")
+    assert not told["invalid"]
+    assert env.step("B A")[4]["state_key"] == keys[0]  # a valid move sets the count back
+    for action, key in zip(["", "\x00\u202e☃"], keys[1:], strict=True):
+        _, _, terminated, truncated, told = env.step(action)
+        assert (terminated, truncated, told["state_key"]) == (False, False, key)  # whatever the text was
     _, reward, terminated, truncated, told = env.step("B B B")
     assert (reward, terminated, truncated, told["won"], told["invalid"]) == (0.0, True, False, False, True)
 

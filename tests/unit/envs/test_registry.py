@@ -128,7 +128,7 @@ def test_command_envs(tmp_path):
     assert [row["id"] for row in rows] == [adapter.id for adapter in ADAPTERS] + ["own/Listed-v0"]
     shown = run()
     assert all(adapter.id in shown for adapter in ADAPTERS)
-    assert "needed: a running WebShop server" in shown
+    assert "needed: a running webshop_server.py" in shown
 
 
 def test_importing_the_room_imports_no_environment_package_and_no_ray():

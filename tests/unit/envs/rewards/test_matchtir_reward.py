@@ -160,6 +160,6 @@ def test_the_component():
 
 def test_without_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(MissingPackageError, match="needs the package 'scipy': pip install"):
+    with pytest.raises(MissingPackageError, match=r'pip install "verl-turnkey\[matchtir\]"'):
         compose([{"name": "matchtir"}])
     assert compose([{"name": "matchtir", "variant": "soft"}]).labels == ("matchtir",)

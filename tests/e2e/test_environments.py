@@ -1,0 +1,132 @@
+"""Real engines under stock verl: TextWorld's games, and household problems in ALFWorld's own format."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import naive
+import numpy as np
+import pytest
+from launch import Run, train
+
+TURNKEY = Path(sys.executable).with_name("turnkey")
+POLICY = Path(__file__).with_name("word_policy.py")
+STEPS = 2
+
+
+def play(out: Path, model: Path, recipe: str, *overrides: str, env: dict[str, str] | None = None) -> Run:
+    return train(
+        out,
+        "+turnkey=gigpo",
+        f"+turnkey/env={recipe}",
+        "+turnkey/device=cpu",
+        f"turnkey.rollout.action_format={POLICY}:choose",
+        f"data.train_files={out}/tasks/train.parquet",
+        f"data.val_files={out}/tasks/val.parquet",
+        "data.train_batch_size=2",
+        "data.max_prompt_length=1000",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        "trainer.test_freq=2",
+        f"trainer.total_training_steps={STEPS}",
+        *overrides,
+        env=env,
+    )
+
+
+def tasks(out: Path, *options: str, env: dict[str, str]) -> None:
+    command = [TURNKEY, "tasks", out / "tasks", "--train", "8", "--val", "4", *options]
+    subprocess.run(command, check=True, env={**os.environ, **env})
+
+
+@pytest.fixture(scope="module")
+def textworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("textworld")
+    env = {"TURNKEY_CACHE": str(out / "cache")}
+    kwargs = '{"challenge": "coin_collector", "level": 2, "games": 4}'
+    tasks(out, "--env", "turnkey/TextWorld-v0", "--kwargs", kwargs, env=env)
+    return play(out, model, "textworld", "turnkey.rollout.max_turns=6", env=env)
+
+
+@pytest.fixture(scope="module")
+def alfworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Paid for picking things up as well, since a random walk solves none of these."""
+    out = tmp_path_factory.mktemp("alfworld")
+    data = ["--train", "6", "--valid-seen", "0", "--valid-unseen", "6"]
+    subprocess.run([TURNKEY, "alfworld-generate", out / "data", *data], check=True)
+    env = {"ALFWORLD_DATA": str(out / "data")}
+    tasks(out, "--env", "turnkey/ALFWorld-v0", "--val-kwargs", '{"split": "valid_unseen"}', env=env)
+    rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:taking', weight: 0.1}}]"
+    return play(out, model, "alfworld", "turnkey.rollout.max_turns=8", rewards, env=env)
+
+
+@pytest.fixture(params=["textworld", "alfworld"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.getfixturevalue(request.param)
+
+
+def test_every_episode_is_played_to_its_end_in_the_real_engine(run: Run) -> None:
+    package = {"turnkey/TextWorld-v0": "textworld", "turnkey/ALFWorld-v0": "alfworld"}
+    for split, number in (("train", 8 * STEPS), ("val", 4)):
+        episodes = run.episodes(split)
+        assert len(episodes) == number
+        for episode in episodes:
+            assert episode["failed"] is None
+            assert episode["env"]["package"] == package[episode["env"]["id"]]
+            assert episode["env"]["version"]
+            last = episode["records"][-1]["steps"][0]
+            assert last["terminated"] or last["truncated"]
+            assert all(record["steps"][0]["valid"] for record in episode["records"])
+
+
+def test_the_rollouts_of_a_group_begin_alike(run: Run) -> None:
+    starts: dict[str, set[str]] = {}
+    for episode in run.episodes("train"):
+        starts.setdefault(episode["key"].rsplit("_", 1)[0], set()).add(episode["turns"][0]["observation"])
+    assert len(starts) == 2 * STEPS
+    assert all(len(seen) == 1 for seen in starts.values())
+    assert len(set.union(*starts.values())) > 1
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_credit_of_real_states_is_that_of_the_naive_twin(run: Run, step: int) -> None:
+    keys, rows = [], []
+    for episode in run.episodes("train"):
+        if episode["global_step"] == step:
+            for index, record in enumerate(episode["records"]):
+                keys.append(f"{episode['key']}_{index}")
+                group = episode["key"].rsplit("_", 1)[0]
+                rows.append({"group": group, "trajectory": episode["key"], **record["steps"][0]})
+    seen = run.seen(step)
+    queue = {
+        key: advantage[mask.bool()]
+        for key, advantage, mask in zip(seen["keys"], seen["advantages"], seen["mask"], strict=True)
+    }
+    for key, value in zip(keys, naive.gigpo(rows), strict=True):
+        np.testing.assert_allclose(queue[key].numpy(), value, atol=1e-5, err_msg=key)
+    assert run.metrics[step]["credit/share_steps_in_anchor_groups"] > 0.2, "the states of a group repeat"
+    assert np.isfinite(run.metrics[step]["actor/grad_norm"])
+
+
+def test_something_was_learnt_from(run: Run) -> None:
+    assert max(data.get("actor/grad_norm", 0.0) for data in run.metrics.values()) > 0
+
+
+def test_components_are_logged_by_name(alfworld: Run) -> None:
+    taken = [
+        sum((record["steps"][0]["action"] or "").startswith("take ") for record in episode["records"])
+        for episode in alfworld.episodes("train")
+        if episode["global_step"] == 1
+    ]
+    assert alfworld.metrics[1]["episode/reward/taking"] == pytest.approx(0.1 * np.mean(taken))
+    assert sum(taken) > 0
+
+
+def test_walks_find_coins(textworld: Run) -> None:
+    assert max(textworld.metrics[step]["episode/success_rate"] for step in range(1, STEPS + 1)) > 0
+    assert textworld.metrics[1]["episode/return/mean"] == textworld.metrics[1]["episode/success_rate"]

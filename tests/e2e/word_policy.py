@@ -1,0 +1,17 @@
+"""How a model that cannot write plays a text adventure, and what pays it: both loaded by name, as users' own are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verl_turnkey.envs.rewards import RewardStep
+
+
+def choose(text: str, admissible: Sequence[str] | None) -> str | None:
+    """An action for any text, the same for the same: so that what is written makes a difference."""
+    return admissible[sum(text.encode()) % len(admissible)] if admissible else None
+
+
+def taking(steps: Sequence[RewardStep]) -> list[float]:
+    """Pays for picking things up; a random walk hardly ever does more in a household."""
+    return [float(step.valid and (step.action or "").startswith("take ")) for step in steps]
