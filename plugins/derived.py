@@ -15,6 +15,9 @@ from omegaconf import DictConfig
 
 from verl_turnkey.plugins.turns import Found, split_key, sum_by_turn, turn_counts
 
+# verl's own agent loops, and what of their extra fields has one number per turn.
+VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
+
 NO_TOKENS = "no token of its responses is the model's"
 
 # Columns of StepBatch that can be derived; `value` comes from the critic.

@@ -21,7 +21,8 @@ from verl_turnkey.plugins import loss as bridge
 from verl_turnkey.plugins import loss_inputs
 from verl_turnkey.plugins.config import loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.registration import loss_names
-from verl_turnkey.plugins.validate import PROVIDED, check
+from verl_turnkey.plugins.validate import check
+from verl_turnkey.plugins.validate_update import PROVIDED
 
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 1]])
 

@@ -12,7 +12,8 @@ from launch import Run, train
 
 from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
 
-LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 8}  # a random walk often finds the goal
+POLICY = Path(__file__).with_name("word_policy.py")
+LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 8}
 
 
 def play(out: Path, model: Path, *overrides: str) -> Run:
@@ -24,6 +25,7 @@ def play(out: Path, model: Path, *overrides: str) -> Run:
         *overrides,
         "+turnkey/device=cpu",
         "turnkey.rollout.max_turns=8",
+        f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
         f"data.train_files={out}/train.parquet",
         f"data.val_files={out}/val.parquet",
         "data.train_batch_size=4",
@@ -35,13 +37,12 @@ def play(out: Path, model: Path, *overrides: str) -> Run:
 
 @pytest.fixture(scope="module")
 def seeupo(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two steps; the reward is the decayed one, so that hardly any group is constant."""
+    """Two steps; each step ahead is paid, so that hardly any group is constant."""
     return play(
         tmp_path_factory.mktemp("seeupo"),
         model,
         "+turnkey=seeupo",
         "+turnkey/env=babyai",
-        "turnkey.env.kwargs.reward=time_decay",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "trainer.total_training_steps=2",
     )
@@ -91,7 +92,6 @@ def test_rebel_moves_log_ratios_towards_differences_of_outcomes(model: Path, tmp
         "+turnkey/env=babyai",
         "+turnkey/loss=rebel",
         "turnkey.loss.eta=0.1",
-        "turnkey.env.kwargs.reward=time_decay",
         "actor_rollout_ref.actor.ppo_epochs=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "trainer.total_training_steps=1",

@@ -15,3 +15,8 @@ def choose(text: str, admissible: Sequence[str] | None) -> str | None:
 def taking(steps: Sequence[RewardStep]) -> list[float]:
     """Pays for picking things up; a random walk hardly ever does more in a household."""
     return [float(step.valid and (step.action or "").startswith("take ")) for step in steps]
+
+
+def forward(steps: Sequence[RewardStep]) -> list[float]:
+    """Pays for every step ahead, so that no two episodes come to quite the same."""
+    return [float(step.action == "go forward") for step in steps]
