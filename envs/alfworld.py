@@ -7,18 +7,21 @@ the engine's and the data's, so both old ("put apple 1 in/on desk 1") and new ("
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from alfworld.agents.environment.alfred_tw_env import TASK_TYPES, AlfredDemangler
 from textworld import EnvInfos
 from textworld.envs import PddlEnv
 
 from verl_turnkey.envs.base import Scene, TextEnv, digest, words
+from verl_turnkey.envs.cache import cache_folder
 from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
 
 TREE = "json_2.1.1"  # where ALFWorld keeps its problems
@@ -141,14 +144,38 @@ def find_games(folder: Path, split: str, task_types: Sequence[str]) -> list[Path
     """The solvable games of these task types, sorted by path, so that a seed means the same game everywhere.
 
     ALFRED names a problem's folder after its task type; what ALFWorld cannot play (movable receptacles, sliced things)
-    is left out by the same rule as there.
+    is left out by the same rule as there. Which are solvable is read once and kept in ``$TURNKEY_CACHE/alfworld``.
     """
     found = sorted((folder / TREE / split).glob("*/*/game.tw-pddl"))
-    wanted = [path for path in found if path.parts[-3].split("-")[0] in task_types and "Sliced" not in path.parts[-3]]
-    games = [path for path in wanted if _SOLVABLE.search(path.read_bytes())]
+    playable = [path for path in found if path.parts[-3].split("-")[0] in TYPES and "Sliced" not in path.parts[-3]]
+    wanted = [path for path in playable if path.parts[-3].split("-")[0] in task_types]
+    solvable = _solvable(folder / TREE / split, playable) if wanted else set()
+    games = [path for path in wanted if path in solvable]
     if not games:
         raise FileNotFoundError(
             f"no playable ALFWorld game in {folder / TREE / split}: {len(found)} game.tw-pddl files, "
             f"{len(wanted)} of them of the types {', '.join(task_types)}, none of those marked solvable. {_HOW}"
         )
     return games
+
+
+def _solvable(split: Path, games: Sequence[Path]) -> set[Path]:
+    """Those of ``games`` that are marked solvable. The official ones are thousands, and every process asks."""
+    split = split.absolute()
+    names = {str(path.absolute().relative_to(split)): path for path in games}
+    looks = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, games)]
+    version = digest(list(zip(names, looks, strict=True)))  # other once any game has come, gone or been written anew
+    file = cache_folder("alfworld") / f"{digest(str(split))}.json"
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["version"] == version:
+            return {names[name] for name in kept["solvable"]}
+    except (OSError, ValueError, LookupError, TypeError):  # not there, or not whole
+        pass
+    found = [name for name, path in names.items() if _SOLVABLE.search(path.read_bytes())]
+    part = file.with_suffix(f".{uuid4().hex}")
+    with contextlib.suppress(OSError):  # then the next one reads them again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"version": version, "solvable": found}), encoding="utf-8")
+        part.replace(file)  # at once, for processes that read meanwhile
+    return {names[name] for name in found}

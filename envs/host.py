@@ -83,6 +83,7 @@ class EnvHost:
         self._starts = asyncio.Semaphore(sizing.starts_at_once(sharers))
         self._losses = Losses("environment processes or threads", restarts)
         self._declared: dict[str, Declared] = {}
+        self._asked: set[str] = set()  # ids of which an episode is about to find out
         self._lanes: list[Any] = []
         self._opening: dict[str, asyncio.Task[Any]] = {}
         self._open: dict[str, _Episode] = {}
@@ -171,6 +172,7 @@ class EnvHost:
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():  # let in and cancelled at the same moment
                 self._taken -= place.result()
+                self._asked.discard(env_id)
             self._let_in()  # whom this one kept waiting
             raise
 
@@ -178,10 +180,15 @@ class EnvHost:
         while self._waiting:
             env_id, place = self._waiting[0]
             if not place.cancelled():
+                unknown = not self._counting and env_id not in self._declared
+                if unknown and env_id in self._asked:  # the first one finds out what the class declares
+                    return
                 cost = self._cost(env_id)
                 if self._taken and self._taken + cost > self._room:  # alone, an environment may be larger than the room
                     return
                 self._taken += cost
+                if unknown:
+                    self._asked.add(env_id)
                 place.set_result(cost)
             self._waiting.popleft()
 
@@ -208,11 +215,14 @@ class EnvHost:
             seat.cost = self._cost(env_id)  # known by now
             self._taken += seat.cost - cost
             cost = seat.cost
+            self._asked.discard(env_id)
+            self._let_in()  # those who waited for what the class declares
             what = f"reset of {_named(env_id, kwargs)}"
             observation, info = await self._call(seat.place, "start", (env_id, kwargs, seed), timeout, what)
         except BaseException:
             if seat is not None:
                 seat.place.kill()
+            self._asked.discard(env_id)
             self._leave(cost)
             raise
         return _Episode(seat, kwargs, seed, [], [_mark(observation, info)]), observation, info

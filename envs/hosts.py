@@ -181,7 +181,8 @@ class HostPool:
 
     async def call(self, host: int, life: int, method: str, *args: Any) -> Any:
         """Call a method of a host in its ``life``; a host that is gone is a failure of kind ``host``."""
-        from ray.exceptions import RayActorError
+        import ray
+        from ray.exceptions import ActorUnavailableError, RayActorError
 
         if life != self._lives[host]:
             raise EnvironmentFailure("host", f"environment host {host} died, and the episode with it")
@@ -195,6 +196,8 @@ class HostPool:
                 self._note_death(host, life, error.message)
             raise EnvironmentFailure(error.kind, error.message) from None
         except RayActorError as error:
+            if isinstance(error, ActorUnavailableError):  # it may live, with episodes that nobody would close any more
+                ray.kill(self._hosts[host], no_restart=False)
             message = f"environment host {host} died: {error}"
             self._note_death(host, life, message)
             raise EnvironmentFailure("host", message) from error

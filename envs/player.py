@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ Info = dict[str, Any]
 _IMPORTS = threading.Lock()
 _MESSAGE_CHARS = 2000
 _TRACEBACK_CHARS = 1500
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,11 @@ def _info(info: Any) -> Info:
     if not isinstance(info, Mapping):
         raise TypeError(f"info must be a dict, not {_shown(info)}")
     key, admissible, won = info.get("state_key"), info.get("admissible"), info.get("won")
+    if isinstance(admissible, str):
+        raise TypeError(f"info['admissible'] must be a list of actions, not the text {_shown(admissible)}")
     optional = {
         "images": [_image(image) for image in info.get("images") or []],
-        "extra": _plain(info.get("extra") or {}),
+        "extra": _extra(info.get("extra")),
     }
     return {
         **{name: value for name, value in optional.items() if value},
@@ -187,10 +191,18 @@ def _image(image: Any) -> np.ndarray:
     return array
 
 
+def _extra(value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"info['extra'] must be a dict, not {_shown(value)}")
+    return _plain(value or {})
+
+
 def _plain(value: Any) -> Any:
     """What the environment tells reward functions, as JSON would hold it: no class of the environment's gets out."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
+    if type(value) in (int, float) and not -_LARGEST <= value <= _LARGEST:  # nan neither
+        raise TypeError(f"info['extra'] must hold finite numbers, not {_shown(value)}")
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):

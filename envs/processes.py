@@ -79,9 +79,10 @@ class Child:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         variables |= {guard.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}
         variables.setdefault("OMP_NUM_THREADS", "1")
+        paths = [str(path) for path in sys.path]  # some programs put Path objects there
         ours, theirs = socket.socketpair()
         output, their_output = os.pipe()
-        argument = json.dumps([theirs.fileno(), list(modules), sys.path])
+        argument = json.dumps([theirs.fileno(), list(modules), paths])
         try:
             process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _BOOT, argument],
@@ -201,7 +202,7 @@ class Child:
         elif status.si_code == os.CLD_EXITED:
             how = f"ended with exit status {status.si_status}"
         else:
-            how = f"was killed by {signal.Signals(status.si_status).name}"
+            how = f"was killed by {_signal_name(status.si_status)}"
         tail = self._tail()
         self.kill()
         return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")
@@ -224,3 +225,10 @@ class Child:
             self._collect()
         text = self._ring.decode(errors="replace").strip()
         return f"\nIts last output:\n{text[-_TAIL_CHARS:]}" if text else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"

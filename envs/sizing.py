@@ -24,10 +24,21 @@ def free_memory_mb() -> int:
     """Memory that is available: of the machine, or of this process's container when that is less. 4096 if unknown."""
     lines = [line.split() for line in _text(Path("/proc/meminfo")).splitlines()]
     free = next((int(line[1]) // 1024 for line in lines if line[0] == "MemAvailable:"), 4096)
-    limit, used = _words(_CGROUP / "memory.max"), _words(_CGROUP / "memory.current")
-    if limit and used and limit[0] != "max":
-        free = min(free, (int(limit[0]) - int(used[0])) >> 20)
+    for group in _cgroups():
+        limit, used = _words(group / "memory.max"), _words(group / "memory.current")
+        if limit and used and limit[0] != "max":
+            # Files in the cache (a model's weights, just read) count as used, and go when memory is asked for.
+            stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+            free = min(free, (int(limit[0]) - int(used[0]) + cache) >> 20)
     return max(0, free)
+
+
+def _cgroups() -> list[Path]:
+    """The control groups (version 2) that this process is in, the innermost first; inside a container often one."""
+    line = next((line for line in _text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "0::/")
+    inner = _CGROUP / line[3:].lstrip("/")
+    return [group for group in (inner, *inner.parents) if group.is_relative_to(_CGROUP)]
 
 
 def hosts(sharers: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import os
 import re
 import tempfile
 import threading
@@ -18,6 +18,7 @@ from textworld.challenges import CHALLENGES
 from textworld.generator import compile_game
 
 from verl_turnkey.envs.base import Scene, TextEnv, check, digest, is_count, words
+from verl_turnkey.envs.cache import cache_folder
 from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
 
 FLAG = (False, True)
@@ -55,7 +56,8 @@ _WANTED = EnvInfos(
     win_facts=True,
     won=True,
 )
-# TextWorld's parser is one per process: games are made and loaded by one thread at a time, and played by many.
+# TextWorld's parser is one per process: games are made and loaded by one thread at a time, and compiled and played by
+# many. Nobody waits for a compiler or another process while holding this lock.
 _LOADING = threading.Lock()
 
 
@@ -177,40 +179,41 @@ def own_games(path: Path) -> list[Path]:
 
 def compiled(challenge: str, options: Mapping[str, Any], seed: int) -> Path:
     """The game file of these options and seed, from the cache or made now."""
-    folder = cache() / version("textworld") / "-".join([challenge, *(f"{k}={v}" for k, v in options.items())])
+    name = "-".join([challenge, *(f"{k}={v}" for k, v in options.items())])
+    folder = cache_folder("textworld") / version("textworld") / name
     game = folder / str(seed) / "game.z8"
     if game.is_file():
         return game
     folder.mkdir(parents=True, exist_ok=True)
-    with _LOADING, open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a group asks several processes for one game at the same moment
+    with open(folder / f"{seed}.lock", "w") as lock:
+        # A group asks several threads and processes for one game at the same moment.
+        with contextlib.suppress(OSError):  # a file system without locks: the game is made more than once, that is all
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if not game.is_file():
             with tempfile.TemporaryDirectory(prefix="new-", dir=folder) as scratch:
                 new = Path(scratch) / "game"
                 new.mkdir()
                 _compile(challenge, options, seed, new / game.name)
-                new.rename(game.parent)  # at once: nobody ever sees half a game
+                try:
+                    new.rename(game.parent)  # at once: nobody ever sees half a game
+                except OSError:
+                    if not game.is_file():  # otherwise another one was faster
+                        raise
     return game
 
 
-def cache() -> Path:
-    """Where generated games are kept."""
-    chosen = os.environ.get("TURNKEY_CACHE")
-    shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "verl-turnkey"
-    return (Path(chosen) if chosen else shared) / "textworld"
-
-
 def _compile(challenge: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
-    wanted = GameOptions()
-    wanted.seeds = seed % 2**32
-    wanted.path = str(path)
-    wanted.grammar.only_last_action = options.get("only_last_action", False)
-    _, make, _ = CHALLENGES[f"tw-{challenge}"]
-    try:
-        game = make({"test": False, **options}, wanted)
-    except (ValueError, AssertionError) as error:
-        raise EnvironmentKwargsError(f"TextWorld makes no {challenge} with {dict(options)}: {error}") from error
-    compile_game(game, wanted)
+    with _LOADING:
+        wanted = GameOptions()
+        wanted.seeds = seed % 2**32
+        wanted.path = str(path)
+        wanted.grammar.only_last_action = options.get("only_last_action", False)
+        _, make, _ = CHALLENGES[f"tw-{challenge}"]
+        try:
+            game = make({"test": False, **options}, wanted)
+        except (ValueError, AssertionError) as error:
+            raise EnvironmentKwargsError(f"TextWorld makes no {challenge} with {dict(options)}: {error}") from error
+    compile_game(game, wanted)  # writes out what was made, and runs compilers; it parses nothing
     path.with_suffix(".ni").unlink()  # the source, of no use to a player
 
 

@@ -68,6 +68,7 @@ class WebShopText(TextEnv):
         self._call = _remote(url, timeout) if url is not None else _in_process(factory or "")
         self._id: str | None = None
         self._session = 0
+        self._task = ""
         self._page: dict[str, Any] = {}
 
     def begin(self, seed: int) -> tuple[Scene, str]:
@@ -85,7 +86,8 @@ class WebShopText(TextEnv):
                 "the first page of the shop has no `Instruction:`: it must be made with observation_mode='text' or "
                 f"'text_rich'. It is {page['observation'][:200]!r}"
             )
-        return self._scene_of(page), instruction[1]
+        self._task = instruction[1]
+        return self._scene_of(page), self._task
 
     def act(self, action: str) -> Scene:
         command = self._command(action)
@@ -107,7 +109,9 @@ class WebShopText(TextEnv):
     def _scene_of(self, page: dict[str, Any]) -> Scene:
         self._page = page
         text = page["observation"]
-        if (instruction := _INSTRUCTION.search(text)) is not None:  # shown as the task, not on every page
+        instruction = _INSTRUCTION.search(text)
+        # It is shown as the task, not on every page. What a product says ("Care Instruction: ...") stays.
+        if instruction is not None and instruction[1] == self._task:
             text = text[instruction.end() :].strip()
         clicks = [f"click[{name}]" for name in _buttons(page)]
         score = page["reward"]

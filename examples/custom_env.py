@@ -30,7 +30,8 @@ class GuessNumber(TextEnv):
         return self.scene("Guess."), f"Find the number between 1 and {self.highest}."
 
     def act(self, action: str) -> Scene:
-        if not action.strip().isdecimal():
+        # A model may write thousands of digits, and int() raises ValueError for more than 4300.
+        if not action.strip().isdecimal() or len(action) > 100:
             return self.refused()
         guess = int(action)
         if guess == self.number:

@@ -74,7 +74,7 @@ def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedActio
         return ParsedAction(None, f"a call of {call.name[:80]!r}, which is no tool here")
     try:
         arguments = json.loads(call.arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return ParsedAction(None, f"the arguments of the tool call are no JSON: {error}")
     action = arguments.get("action") if isinstance(arguments, Mapping) else None
     if isinstance(action, int | float) and not isinstance(action, bool):

@@ -175,6 +175,8 @@ class EnvAgentLoop(AgentLoopBase):
                 )
                 valid = parsed.valid and not answer.info["invalid"]
                 extra, next_extra = info.setdefault("extra", {}), answer.info.setdefault("extra", {})
+                if answer.info["invalid"] and next_extra == extra:  # a refused action brought nothing about
+                    next_extra = answer.info["extra"] = extra
                 episode.steps.append(
                     PlayedStep(
                         prompt=prompt,

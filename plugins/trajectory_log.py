@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,8 @@ from typing import IO, Any
 
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 
 class TrajectoryLog:
@@ -39,10 +42,6 @@ class TrajectoryLog:
         """
         if self._folder is None:
             return
-        if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"episodes-{socket.gethostname()}-{os.getpid()}.jsonl"
-            self._file = (self._folder / name).open("a", encoding="utf-8", buffering=1)
         extra_info = row.get("extra_info") or {}
         line = {
             "key": f"{row['uid']}_{row['session_id']}",
@@ -55,4 +54,16 @@ class TrajectoryLog:
             "turns": list(turns),
             "info": dict(outputs[-1].extra_fields["reward_extra_info"]),
         }
-        self._file.write(json.dumps(line) + "\n")
+        try:
+            self._append(json.dumps(line) + "\n")
+        except OSError as error:  # a full disk costs the log, not the episode
+            logger.warning("turnkey.log.trajectories: no more episodes are logged in this process: %s", error)
+            self._folder = None
+
+    def _append(self, text: str) -> None:
+        assert self._folder is not None
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"episodes-{socket.gethostname()}-{os.getpid()}.jsonl"
+            self._file = (self._folder / name).open("a", encoding="utf-8", buffering=1)
+        self._file.write(text)

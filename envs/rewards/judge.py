@@ -56,7 +56,10 @@ class JudgeConfig:
     """folder in which answers are kept and shared between processes and runs; null: in memory only"""
     cache_size: int = 100_000
     """answers kept in memory; the oldest go first"""
-    score_pattern: str = r"(?i)\bscore\b[^\d\n+-]*([+-]?\d+(?:\.\d+)?)"
+    score_pattern: str = (
+        r"(?im)^[^\w\n]*(?:(?:final|overall) )?score[^\w\n]*[:=][^\w\n.+-]*"
+        r"([+-]?(?:\d+(?:\.\d+)?|\.\d+))(?![\d.]* *[-–] *\d)"  # no range, as in "Score: (0-10) 7"
+    )
     """regular expression whose first group is the score; the last match in the answer counts"""
     score_key: str | None = None
     """read the score from this key of the last JSON object in the answer that has it, instead of by pattern"""
@@ -84,8 +87,8 @@ class JudgeConfig:
 class Judge:
     """Asks a model and reads scores from its answers; to be used from one event loop at a time.
 
-    Equal questions are asked once: an answer is kept by model, messages and params, and a question that is under way
-    already is waited for. Redirects are not followed, since the API key would go with them.
+    Equal questions are asked once: an answer is kept by URL, model, messages and params, and a question that is under
+    way already is waited for. Redirects are not followed, since the API key would go with them.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -117,7 +120,7 @@ class Judge:
             "messages": [dict(message) for message in messages],
         }
         body = json.dumps(question, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
-        key = hashlib.sha256(body).hexdigest()
+        key = hashlib.sha256(self._endpoint.encode() + b"\n" + body).hexdigest()
         if key in self._answers:
             return self._answers[key]
         if key not in self._asked:
@@ -294,6 +297,6 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: a JSON integer may be larger than any float
         return None
     return number if math.isfinite(number) else None

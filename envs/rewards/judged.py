@@ -34,11 +34,14 @@ class JudgeReward(JudgeConfig):
     """the question, with the fields {task}, {transcript} and, of the last step shown, {observation} and {action}"""
     system: str | None = None
     """system message; null: none"""
+    max_chars: int = 20_000
+    """characters of a transcript that are shown; of longer ones beginning and end, and how much was left out"""
     score_range: tuple[float, float] | None = (0.0, 10.0)
     """the worst and the best score the model may give; they become 0 and 1. null: the score is taken as it is"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check(self.max_chars > 0, "max_chars", "a positive integer", self.max_chars)
         named = _FIELD.findall(self.prompt)
         for name in named:
             hint = did_you_mean(name, _FIELDS)
@@ -56,9 +59,12 @@ class JudgeReward(JudgeConfig):
         said = [step.text or step.action or "" for step in steps]
         values = {
             "task": steps[0].task,
-            "transcript": "\n\n".join(
-                f"Observation {t}: {step.observation}\nAgent {t}: {words}"
-                for t, (step, words) in enumerate(zip(steps, said, strict=True), 1)
+            "transcript": _shortened(
+                "\n\n".join(
+                    f"Observation {t}: {step.observation}\nAgent {t}: {words}"
+                    for t, (step, words) in enumerate(zip(steps, said, strict=True), 1)
+                ),
+                self.max_chars,
             ),
             "observation": steps[-1].observation,
             "action": steps[-1].action or said[-1],
@@ -70,3 +76,12 @@ class JudgeReward(JudgeConfig):
     @cached_property
     def _judge(self) -> Judge:
         return Judge(JudgeConfig(**{entry.name: getattr(self, entry.name) for entry in fields(JudgeConfig)}))
+
+
+def _shortened(text: str, most: int) -> str:
+    """``text`` without its middle when it is longer than ``most``: where it began and how it ended matter most."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    head = most // 2
+    return f"{text[:head]}\n[{left_out} characters left out]\n{text[head + left_out :]}"

@@ -49,6 +49,8 @@ class Job:
         overrides = f"""
             +turnkey={self.method}
             +turnkey/env=babyai
+            turnkey.rollout.template=minigrid
+            turnkey.rollout.action_format=plain
             +turnkey/device=cpu
             turnkey.rollout.history={HISTORY}
             turnkey.rollout.max_turns={MAX_TURNS}

@@ -25,7 +25,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import ConfigError, validate_record
-from verl_turnkey.envs import make
+from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.hosts import HostPool
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins import agent_loop
@@ -676,3 +676,29 @@ def test_the_anchor_may_be_the_text_that_is_seen(play):
     for anchor, is_text in (("state_key", False), ("observation", True)):
         outputs, _ = play(["go forward"] * 2, task, "turnkey.rollout.max_turns=2", f"turnkey.rollout.anchor={anchor}")
         assert all(step["anchor"].startswith("Free steps:") is is_text for step in steps(outputs))
+
+
+@pytest.mark.parametrize("extra", ["[1, 2]", "float('nan')", "10**400"])
+def test_odd_extras_cost_their_episode(tmp_path: Path, extra):
+    """And not the group, as an exception of the agent loop would."""
+    module = tmp_path / "odd_extra.py"
+    module.write_text(
+        "import gymnasium\n"
+        "class Odd(gymnasium.Env):\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        f"        return 'here', {{'extra': {extra if extra.startswith('[') else '{chr(120): ' + extra + '}'}}}\n"
+        "gymnasium.register('contract/Odd-v0', entry_point=Odd, disable_env_checker=True)\n"
+    )
+    from verl_turnkey.envs.modules import import_modules
+    from verl_turnkey.envs.player import Player
+
+    import_modules([str(module)])
+    with pytest.raises(EnvironmentFailure, match=r"info\['extra'\]"):
+        Player([str(module)]).start("contract/Odd-v0", {}, 0)
+
+
+def test_a_full_disk_costs_the_log_and_not_the_episode(play, tmp_path: Path, caplog):
+    (tmp_path / "log").write_text("a file where a folder should be")
+    outputs, _ = play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}/log")
+    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5]
+    assert "no more episodes are logged" in caplog.text

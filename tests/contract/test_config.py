@@ -171,7 +171,7 @@ BAD = {
     ),
     "no such summary": (["turnkey.rollout.summary=textwrap:shortn"], ["turnkey.rollout.summary", "'shorten'"]),
     "a summary that nobody shows": (
-        ["turnkey.rollout.summary=textwrap:shorten"],
+        ["turnkey.rollout.summary=textwrap:shorten", "turnkey.rollout.template=minigrid"],
         ["turnkey.rollout.summary", "{summary}", "turnkey.rollout.template=minigrid"],
     ),
     "unknown field in a line": (

@@ -35,6 +35,8 @@ def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         out,
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
+        "turnkey.rollout.template=minigrid",
+        "turnkey.rollout.action_format=plain",
         "+turnkey/loss=st_ppo",
         "+turnkey/device=cpu",
         "turnkey.rollout.max_turns=20",

@@ -24,6 +24,8 @@ def play(out: Path, model: Path, *overrides: str) -> Run:
         out,
         *overrides,
         "+turnkey/device=cpu",
+        "turnkey.rollout.template=minigrid",
+        "turnkey.rollout.action_format=plain",
         "turnkey.rollout.max_turns=8",
         f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
         f"data.train_files={out}/train.parquet",

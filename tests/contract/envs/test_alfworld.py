@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,21 @@ from gymnasium.utils.env_checker import check_env
 from typer.testing import CliRunner
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
-from verl_turnkey.envs.alfworld import TREE, TYPES
+from verl_turnkey.envs.alfworld import TREE, TYPES, find_games
 from verl_turnkey.envs.alfworld_generate import RULES, draw, generate
 from verl_turnkey.plugins.cli import app
 
 ID = "turnkey/ALFWorld-v0"
 SEED = 3
 COUNTS = {"train": 6, "valid_seen": 1, "valid_unseen": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("TURNKEY_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +289,39 @@ def test_no_playable_game_is_an_error_and_says_why(data, tmp_path):
     shutil.rmtree(tmp_path / TREE / "train")
     with pytest.raises(FileNotFoundError, match=r"0 game.tw-pddl files"):
         make(ID, {"data": str(tmp_path)})
+
+
+def test_which_games_are_solvable_is_read_once(data, tmp_path, monkeypatch):
+    copy, cache = tmp_path / "data", tmp_path / "cache"
+    shutil.copytree(data, copy)
+    monkeypatch.setenv("TURNKEY_CACHE", str(cache))
+    read: list[Path] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+
+    def games(types=TYPES) -> list[Path]:
+        read.clear()
+        return find_games(copy, "train", types)
+
+    first = games()
+    assert sorted(read) == first
+    assert games() == first
+    assert len(games(TYPES[:2])) == 2
+    assert not read
+    assert [path.suffix for path in (cache / "alfworld").iterdir()] == [".json"]
+
+    first[0].write_text(first[0].read_text().replace('"solvable": true', '"solvable": false'))
+    assert games() == first[1:]  # as many games as before, one of them written anew
+    shutil.rmtree(first[1].parent)
+    assert games() == first[2:]
+    [kept] = (cache / "alfworld").iterdir()
+    kept.write_text(kept.read_text()[:9])
+    assert games() == first[2:]
+    assert read
+
+    monkeypatch.setenv("TURNKEY_CACHE", str(kept))  # a file: nothing can be kept in it
+    assert games() == games() == first[2:]
+    assert read
 
 
 def test_the_command_makes_problems_once(tmp_path):

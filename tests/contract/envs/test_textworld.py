@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
+from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make, textworld
 
 ID = "turnkey/TextWorld-v0"
 pytestmark = pytest.mark.filterwarnings("ignore:Game .* is not fully supported")  # of jericho, about every game
@@ -212,8 +213,50 @@ def test_processes_that_make_one_game_at_once_play_the_same(tmp_path):
     assert json.loads(first)[2][-1][2]
     [game] = tmp_path.rglob("*.z8")
     assert sorted(path.name for path in game.parent.iterdir()) == ["game.json", "game.z8"]
-    assert sorted(path.name for path in game.parent.parent.iterdir()) == ["7", "lock"]
+    assert sorted(path.name for path in game.parent.parent.iterdir()) == ["7", "7.lock"]
     assert json.loads(json.dumps(solve(make(ID, COOKING), 7)[1:])) == json.loads(first)[2]
+
+
+def test_games_are_compiled_side_by_side_while_others_are_played(cache, tmp_path, monkeypatch):
+    known = make(ID, COIN).reset(seed=1)
+    alone = [make(ID, COIN).reset(seed=seed) for seed in (70, 71)]
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("70*", "71*"))
+    monkeypatch.setenv("TURNKEY_CACHE", str(tmp_path))
+    compile_game, both, played = textworld.compile_game, threading.Barrier(3), threading.Event()
+
+    def held_up(*args):
+        both.wait(30)  # raises unless the other compilation and the test come too
+        assert played.wait(30)
+        return compile_game(*args)
+
+    monkeypatch.setattr(textworld, "compile_game", held_up)
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(make(ID, COIN).reset, seed=seed) for seed in (70, 71)]
+        both.wait(30)
+        assert pool.submit(make(ID, COIN).reset, seed=1).result(20) == known
+        played.set()
+        assert [game.result(60) for game in made] == alone
+
+
+def test_a_folder_without_locks_will_do(tmp_path, monkeypatch):
+    """Then two make the game at once, and the slower one takes what is there."""
+    monkeypatch.setenv("TURNKEY_CACHE", str(tmp_path))
+    compile_game, both = textworld.compile_game, threading.Barrier(2)
+
+    def no_lock(*_):
+        raise OSError(38, "no locks available")
+
+    def together(*args):
+        both.wait(30)
+        return compile_game(*args)
+
+    monkeypatch.setattr(textworld.fcntl, "flock", no_lock)
+    monkeypatch.setattr(textworld, "compile_game", together)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda env: env.reset(seed=3), [make(ID, COIN), make(ID, COIN)])
+    assert first == second
+    assert len(list(tmp_path.rglob("*.z8"))) == 1
+    assert not list(tmp_path.rglob("new-*"))
 
 
 def test_seeds_are_games_and_their_number_can_be_limited(cache):

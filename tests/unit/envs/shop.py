@@ -149,8 +149,20 @@ class SilentShop(Shop):
         return "<html>"
 
 
+class CareShop(Shop):
+    """Its last page tells how to care for the product, and nothing of the wish."""
+
+    def page(self) -> str:
+        page = super().page()
+        return page if self.where != "done" else f"{page} [SEP] Care Instruction: wash cold [SEP] Bye"
+
+
 def make() -> Shop:
     return Shop()
+
+
+def make_care() -> Shop:
+    return CareShop()
 
 
 def make_broken() -> Shop:

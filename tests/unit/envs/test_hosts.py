@@ -472,6 +472,18 @@ def test_who_gives_up_waiting_lets_the_next_one_in(run, made, monkeypatch):
     run(main())
 
 
+def test_the_first_wave_is_let_in_by_what_the_class_declares(run, made, monkeypatch):
+    """Not by the guess for a class that nobody has seen: two by the guess, all by the declaration."""
+    monkeypatch.setattr(sizing, "memory_for_a_host_mb", lambda sharers: 2 * Declared().memory_mb)
+
+    async def main():
+        host = made()
+        episodes = await asyncio.wait_for(asyncio.gather(*(opened(host, SAFE) for _ in range(6))), 20)
+        assert len({name for name, *_ in episodes}) == 6
+
+    run(main())
+
+
 def test_an_environment_larger_than_the_room_runs_alone(run, made, monkeypatch):
     monkeypatch.setattr(sizing, "free_memory_mb", lambda: 10)
 
@@ -656,7 +668,8 @@ def test_the_custom_environment_of_the_examples(run, made):
         host = made([CUSTOM])
         name, observation, info = await opened(host, "example/GuessNumber-v0", 3, highest=8)
         assert (observation, info["task"]) == ("Guess.", "Find the number between 1 and 8.")
-        assert (await host.step(name, "seven", 5))[4]["invalid"]
+        for action in ("seven", "9" * 5000):
+            assert (await host.step(name, action, 5))[4]["invalid"]
         low, high, reward = 1, 8, 0.0
         for _ in range(4):
             guess = (low + high) // 2

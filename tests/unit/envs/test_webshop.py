@@ -65,6 +65,15 @@ def test_a_purchase(kwargs):
         env.step("click[buy now]")
 
 
+def test_instructions_of_a_product_are_not_the_task():
+    env = make(ID, {"factory": "shop:make_care"})
+    env.reset(seed=1)
+    *before, last = [env.step(action)[0] for action in plan(1)]
+    assert last.startswith("Thank you for shopping with us!")
+    assert last.endswith("Care Instruction: wash cold [SEP] Bye")
+    assert not any("Instruction" in page for page in before)
+
+
 def test_gymnasium_accepts_it(kwargs):
     check_env(make(ID, kwargs).unwrapped, skip_render_check=True)
 

@@ -133,7 +133,17 @@ def test_a_redirect_is_not_followed(server, monkeypatch):
     [
         ("Score: 7", {}, 7.0),
         ("score 3, no.\n**Score**: -4.5 points", {}, -4.5),
-        ("Scores vary. Final score = +2", {}, 2.0),
+        ("Scores vary.\n- Final score = +2", {}, 2.0),
+        ("Score: .5", {}, 0.5),
+        ("Score: 7.", {}, 7.0),
+        ("Score: 10", {}, 10.0),
+        ("Score: 7\nScore:\n3 steps failed", {}, 7.0),
+        ("**Score:** 8", {}, 8.0),
+        ("Score: 7\nThe score: because this score is low, step 3 failed", {}, 7.0),
+        ("Score: 7, I gave this score because step 3 failed", {}, 7.0),
+        ("final\nSCORE = 4.5", {}, 4.5),
+        ("Score: -2", {}, -2.0),
+        ("Score: 3\n## Score: 4", {}, 4.0),
         ("I say 8/10", {"score_pattern": r"(\d+)/10"}, 8.0),
         ('{"score": 1} then {"score": 2, "why": {"x": [1]}}', {"score_key": "score"}, 2.0),
         ('```json\n{"a": {"b": 1}, "grade": "0.25"}\n```', {"score_key": "grade"}, 0.25),
@@ -151,6 +161,10 @@ def test_scores(server, answer, options, expected):
     [
         ("It is good.", {}, r"gave no score: expected a match of score_pattern .*, got 'It is good\.'"),
         ("Score: " + "9" * 400, {}, "gave no score"),
+        ("Score (0-10): 7", {}, "gave no score"),
+        ("Score: (0-10) 7", {}, "gave no score"),
+        ("Score: 10-20", {}, "gave no score"),
+        ('{"score": 1' + "0" * 400 + "}", {"score_key": "score"}, "numbers under score, got"),
         ('{"score": "good"} {"score": true} {"score": NaN}', {"score_key": "score"}, r"numbers under score, got"),
         ("{" * 300, {"score_key": "score"}, "a JSON object with numbers under score"),
         ("Score: 11", {"score_range": (0, 10)}, r"gave the score 11\.0, outside of 0 to 10"),
@@ -174,6 +188,13 @@ def test_equal_questions_are_asked_once(server):
     score(judge(server, params={"temperature": 1}), "a")
     score(judge(server, model="n"), "a")
     assert server.calls == 4, "other params and another model are another question"
+
+
+def test_another_url_is_another_judge(server, tmp_path):
+    with JudgeServer(lambda question: "Score: 1") as other:
+        answers = [score(judge(asked, cache=str(tmp_path))) for asked in (server, other, server, other)]
+    assert answers == [[7.0], [1.0], [7.0], [1.0]]
+    assert (server.calls, other.calls) == (1, 1)
 
 
 def test_a_failure_is_not_kept(server):
@@ -324,6 +345,18 @@ def test_every_step_is_judged(server):
     assert asked[1][1]["content"].endswith("Agent 2: leave | a hall | leave")
 
 
+def test_a_long_transcript_loses_its_middle(server):
+    steps = [RewardStep(f"{number} {'x' * 50}", "go") for number in range(100)]
+    entry = {"name": "judge", "url": server.url, "model": "m", "prompt": "{transcript}"}
+    for options in ({}, {"max_chars": 100}):
+        compose([{**entry, **options}])(steps)
+    whole, part = (question["messages"][0]["content"] for question in server.questions)
+    left_out = len(whole) - 100
+    assert part == f"{whole[:50]}\n[{left_out} characters left out]\n{whole[-50:]}"
+    assert whole.startswith("Observation 1: 0 x")
+    assert whole.endswith("Agent 100: go")
+
+
 def test_a_judge_that_fails_names_its_component(server):
     server.replies = [(400, {}, "too long")]
     composition = compose([{"name": "judge", "url": server.url, "model": "m"}])
@@ -335,6 +368,7 @@ def test_a_judge_that_fails_names_its_component(server):
     ("options", "message"),
     [
         ({}, r"turnkey\.rewards\[0\]\.(url|model): missing"),
+        ({"url": "http://h/v1", "model": "m", "max_chars": 0}, "max_chars: expected a positive integer"),
         ({"url": "http://h/v1", "model": "m", "prompt": "{transcrpt}"}, "did you mean 'transcript'"),
         ({"url": "http://h/v1", "model": "m", "prompt": "{task}"}, r"to show the \{transcript\} or the \{action\}"),
         ({"url": "http://h/v1", "model": "m", "per": "turn"}, "one of 'episode', 'step'"),

@@ -1,0 +1,13 @@
+"""Where adapters keep what takes long to make or to find."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder(name: str) -> Path:
+    """``$TURNKEY_CACHE/name``, by default ``~/.cache/verl-turnkey/name``; it need not exist yet."""
+    chosen = os.environ.get("TURNKEY_CACHE")
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "verl-turnkey"
+    return (Path(chosen) if chosen else shared) / name
