@@ -93,7 +93,7 @@ def test_rebel_moves_log_ratios_towards_differences_of_outcomes(model: Path, tmp
         "+turnkey=grpo_steps",
         "+turnkey/env=babyai",
         "+turnkey/loss=rebel",
-        "turnkey.loss.eta=0.1",
+        "turnkey.loss.eta=10",  # differences that four steps do not reach, let alone pass
         "actor_rollout_ref.actor.ppo_epochs=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "trainer.total_training_steps=1",
