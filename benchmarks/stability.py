@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import typer
@@ -66,9 +66,14 @@ def table() -> None:
             after = [row["success_after"] for row in rows]
             spread = f" ± {stdev(after):.3f}" if len(after) > 1 else ""
             scale = f"{mean(scales):.2f}" if scales else "-"
-            extra = [value for row in rows for value in column(row, "actor/clipping_bias/seconds")]
-            update = mean(row["seconds_per_step"]["update"] for row in rows)
-            share = f"{mean(extra) * EPOCHS * MINI_BATCHES / update:.0%} of the update" if extra else "-"
+            shares = [
+                EPOCHS * MINI_BATCHES * extra / update
+                for row in rows
+                for extra, update in zip(
+                    column(row, "actor/clipping_bias/seconds"), column(row, "timing_s/update_actor"), strict=False
+                )
+            ]
+            share = f"{median(shares):.0%} of the update" if shares else "-"
             print(
                 f"| {loss} | {len(rows)} | {mean(after):.3f}{spread} | {clip:.3f} | {kl:.4f} | {worst:.3f} | {scale} | "
                 f"{share} |"
