@@ -10,10 +10,8 @@
 # TASKS=data/alfworld      training tasks from `train`, validation from `valid_unseen`; written when missing
 # LAUNCH="python -m verl.trainer.main_ppo"      what is called with the overrides
 set -euo pipefail
-METHOD="${METHOD:-gigpo}"
-MODEL="${MODEL:-Qwen/Qwen2.5-1.5B-Instruct}"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 TASKS="${TASKS:-data/alfworld}"
-LAUNCH="${LAUNCH:-python -m verl.trainer.main_ppo}"
 
 if [ ! -f "$TASKS/train.parquet" ]; then
   turnkey tasks "$TASKS" --env turnkey/ALFWorld-v0 --val-kwargs '{"split": "valid_unseen"}' \
@@ -21,42 +19,8 @@ if [ ! -f "$TASKS/train.parquet" ]; then
 fi
 
 # Mini-batches: the released script takes 256 rows each, a batch has about 16 times as many (128 episodes of 30 turns).
-exec $LAUNCH \
-  "+turnkey=$METHOD" +turnkey/env=alfworld \
-  turnkey.rollout.history=2 \
+launch alfworld \
   turnkey.rollout.max_turns=50 \
-  turnkey.rollout.invalid_action_penalty=0.1 \
-  "turnkey.rewards=[{name: step, weight: 10}]" \
   turnkey.update.mini_batches=16 \
-  data.train_files="$TASKS/train.parquet" \
-  data.val_files="$TASKS/val.parquet" \
-  data.train_batch_size=16 \
   data.max_prompt_length=2048 \
-  data.max_response_length=512 \
-  actor_rollout_ref.model.path="$MODEL" \
-  actor_rollout_ref.model.enable_gradient_checkpointing=true \
-  actor_rollout_ref.model.use_remove_padding=true \
-  actor_rollout_ref.rollout.name=vllm \
-  actor_rollout_ref.rollout.n=8 \
-  actor_rollout_ref.rollout.tensor_model_parallel_size="${TP:-1}" \
-  actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \
-  actor_rollout_ref.rollout.val_kwargs.do_sample=true \
-  actor_rollout_ref.rollout.val_kwargs.temperature=0.4 \
-  actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=32768 \
-  actor_rollout_ref.actor.optim.lr=1e-6 \
-  actor_rollout_ref.actor.use_kl_loss=true \
-  actor_rollout_ref.actor.kl_loss_coef=0.01 \
-  actor_rollout_ref.actor.kl_loss_type=low_var_kl \
-  actor_rollout_ref.actor.ppo_mini_batch_size=16 \
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 \
-  actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true \
-  algorithm.use_kl_in_reward=false \
-  trainer.n_gpus_per_node="${GPUS:-2}" \
-  trainer.nnodes="${NODES:-1}" \
-  trainer.total_training_steps=150 \
-  trainer.total_epochs=150 \
-  trainer.test_freq=5 \
-  trainer.save_freq=25 \
-  trainer.project_name=alfworld \
-  trainer.experiment_name="$METHOD" \
   "$@"
