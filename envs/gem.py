@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar
@@ -21,6 +19,7 @@ import numpy as np
 
 from verl_turnkey.envs.base import Scene, TextEnv, check, digest, shortest_plan, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError, did_you_mean
+from verl_turnkey.envs.randomness import OwnRandom
 
 _handlers, _level = logging.root.handlers[:], logging.root.level
 from gem.envs.registration import ENV_REGISTRY  # noqa: E402
@@ -209,7 +208,7 @@ class GEMText(TextEnv):
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         self.rules = rules
         self._success_only = reward == "success"
-        self._random: Any = random.Random(1).getstate(), np.random.RandomState(1).get_state()  # until the first reset
+        self._own_random = OwnRandom()  # GEM draws from the global state, and seeds it
         self.game = self._make(f"game:{name}", kwargs)
 
     def begin(self, seed: int) -> tuple[Scene, str]:
@@ -245,10 +244,10 @@ class GEMText(TextEnv):
 
     def oracle(self) -> list[str] | None:
         """The fewest moves in Sokoban, Hanoi and the tile puzzle, the hidden solution elsewhere; none for 2048."""
-        kept = self._random
+        kept = self._own_random.state
         with self._own_random():
             plan = self.rules.solve(copy.deepcopy(self.game))
-        self._random = kept
+        self._own_random.state = kept
         return plan if plan and len(plan) <= self.game.max_turns else None
 
     def _make(self, id: str, kwargs: dict[str, Any]) -> Any:
@@ -280,19 +279,6 @@ class GEMText(TextEnv):
 
     def _key(self) -> str:
         return digest([_plain(getattr(self.game, name)) for name in self.rules.state])
-
-    @contextmanager
-    def _own_random(self) -> Iterator[None]:
-        """GEM draws from the global random state, and seeds it: here every instance has one of its own."""
-        outside = random.getstate(), np.random.get_state()
-        random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
-        try:
-            yield
-        finally:
-            self._random = random.getstate(), np.random.get_state()
-            random.setstate(outside[0])
-            np.random.set_state(outside[1])
 
 
 def _plain(value: Any) -> Any:

@@ -6,11 +6,10 @@ each environment keeps a random state of its own, and the program's is put back 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from verl_turnkey.envs.errors import (
     UnknownEnvironmentError,
     did_you_mean,
 )
+from verl_turnkey.envs.randomness import OwnRandom
 
 GAMES = sorted(name for name in ENV_REGISTRY if not name.endswith(("-train", "-raw")))
 REWARDS = ("raw", "success")
@@ -65,8 +65,8 @@ class TextArenaText(TextEnv):
         whole = isinstance(error_allowance, int) and not isinstance(error_allowance, bool) and error_allowance >= 0
         check(error_allowance is None or whole, "error_allowance", "a whole number, or null", error_allowance)
         self._name, self._success_only, self._error_allowance = game, reward == "success", error_allowance
-        self._random: tuple[Any, Any] = (random.getstate(), np.random.get_state())
-        with self._own_randomness():
+        self._own_random = OwnRandom()
+        with self._own_random():
             self._game = self._blank = _make(game, dict(options or {}))
         # Word lists and the like, which the constructor has made: they are not the state, and slow to look through.
         self._fixed = {name: value for name, value in vars(self._blank).items() if len(repr(value)) > LARGE}
@@ -75,7 +75,7 @@ class TextArenaText(TextEnv):
     def begin(self, seed: int) -> tuple[Scene, str]:
         # Some keep things from one episode to the next: each one gets a game that was never played.
         self._game = copy.deepcopy(self._blank, {id(value): value for value in self._fixed.values()})
-        with self._own_randomness():
+        with self._own_random():
             random.seed(seed)
             np.random.seed(seed % 2**32)
             try:
@@ -97,7 +97,7 @@ class TextArenaText(TextEnv):
 
     def act(self, action: str) -> Scene:
         action = action.strip()
-        with self._own_randomness():
+        with self._own_random():
             done, _ = self._game.step(action if "[" in action or "]" in action else f"[{action}]")
         return self._now(self._heard(), bool(done))
 
@@ -135,18 +135,6 @@ class TextArenaText(TextEnv):
         echo = ObservationType.PLAYER_ACTION
         said = self._game.get_observation()[1]
         return [(message.strip(), kind) for _, message, kind in said if isinstance(message, str) and kind != echo]
-
-    @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        before = random.getstate(), np.random.get_state()
-        random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
-        try:
-            yield
-        finally:
-            self._random = random.getstate(), np.random.get_state()
-            random.setstate(before[0])
-            np.random.set_state(before[1])
 
 
 _SIMPLE = (str, int, float, type(None))
