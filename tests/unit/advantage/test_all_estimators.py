@@ -82,7 +82,7 @@ def test_parameters_and_needs(name):
 
 
 @ANY
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rows=FULL, random=st.randoms(use_true_random=False))
 def test_order_and_names_do_not_matter(name, params, rows, random):
     before = compute_credit(name, as_batch(rows), **params)
