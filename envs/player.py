@@ -10,7 +10,6 @@ import contextlib
 import copy
 import math
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.envs.registry import make
 
 Info = dict[str, Any]
-_IMPORTS = threading.Lock()
 _MESSAGE_CHARS = 2000
 _TRACEBACK_CHARS = 1500
 _LARGEST = sys.float_info.max
@@ -51,14 +49,10 @@ class Player:
         self._env: gymnasium.Env[str, str] | None = None
         self._made_for: tuple[str, Mapping[str, Any]] | None = None
 
-    def _import(self) -> None:
-        with _IMPORTS:  # a file that another thread is still importing looks imported already
-            import_modules(self._modules)
-
     def load(self, env_id: str) -> Declared | None:
         """Import the class of ``env_id``; None when that fails, because ``start`` says better what is wrong."""
         with _failures("reset"):
-            self._import()
+            import_modules(self._modules)
             try:
                 entry = gymnasium.spec(env_id).entry_point
                 creator = load_env_creator(entry) if isinstance(entry, str) else entry
@@ -71,7 +65,7 @@ class Player:
     def start(self, env_id: str, kwargs: Mapping[str, Any], seed: int | None) -> tuple[str, Info]:
         """Reset, after making the environment if another one, or none, is here. First observation and info."""
         with _failures("reset"):
-            self._import()
+            import_modules(self._modules)
             if self._env is None or self._made_for != (env_id, kwargs):
                 self.close()
                 self._env = make(env_id, kwargs)

@@ -162,7 +162,16 @@ class FrozenLakeText(_Table):
         return self._rows[row][column] == "G"
 
 
-class TaxiText(_Table):
+class _PaidTable(_Table):
+    """A game whose own rewards may be exchanged for success."""
+
+    def __init__(self, reward: str, max_steps: int | None) -> None:
+        super().__init__(max_steps)
+        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
+        self.success_only = reward == "success"
+
+
+class TaxiText(_PaidTable):
     """Fetch the passenger, bring them to their destination.
 
     Args:
@@ -177,9 +186,7 @@ class TaxiText(_Table):
     moves: ClassVar[dict[str, int]] = {"south": 0, "north": 1, "east": 2, "west": 3, "pick up": 4, "drop off": 5}
 
     def __init__(self, reward: str = "native", max_steps: int | None = 200) -> None:
-        super().__init__(max_steps)
-        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
-        self.success_only = reward == "success"
+        super().__init__(reward, max_steps)
         self.world = TaxiEnv()
         self.task = (
             "Drive the taxi to the passenger, pick them up, drive to their destination and drop them off. "
@@ -206,7 +213,7 @@ class TaxiText(_Table):
         )
 
 
-class CliffWalkingText(_Table):
+class CliffWalkingText(_PaidTable):
     """Walk along a cliff to the goal; who steps into it starts again.
 
     Args:
@@ -221,9 +228,7 @@ class CliffWalkingText(_Table):
     moves: ClassVar[dict[str, int]] = {"up": 0, "right": 1, "down": 2, "left": 3}
 
     def __init__(self, reward: str = "native", max_steps: int | None = 200) -> None:
-        super().__init__(max_steps)
-        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
-        self.success_only = reward == "success"
+        super().__init__(reward, max_steps)
         self.world = CliffWalkingEnv()
         self.task = (
             "Walk to the goal. Do not step off the cliff: you would fall and have to start again. "

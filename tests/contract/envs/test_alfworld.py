@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ from verl_turnkey.plugins.cli import app
 ID = "turnkey/ALFWorld-v0"
 SEED = 3
 COUNTS = {"train": 6, "valid_seen": 1, "valid_unseen": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("TURNKEY_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="module")

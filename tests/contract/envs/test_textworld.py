@@ -9,9 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -31,14 +29,6 @@ GAMES: list[dict[str, Any]] = [
     {"challenge": "simple", "rewards": "dense"},
     COOKING,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("TURNKEY_CACHE", str(folder))
-        yield folder
 
 
 def play(env: gymnasium.Env[str, str], seed: int, actions: list[str]) -> list[tuple]:

@@ -6,8 +6,8 @@ import copy
 import random
 from collections import deque
 
-import gymnasium
 import pytest
+from env_cases import play
 from gymnasium.utils.env_checker import check_env
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
@@ -15,17 +15,6 @@ from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, UnknownE
 from verl_turnkey.envs.minigrid import ACTIONS, MiniGridText
 
 WORDS = list(ACTIONS)
-
-
-def play(env: gymnasium.Env[str, str], seed: int, actions: list[str]) -> list[tuple]:
-    observation, info = env.reset(seed=seed)
-    seen: list[tuple] = [(observation, info["state_key"])]
-    for action in actions:
-        observation, reward, terminated, truncated, info = env.step(action)
-        seen.append((observation, info["state_key"], reward, terminated, truncated))
-        if terminated or truncated:
-            break
-    return seen
 
 
 def shortest_plan(env: MiniGridText) -> list[str]:

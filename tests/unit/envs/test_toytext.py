@@ -7,23 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from env_cases import play
 from gymnasium.envs.toy_text.frozen_lake import MAPS
 from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import EnvironmentKwargsError, make
 
 IDS = ("turnkey/FrozenLake-v0", "turnkey/Taxi-v0", "turnkey/CliffWalking-v0")
-
-
-def play(env, seed: int, actions: list[str]) -> list[tuple]:
-    observation, info = env.reset(seed=seed)
-    seen: list[tuple] = [(observation, info["state_key"])]
-    for action in actions:
-        observation, reward, terminated, truncated, info = env.step(action)
-        seen.append((observation, info["state_key"], reward, terminated, truncated))
-        if terminated or truncated:
-            break
-    return seen
 
 
 @pytest.mark.parametrize("env_id", IDS)
