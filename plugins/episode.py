@@ -159,7 +159,11 @@ class RowMaker:
         ]
 
     def failed(self, reason: str, global_steps: int) -> list[AgentLoopOutput]:
-        """The one masked row of an episode that broke down, whatever it had played before."""
+        """The one masked row of an episode that broke down, whatever it had played before.
+
+        ``global_steps``: the training step that asked for it, which began with the weights of the step before.
+        """
+        version = max(0, global_steps - 1)
         row = self._row(
             prompt=Prompt([]),
             response_ids=[],
@@ -170,8 +174,8 @@ class RowMaker:
             metrics=AgentLoopMetrics(),
             extra_fields={
                 # verl takes these two for the age of the row and cannot do without.
-                "min_global_steps": global_steps,
-                "max_global_steps": global_steps,
+                "min_global_steps": version,
+                "max_global_steps": version,
                 "turnkey": make_record([], failed=reason),
                 "reward_extra_info": Episode(rewards=dict.fromkeys(self.labels, 0.0)).info(),
             },

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -40,29 +45,57 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
     """Make the environment, reset it, and measure the first prompt with the model's tokenizer.
 
     Raises:
-        ConfigError: the environment raises, its prompt exceeds the budget, or the model's chat template shows no tools
-            although the action is a tool call; and what :func:`envs.make` raises.
+        ConfigError: the environment raises or hangs, its prompt exceeds the budget, or the model's chat template shows
+            no tools although the action is a tool call; and what :func:`envs.make` raises.
     """
     task = first_task(file)
     env_id = task.env_id or turnkey.env.id
     if not env_id:
         raise ConfigError("neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
-    env = make(env_id, {**turnkey.env.kwargs, **task.kwargs})
-    try:
-        observation, info = env.reset(seed=task.seed)
-    except Exception as error:
-        raise ConfigError(
-            f"environment {env_id!r} raises in reset(seed={task.seed}): {type(error).__name__}: {error}. Its arguments "
-            "are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
-        ) from error
-    finally:
-        env.close()
+    way_out = "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
+    with _deadline(turnkey.env.reset_timeout, f"environment {env_id!r} with seed {task.seed}", way_out):
+        env = make(env_id, {**turnkey.env.kwargs, **task.kwargs})
+        try:
+            observation, info = env.reset(seed=task.seed)
+        except Exception as error:
+            raise ConfigError(
+                f"environment {env_id!r} raises in reset(seed={task.seed}): {type(error).__name__}: {error}. {way_out}"
+            ) from error
+        finally:
+            env.close()
     if not isinstance(observation, str):
         raise ConfigError(
             f"environment {env_id!r} must return text as its observation, got {type(observation).__name__}: wrap it"
         )
     if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
         _measure(config, turnkey, observation, str(info.get("task") or ""), info.get("admissible"))
+
+
+class _Overdue(BaseException):
+    """Raised inside the environment's code when its time is up; not for it to catch."""
+
+
+@contextmanager
+def _deadline(seconds: float, what: str, way_out: str) -> Iterator[None]:
+    """Interrupt what hangs, with the line it hangs in; only a main thread can be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_: int, frame: Any) -> None:
+        raise _Overdue(f"{frame.f_code.co_filename}, line {frame.f_lineno}")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _Overdue as overdue:
+        raise ConfigError(
+            f"{what} has not begun after {seconds:g} s (turnkey.env.reset_timeout), but is in {overdue}. {way_out}"
+        ) from overdue
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _measure(

@@ -20,6 +20,8 @@ class Awkward(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         if self.on_reset == "raise":
             raise RuntimeError("the reset is broken")
+        if self.on_reset == "hang":
+            time.sleep(60)
         return f"{self.observation} {seed}", {"task": "do as you are told", **self._seen(0), **self._more("")}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -283,11 +283,19 @@ def test_functions_in_files_are_found_from_every_working_directory(compose: Comp
     assert config.turnkey.rollout.summary == f"{tmp_path}/own.py:summary"
 
 
-def test_environment_that_breaks_in_reset(compose: Compose, tmp_path):
-    tasks = [Task("contract/Awkward-v0", seed, {"on_reset": "raise"}) for seed in range(4)]
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raise", r"contract/Awkward-v0.*the reset is broken.*turnkey\.env\.probe=false"),
+        ("hang", r"contract/Awkward-v0.*after 0\.5 s \(turnkey\.env\.reset_timeout\).*awkward_env\.py, line"),
+    ],
+)
+def test_environment_that_does_not_begin(compose: Compose, tmp_path, fault, said):
+    tasks = [Task("contract/Awkward-v0", seed, {"on_reset": fault}) for seed in range(4)]
     write_parquet(tmp_path / "t.parquet", tasks, "x", "train")
     overrides = ["+turnkey=gigpo", f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]"]
-    with pytest.raises(ConfigError, match=r"contract/Awkward-v0.*the reset is broken.*turnkey\.env\.probe=false"):
+    overrides.append("turnkey.env.reset_timeout=0.5")
+    with pytest.raises(ConfigError, match=said):
         checked(compose(*overrides))
     checked(compose(*overrides, "turnkey.env.probe=false"))
 

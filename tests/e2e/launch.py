@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 HERE = Path(__file__).parent
@@ -24,14 +26,39 @@ class Run:
     out: Path
     metrics: dict[int, dict[str, float]]
 
-    def seen(self, step: int) -> dict[str, Any]:
-        return torch.load(self.out / "spy" / f"step{step}.pt", weights_only=False)
+    def seen(self, step: int, update: int = 0) -> dict[str, Any]:
+        """What the spy saw at an update of the actor; ``update``: which one, where a step has several."""
+        return torch.load(self.out / "spy" / f"step{step}.{update}.pt", weights_only=False)
 
     def episodes(self, split: str) -> list[dict[str, Any]]:
         lines = [
             json.loads(line) for path in self.out.glob("episodes/*.jsonl") for line in path.read_text().splitlines()
         ]
         return [line for line in lines if line["split"] == split]
+
+    def played(self) -> dict[str, dict[str, Any]]:
+        """The steps of all training episodes that went well, by the key of their row."""
+        return {
+            f"{episode['key']}_{index}": {
+                "group": episode["key"].rsplit("_", 1)[0],
+                "trajectory": episode["key"],
+                "global_step": episode["global_step"],
+                **record["steps"][0],
+            }
+            for episode in self.episodes("train")
+            for index, record in enumerate(episode["records"])
+        }
+
+    def agrees_with(self, naive: Callable[[list[dict[str, Any]]], Sequence[float]], step: int, update: int = 0) -> None:
+        """Assert that the advantages in the queue are those of a naive twin on what the agent loop logged."""
+        seen, played = self.seen(step, update), self.played()
+        columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
+        queue = {key: advantage[mask.bool()] for key, advantage, mask, padding in columns if not padding}
+        keys = [key for key in played if key in queue]
+        assert len(keys) == len(queue)
+        for key, value in zip(keys, naive([played[key] for key in keys]), strict=True):
+            assert len(queue[key])
+            np.testing.assert_allclose(queue[key].numpy(), value, atol=1e-5, err_msg=key)
 
 
 def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:

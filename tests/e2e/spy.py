@@ -21,33 +21,54 @@ def _rows(batch, *fields):
     return {field: data[field].unbind() for field in fields}
 
 
+def _log_probs(trainer, batch):
+    """The batch's tokens under the actor's weights as they are now."""
+    import transfer_queue as tq
+    from verl.workers.utils.padding import response_from_nested
+
+    trainer._actor_log_probs(batch)
+    fields = ["log_probs", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    return response_from_nested(data["log_probs"], data["response_mask"]).unbind()
+
+
 def watch(trainer):
-    cls = trainer.TurnkeyTrainerSync
-    if hasattr(cls, "_spied"):
-        return
+    for cls in (
+        trainer.TurnkeyTrainerSync,
+        trainer.TurnkeyTrainerColocateAsync,
+        trainer.TurnkeyTrainerSeparateAsync,
+    ):
+        if not hasattr(cls, "_spied"):
+            _spy_on(cls)
+
+
+def _spy_on(cls):
     cls._spied = True
     update_actor, end_of_step = cls._update_actor, cls.on_step_end
 
     def _update_actor(self, batch, metrics):
-        values = ["values"] if self.use_critic else []
-        before = _rows(batch, "advantages", "old_log_probs", "response_mask", "rm_scores", *values)
+        optional = ["values"] if self.use_critic else []
+        optional += ["turnkey_staleness"] if self.loss is not None and "staleness" in self.loss.needs else []
+        before = _rows(batch, "advantages", "old_log_probs", "response_mask", "rm_scores", *optional)
+        under_actor = _log_probs(self, batch)
         batch = update_actor(self, batch, metrics)
         tags = list(batch.tags)
-        self._compute_old_log_prob(batch, {})  # the same tokens under the new weights
-        after = _rows(batch, "old_log_probs", "advantages")
         torch.save(
             {
                 "keys": list(batch.keys),
                 "padding": [bool(tag.get("is_padding")) for tag in tags],
+                "versions": [(tag["min_global_steps"], tag["max_global_steps"]) for tag in tags],
                 "advantages": before["advantages"],
                 "mask": before["response_mask"],
                 "rm_scores": before["rm_scores"],
                 "values": before.get("values"),
-                "before": before["old_log_probs"],
-                "after": after["old_log_probs"],
-                "advantages_after": after["advantages"],  # updates in phases weigh them
+                "staleness": before.get("turnkey_staleness"),
+                "old": before["old_log_probs"],
+                "before": under_actor,
+                "after": _log_probs(self, batch),
+                "advantages_after": _rows(batch, "advantages")["advantages"],  # updates in phases weigh them
             },
-            OUT / f"step{self.global_steps}.pt",
+            OUT / f"step{self.global_steps}.{self.local_trigger_step}.pt",
         )
         return batch
 

@@ -95,20 +95,7 @@ def test_the_rollouts_of_a_group_begin_alike(run: Run) -> None:
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_of_real_states_is_that_of_the_naive_twin(run: Run, step: int) -> None:
-    keys, rows = [], []
-    for episode in run.episodes("train"):
-        if episode["global_step"] == step:
-            for index, record in enumerate(episode["records"]):
-                keys.append(f"{episode['key']}_{index}")
-                group = episode["key"].rsplit("_", 1)[0]
-                rows.append({"group": group, "trajectory": episode["key"], **record["steps"][0]})
-    seen = run.seen(step)
-    queue = {
-        key: advantage[mask.bool()]
-        for key, advantage, mask in zip(seen["keys"], seen["advantages"], seen["mask"], strict=True)
-    }
-    for key, value in zip(keys, naive.gigpo(rows), strict=True):
-        np.testing.assert_allclose(queue[key].numpy(), value, atol=1e-5, err_msg=key)
+    run.agrees_with(naive.gigpo, step)
     assert run.metrics[step]["credit/share_steps_in_anchor_groups"] > 0.2, "the states of a group repeat"
     assert np.isfinite(run.metrics[step]["actor/grad_norm"])
 

@@ -53,11 +53,7 @@ def seeupo(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("step", [1, 2])
 def test_each_turn_is_an_update_weighed_by_what_the_later_ones_did(seeupo: Run, step: int) -> None:
     episodes = {e["key"]: e["records"] for e in seeupo.episodes("train") if e["global_step"] == step}
-    rows = {
-        f"{key}_{i}": {"group": key.rsplit("_", 1)[0], "trajectory": key, **record["steps"][0]}
-        for key, records in episodes.items()
-        for i, record in enumerate(records)
-    }
+    rows = {key: row for key, row in seeupo.played().items() if row["global_step"] == step}
     expected = dict(zip(rows, naive.seeupo(list(rows.values())), strict=True))
     assert seeupo.metrics[step]["actor/phases"] == max(map(len, episodes.values()))
     seen = seeupo.seen(step)
