@@ -35,17 +35,16 @@ def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
         log pi_prox = (1 - a) log pi_beh + a log pi              a constant
         loss        = -(pi_prox / pi_beh) min(u A, clip(u) A)    u = pi / pi_prox
 
-    ``old_log_prob`` is the behaviour policy's; ``staleness`` is (B,) or (B, L). With d = 1 this is PPO against the
-    behaviour policy; the staler a row, the nearer the proximal policy is to the current one, and the wider the clip.
+    ``old_log_prob`` is the behaviour policy's; ``staleness`` is a row's or a token's. With d = 1 this is PPO against
+    the behaviour policy; the staler a row, the nearer the proximal policy is to the current one, and the wider the
+    clip.
 
     Source: AReaL's documentation (prox_approx, log-linear) and code.
     """
-    staleness = inputs.extra["staleness"].to(inputs.log_prob.dtype)
-    if staleness.dim() == 1:
-        staleness = staleness[:, None]
+    staleness = inputs.extra["staleness"]
     a = ((staleness - 1) / staleness.clamp(min=1)).clamp(0, 1)
     log_ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob)  # to the behaviour policy
     proximal = a * log_ratio.detach()
     ratio, weight = (log_ratio - proximal).exp(), proximal.exp()
     loss = weight * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    return TokenLoss(loss, None, describe(inputs, ratio, params.clip_low, params.clip_high))
+    return TokenLoss(loss, describe(inputs, ratio, params.clip_low, params.clip_high))

@@ -32,11 +32,13 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_c
     return loss
 
 
-def describe(inputs: LossInputs, ratio: Tensor, low: float, high: float) -> dict[str, Any]:
-    """Clip fraction and KL in verl's terms, as means over the model's tokens; the range of the ratio."""
+def describe(
+    inputs: LossInputs, ratio: Tensor, low: float, high: float, dual_clip: float | None = None
+) -> dict[str, Any]:
+    """Clip fractions and KL in verl's terms, as means over the tokens of the mask; the range of the ratio."""
     with torch.no_grad():
         tokens = inputs.mask.sum().clamp(min=1)
-        log_ratio = inputs.log_prob - inputs.old_log_prob
+        log_ratio = (inputs.log_prob - inputs.old_log_prob) * inputs.mask
         # Every key always: verl adds metrics up over micro-batches and ranks, and one may hold no token of the model.
         of_tokens = ratio[inputs.mask] if inputs.mask.any() else ratio.new_ones(1)
         metrics = {
@@ -46,6 +48,9 @@ def describe(inputs: LossInputs, ratio: Tensor, low: float, high: float) -> dict
             "ratio/max": of_tokens.max(),
             "ratio/mean": of_tokens.mean(),
         }
+        if dual_clip is not None:
+            lower = (inputs.advantages < 0) & (ratio > dual_clip)
+            metrics["pg_clipfrac_lower"] = (lower & inputs.mask).sum() / tokens
         return {key: value.item() for key, value in metrics.items()}
 
 

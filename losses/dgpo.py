@@ -47,12 +47,11 @@ def dgpo(inputs: LossInputs, params: DgpoParams) -> TokenLoss:
     Source: released code (DGPO-RL, 2026).
     """
     log_ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob)
-    ratio = log_ratio.exp()
     fixed = log_ratio.detach()
     low, high = 1 - params.clip_low, 1 + params.clip_high
-    decayed = (log_ratio + params.n * (fixed - math.log(low))).exp()
-    slowed = (log_ratio + (math.log(high) - fixed) / params.m).exp()
-    below = (inputs.advantages < 0) & (ratio < low)
-    above = (inputs.advantages > 0) & (ratio > high)
-    surrogate = torch.where(below, decayed, torch.where(above, slowed, ratio))
-    return TokenLoss(-surrogate * inputs.advantages, None, describe(inputs, ratio, params.clip_low, params.clip_high))
+    # Outside the range the log-ratio counts less, by an amount without a gradient.
+    below, above = params.n * (fixed - math.log(low)), (math.log(high) - fixed) / params.m
+    bend = torch.where(inputs.advantages < 0, below, above).clamp(max=0)
+    surrogate = (log_ratio + bend).exp()
+    metrics = describe(inputs, log_ratio.exp(), params.clip_low, params.clip_high)
+    return TokenLoss(-surrogate * inputs.advantages, metrics)

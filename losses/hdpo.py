@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from verl_turnkey.advantage.params import check
 from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
@@ -25,28 +27,29 @@ class HdpoParams:
         check_clip(self.clip_low, self.clip_high)
 
 
+def with_signal(inputs: LossInputs, params: HdpoParams) -> Tensor:
+    """The tokens of the rows with a tool advantage other than 0."""
+    return inputs.mask & (inputs.extra["tool_advantages"] != 0).any(1, keepdim=True)
+
+
 @register_loss(
     "hdpo",
     params=HdpoParams,
     needs={"tool_advantages": "an estimator that gives two advantages, one of them for tool efficiency"},
-    accepts=("tool_share",),
+    weight=with_signal,
     paper="HDPO (Metis), arXiv:2604.08545",
     summary="PPO's clipped loss plus a term for tool efficiency, averaged over the rollouts that have a signal",
 )
 def hdpo(inputs: LossInputs, params: HdpoParams) -> TokenLoss:
     """``accuracy_w L(A) + tool_w L(A_tool)``, each a token mean of PPO's clipped loss.
 
-    The mean of the second term is over the rows with a ``tool_advantages`` (B, L) other than 0. Where these tensors are
-    a part of a batch, ``tool_share`` (B,) says how many tokens the whole batch has for each in such a row. Source:
+    The mean of the second term is over the rows with a ``tool_advantages`` (B, L) other than 0. Source:
     arXiv:2604.08545 and its code.
     """
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
-    tool = (inputs.extra["tool_advantages"].to(ratio.dtype) * inputs.mask).detach()
-    rows = (tool != 0).any(1, keepdim=True)
-    loss = params.accuracy_w * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    # The loss is divided by all tokens in the end; this term by its own.
-    share = inputs.extra.get("tool_share")
-    share = inputs.mask.sum() / (inputs.mask & rows).sum().clamp(min=1) if share is None else share[:, None]
-    loss = loss + params.tool_w * share * rows * surrogate(ratio, tool, params.clip_low, params.clip_high)
+    accuracy = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
+    tool = surrogate(ratio, inputs.extra["tool_advantages"], params.clip_low, params.clip_high)
+    loss = params.accuracy_w * accuracy + params.tool_w * inputs.weight * tool
+    rows = (inputs.weight > 0).any(1).float().mean().item()
     metrics = describe(inputs, ratio, params.clip_low, params.clip_high)
-    return TokenLoss(loss, None, metrics | {"share_of_rows_with_tool_signal": rows.float().mean().item()})
+    return TokenLoss(loss, metrics | {"share_of_rows_with_tool_signal": rows})

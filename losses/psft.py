@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,7 +32,7 @@ def psft(inputs: LossInputs, params: PsftParams) -> TokenLoss:
 
     ``old_log_prob`` is the policy's at the start of the batch. Source: arXiv:2508.17784 and its code.
     """
-    inputs = LossInputs(inputs.log_prob, inputs.old_log_prob, torch.ones_like(inputs.advantages), inputs.mask)
+    inputs = replace(inputs, advantages=torch.ones_like(inputs.advantages))
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    return TokenLoss(loss, None, describe(inputs, ratio, params.clip_low, params.clip_high))
+    return TokenLoss(loss, describe(inputs, ratio, params.clip_low, params.clip_high))

@@ -27,6 +27,7 @@ class RebelParams:
         "group_log_ratio": "mean of the summed log-ratios over each row's group, under the current policy",
         "group_reward": "mean outcome of each row's group",
     },
+    per_row=True,
     paper="REBEL, arXiv:2404.16767",
     summary="regression of log-ratio differences on reward differences inside each group",
 )
@@ -40,10 +41,8 @@ def rebel(inputs: LossInputs, params: RebelParams) -> TokenLoss:
     """
     rows = inputs.mask.any(1)
     log_ratio = (inputs.log_prob - inputs.old_log_prob).sum(1)
-    rewards, mean_log_ratio, mean_reward = (
-        inputs.extra[key].to(log_ratio.dtype).detach() for key in ("rewards", "group_log_ratio", "group_reward")
-    )
-    gap = (log_ratio - mean_log_ratio) - params.eta * (rewards - mean_reward)
+    rewards, mean_reward = inputs.extra["rewards"], inputs.extra["group_reward"]
+    gap = (log_ratio - inputs.extra["group_log_ratio"]) - params.eta * (rewards - mean_reward)
     loss = (2 * gap**2)[:, None] * inputs.mask
     metrics = {"regression_error": (gap[rows] ** 2).mean().item() if rows.any() else 0.0}
-    return TokenLoss(loss, None, metrics, per_row=True)
+    return TokenLoss(loss, metrics)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
@@ -22,22 +24,27 @@ class SegmentMaskParams:
         check_clip(self.clip_low, self.clip_high)
 
 
+def trained(inputs: LossInputs, params: SegmentMaskParams) -> Tensor:
+    """The tokens that the policy was not sure of."""
+    return inputs.mask & (inputs.old_log_prob.exp() < params.threshold)
+
+
 @register_loss(
     "segment_mask",
     params=SegmentMaskParams,
+    weight=trained,
     paper="SPO, arXiv:2505.23564",
     summary="PPO's clipped loss over the tokens that were not nearly certain",
 )
 def segment_mask(inputs: LossInputs, params: SegmentMaskParams) -> TokenLoss:
-    """Token PPO, averaged over the tokens with ``pi_old < threshold``.
+    """Token PPO, averaged over the tokens with ``pi_old < threshold``; so are the metrics.
 
     Source: arXiv:2505.23564 and its code, where segments begin at such tokens and the credit between them belongs to
     them alone.
     """
-    trained = inputs.mask & (inputs.old_log_prob.exp() < params.threshold)
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    kept = LossInputs(inputs.log_prob, inputs.old_log_prob, inputs.advantages, trained)
-    metrics = describe(kept, ratio, params.clip_low, params.clip_high)
-    metrics["share_of_tokens_trained"] = (trained.sum() / inputs.mask.sum().clamp(min=1)).item()
-    return TokenLoss(loss, trained.to(loss.dtype), metrics)
+    kept = trained(inputs, params)
+    metrics = describe(replace(inputs, mask=kept), ratio, params.clip_low, params.clip_high)
+    metrics["share_of_tokens_trained"] = (kept.sum() / inputs.mask.sum().clamp(min=1)).item()
+    return TokenLoss(inputs.weight * loss, metrics)

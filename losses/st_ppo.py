@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, clipped, describe, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
-from verl_turnkey.losses.turns import Turns
+from verl_turnkey.losses.turns import TURN, Turns
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,21 @@ class StPpoParams:
         check_clip(self.clip_low, self.clip_high)
 
     def gradient_scale(self, norm: float) -> float:
-        """Factor of the gradient, given the norm of the clipping bias; 1 when nothing was clipped."""
+        """Factor of the gradient, given the norm of the clipping bias; 1 when nothing was clipped.
+
+        A norm that is not finite gives nan: a trainer then makes no step.
+        """
         if norm == 0:
             return 1.0
+        if not math.isfinite(norm):
+            return math.nan
         return 1.0 / (max(1.0, norm) if self.divide == "above_one" else norm)
 
 
 @register_loss(
     "st_ppo",
     params=StPpoParams,
+    accepts=(TURN,),
     paper="ST-PPO, arXiv:2511.20718",
     summary="one importance ratio per turn, and a gradient divided by the norm of its clipping bias",
 )
@@ -55,9 +62,10 @@ def st_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
     Source: arXiv:2511.20718, from its abstracts, a review and restatements; the printed Eq 7/8 is not public as text,
     and no code is known. ``divide="always"`` is the plain division, which enlarges the gradient when ||C|| < 1. The
     norm is over all parameters and the whole mini-batch; what is divided is the whole gradient of the actor's loss,
-    terms for KL and entropy included. Called as a function, ``st_ppo`` returns the loss, undivided.
+    terms for KL and entropy included. Called as a function, ``st_ppo`` returns the loss, undivided. ``turn``: as in
+    :func:`~verl_turnkey.losses.turn_ratio.turn_ratio`.
     """
-    turns = Turns.of(inputs.mask)
+    turns = Turns.of(inputs.mask, inputs.extra.get(TURN))
     log_ratio = turns.spread(clamp_log_ratio(turns.mean(inputs.log_prob - inputs.old_log_prob)))
     return _with_bias(inputs, log_ratio.exp(), params)
 
@@ -77,4 +85,4 @@ def _with_bias(inputs: LossInputs, ratio: Tensor, params: StPpoParams) -> TokenL
     where = clipped(ratio, inputs.advantages, params.clip_low, params.clip_high) & inputs.mask
     bias = torch.where(where, ratio * inputs.advantages, 0.0)
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    return TokenLoss(loss, None, describe(inputs, ratio, params.clip_low, params.clip_high), bias)
+    return TokenLoss(loss, describe(inputs, ratio, params.clip_low, params.clip_high), bias)

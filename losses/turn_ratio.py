@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from verl_turnkey.losses.clipping import MAX_LOG_RATIO, check_clip, clamp_log_ratio, describe, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
-from verl_turnkey.losses.turns import Turns
+from verl_turnkey.losses.turns import TURN, Turns
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,19 @@ class TurnRatioParams:
         check_clip(self.clip_low, self.clip_high, self.dual_clip)
 
 
+def equal_turns(inputs: LossInputs, params: TurnRatioParams) -> Tensor | None:
+    """With ``aggregate="turns"`` each turn weighs 1, shared by its tokens."""
+    if params.aggregate == "tokens":
+        return None
+    turns = Turns.of(inputs.mask, inputs.extra.get(TURN))
+    return turns.spread(1 / turns.tokens.to(inputs.log_prob.dtype))
+
+
 @register_loss(
     "turn_ratio",
     params=TurnRatioParams,
+    accepts=(TURN,),
+    weight=equal_turns,
     paper="ST-PPO, arXiv:2511.20718; Turn-PPO, arXiv:2512.17008",
     summary="PPO's clipped loss with one importance ratio per turn",
 )
@@ -47,11 +58,15 @@ def turn_ratio(inputs: LossInputs, params: TurnRatioParams) -> TokenLoss:
     ``gradient="token"`` a token is pushed by its own advantage, as in verl's ``gspo``. The two are the same when the
     advantage is constant in a turn. Log-ratios of turns are cut at +-20.
 
+    Turns are runs of ones in the mask. Where tokens were taken out of it afterwards, ``turn`` (B, L) says which turn of
+    its row each token is in (:func:`~verl_turnkey.losses.turns.turn_ids` of the mask before); the tokens taken out have
+    no part in their turn's ratio.
+
     Source: arXiv:2511.20718, Eq 4 and Lemma 4.1, from several agreeing restatements; arXiv:2512.17008, where two
     re-implementations agree on the product and differ in the average. A row that is one turn makes the geometric form
     verl's ``gspo``. The dual clip is verl's, off by default.
     """
-    turns = Turns.of(inputs.mask)
+    turns = Turns.of(inputs.mask, inputs.extra.get(TURN))
     log_ratio = inputs.log_prob - inputs.old_log_prob
     per_turn = turns.mean(log_ratio) if params.ratio == "geometric" else turns.sum(log_ratio)
     ratio = turns.spread(clamp_log_ratio(per_turn).exp())
@@ -61,5 +76,5 @@ def turn_ratio(inputs: LossInputs, params: TurnRatioParams) -> TokenLoss:
         slope = turns.spread(slope * (per_turn.abs() < MAX_LOG_RATIO))
         ratio = ratio.detach() * (1 + slope * (inputs.log_prob - inputs.log_prob.detach()))
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high, params.dual_clip)
-    weight = turns.spread(1 / turns.tokens.to(ratio.dtype)) if params.aggregate == "turns" else None
-    return TokenLoss(loss, weight, describe(inputs, ratio, params.clip_low, params.clip_high))
+    metrics = describe(inputs, ratio, params.clip_low, params.clip_high, params.dual_clip)
+    return TokenLoss(inputs.weight * loss, metrics)

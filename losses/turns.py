@@ -26,6 +26,10 @@ def turn_ids(mask: Tensor) -> Tensor:
     return _like(torch.where(flat, number - earlier - 1, -1), mask)
 
 
+#: Accepted by the losses that have turns: the number of each token's turn (:func:`turn_ids`), before a rejection.
+TURN = "turn"
+
+
 @dataclass(frozen=True)
 class Turns:
     """The turns of a batch: ``index`` is the turn of each token, (B, L) or jagged like the mask, ``n`` for no turn.
@@ -38,12 +42,20 @@ class Turns:
     tokens: Tensor
 
     @classmethod
-    def of(cls, mask: Tensor) -> Turns:
-        """The turns of a response mask, (B, L) or jagged."""
-        flat, _, starts = _runs(mask)
-        number = starts.cumsum(0)
-        n = int(number[-1]) if len(flat) else 0
-        index = torch.where(flat, number - 1, n)
+    def of(cls, mask: Tensor, turn: Tensor | None = None) -> Turns:
+        """The turns of a response mask, (B, L) or jagged: the runs of ones.
+
+        ``turn`` (like the mask) tells instead which turn of its row each token is in, in a mask that was thinned out.
+        Numbers that no token bears are turns without tokens.
+        """
+        flat, row_start, starts = _runs(mask)
+        if turn is None:
+            number = starts.cumsum(0) - 1
+        else:
+            of_row = torch.where(flat, _values(turn).long(), 0)
+            number = (row_start.cumsum(0) - 1) * (of_row.max() + 1 if len(flat) else 1) + of_row
+        n = int(number.max()) + 1 if len(flat) else 0
+        index = torch.where(flat, number, n)
         return cls(_like(index, mask), n, torch.bincount(index, minlength=n + 1)[:n])
 
     def sum(self, values: Tensor) -> Tensor:
@@ -53,7 +65,7 @@ class Turns:
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of ``values`` (like the mask) over each turn -> (n,)."""
-        return self.sum(values) / self.tokens
+        return self.sum(values) / self.tokens.clamp(min=1)
 
     def spread(self, per_turn: Tensor) -> Tensor:
         """Write one value per turn, (n,), onto its tokens: like the mask, zero off the turns."""

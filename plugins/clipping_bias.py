@@ -2,7 +2,7 @@
 
 The bias is a gradient of its own: a policy loss cannot carry it. :func:`install` puts :func:`train_batch` in the place
 of the engine's own inside an actor worker. It takes a second forward and backward pass, over the rows with clipped
-tokens only, and none when nothing was clipped anywhere.
+tokens only (and as many others as the ranks need to stay together), and none when nothing was clipped anywhere.
 """
 
 from __future__ import annotations
@@ -91,16 +91,15 @@ def train_batch(
 def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: Any) -> dict[str, float]:
     """Divide the gradients that the first pass left; what to log."""
     started = time.perf_counter()
-    rows = sorted(seen.rows)
-    anywhere = torch.tensor([len(rows)], device=_device(engine))
+    anywhere, most = (torch.tensor([len(seen.rows)], device=_device(engine)) for _ in range(2))
     dist.all_reduce(anywhere, group=engine.get_data_parallel_group())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=engine.get_data_parallel_group())
     norm, scale = 0.0, 1.0
     if anywhere.item():
         parameters = [p for p in engine.module.parameters() if p.grad is not None]
         gradients = [p.grad for p in parameters]
         engine.optimizer_zero_grad()
-        # A rank without clipped tokens takes part with a row whose bias is zero: sharded models compute together.
-        part = tu.index_select_tensor_dict(data, torch.tensor(rows or [0]))
+        part = tu.index_select_tensor_dict(data, torch.tensor(_second_pass(data, int(most))))
         engine.forward_backward_batch(part, partial(_bias, spec, params, config))
         norm = _total_norm(engine)
         scale = params.gradient_scale(norm)
@@ -112,6 +111,19 @@ def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: A
         "rows": float(anywhere.item()),
         "seconds": time.perf_counter() - started,
     }
+
+
+def _second_pass(data: TensorDict, most: int) -> list[int]:
+    """The rows that this rank computes again, as many as the rank with the ``most`` clipped ones.
+
+    Ranks compute together, in equally many micro-batches, and micro-batches of a fixed size are full: unclipped rows,
+    whose bias is zero, fill up. There are enough: a mini-batch has equally many rows on all ranks.
+    """
+    if not tu.get_non_tensor_data(data, "use_dynamic_bsz", default=True):
+        most += -most % data["micro_batch_size_per_gpu"]
+    clipped = set(seen.rows)
+    unclipped = [row for row in range(len(data)) if row not in clipped]
+    return sorted([*clipped, *unclipped[: most - len(clipped)]])
 
 
 def _bias(
@@ -138,7 +150,7 @@ def _bias(
         old_log_prob=padded["old_log_probs"],
         advantages=padded["advantages"],
         response_mask=mask,
-        extra=loss_inputs.read(data, loss_inputs.wanted(spec)),
+        extra=loss_inputs.read(data, spec.inputs),
     )
     weights = padded.get("rollout_is_weights", None)
     assert term.bias is not None

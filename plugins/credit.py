@@ -18,8 +18,9 @@ import torch
 
 from verl_turnkey.advantage import ConfigError, compute_credit, estimators
 from verl_turnkey.plugins.derived import needs_record
+from verl_turnkey.plugins.metrics import episode_metrics, reward_metrics
 from verl_turnkey.plugins.rows import Rows, read_rows
-from verl_turnkey.plugins.turns import record_of, split_key
+from verl_turnkey.plugins.turns import record_of
 
 
 @dataclass
@@ -124,45 +125,3 @@ def verl_estimator(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]
     estimator.__qualname__ = f"verl_estimator({name})"
     estimator.turnkey = True  # type: ignore[attr-defined]
     return estimator
-
-
-REWARD = "reward/"
-"""begins the names of the reward components among verl's ``reward_extra_info``"""
-
-
-def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean over the played episodes of what each reward component gave, and of what held no action."""
-    said: dict[str, Mapping[str, Any]] = {}
-    for row in rows.row.tolist():
-        said.setdefault(split_key(keys[row])[1], extra_fields[row].get("reward_extra_info") or {})
-    names = {name for info in said.values() for name in info if name.startswith(REWARD) or name == "unparsed_rate"}
-    return {
-        f"episode/{name}": float(np.mean([info[name] for info in said.values() if name in info]))
-        for name in sorted(names)
-    }
-
-
-def episode_metrics(rows: Rows) -> dict[str, float]:
-    """Per-episode figures of a training batch (verl's own are per row, so long episodes weigh more there).
-
-    A failed episode counts as not solved; it has no length and no return. What nobody said is not reported: without
-    records there is no success and no validity.
-    """
-    steps = rows.steps
-    index, played, failed = steps.trajectory, steps.n_trajectories, len(rows.failed)
-    if played + failed == 0:
-        return {}
-    metrics = {"episode/count": float(played + failed), "episode/failed": float(failed)}
-    if "success" in steps.given:
-        solved = np.bincount(index, weights=steps.success) > 0
-        metrics["episode/success_rate"] = float(solved.sum() / (played + failed))
-    if played:
-        length = np.bincount(index)
-        metrics |= {
-            "episode/length/mean": float(length.mean()),
-            "episode/length/max": float(length.max()),
-            "episode/return/mean": float(np.bincount(index, weights=rows.env_reward).mean()),
-        }
-    if played and "valid" in steps.given:
-        metrics["episode/invalid_rate"] = float(1.0 - steps.valid.mean())
-    return metrics

@@ -10,7 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from verl_turnkey.advantage import make_record
 from verl_turnkey.envs.rewards import Composition, RewardStep
-from verl_turnkey.plugins.credit import REWARD
+from verl_turnkey.plugins.metrics import REWARD
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ class RowMaker:
             prompt_ids, response_ids, response_mask, log_probs = prompt_ids or [self.eos], [self.eos], [0], [0.0]
         fields: dict[str, Any] = {}
         if self.log_probs:
-            if log_probs is None:
+            # verl's asynchronous client answers with an empty list where the other has None.
+            if log_probs is None or len(log_probs) != len(response_ids):
                 raise RuntimeError(
                     "the server returned no log-probabilities although actor_rollout_ref.rollout.calculate_log_probs "
                     "is true: set it to false for a server that cannot"

@@ -29,7 +29,7 @@ def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> No
     registration.register_losses()
     registration.verify(("loss",), (name,))
     _params[name] = params
-    loss_inputs.hand_over(worker, loss_inputs.wanted(loss_spec(name)))
+    loss_inputs.hand_over(worker, loss_spec(name).inputs)
     if scales_gradient(params):
         clipping_bias.install(worker, loss_spec(name), params)
 
@@ -62,10 +62,6 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
         )
         clipping_bias.seen.note(term)
         per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights
-        if term.weight is not None:
-            # verl divides by the tokens of the whole mini-batch. Inside a micro-batch this is the loss's own mean; the
-            # micro-batches of a mini-batch weigh by their tokens.
-            per_token = per_token * term.weight * response_mask.sum() / term.weight.sum().clamp(min=1e-8)
         total = agg_loss(per_token, response_mask, loss_agg_mode, **config.global_batch_info)
         return total, {f"actor/{key}": value for key, value in term.metrics.items()}
 

@@ -1,7 +1,8 @@
 """What some policy losses need beside verl's four tensors: from the trainer to the loss, by name.
 
-verl calls a policy loss with fixed arguments. The trainer writes the further columns of a loss (its ``needs``) to the
-queue, they travel with the rows, and inside the actor worker they wait here while verl's loss function runs.
+verl calls a policy loss with fixed arguments. The trainer writes the further columns of a loss (what it ``needs`` and
+``accepts``) to the queue, they travel with the rows, and inside the actor worker they wait here while verl's loss
+function runs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import transfer_queue as tq
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_to_nested
 
-from verl_turnkey.losses import LossSpec
+from verl_turnkey.losses import LossSpec, turn_ids
+from verl_turnkey.losses.registry import WEIGHT_SHARE, weighs, weight_share
+from verl_turnkey.losses.turns import TURN
 from verl_turnkey.plugins import seams
 from verl_turnkey.plugins.rows import Rows
 
@@ -28,24 +33,23 @@ GROUP_LOG_RATIO = "group_log_ratio"
 
 @dataclass(frozen=True)
 class Batch:
-    """What the providers read."""
+    """What the columns are made of."""
 
-    rows: Rows | None
-    """the table of steps; None where there is none"""
+    table: Callable[[], Rows]
+    """the table of steps; an error where there is none"""
     given: Mapping[str, Any]
     """the estimator's further columns, (S,) each"""
     tags: Sequence[Mapping[str, Any]]
     global_steps: int
+    response_mask: torch.Tensor
+    """(B, L) nested, as the agent loop wrote it"""
+    rejects: bool
+    """whether tokens may have left the mask since"""
 
 
 def queue_name(name: str) -> str:
     """The column's name in the queue, where it meets verl's own."""
     return f"turnkey_{name}"
-
-
-def wanted(spec: LossSpec | None) -> tuple[str, ...]:
-    """The further columns of a loss."""
-    return () if spec is None else (*spec.needs, *spec.accepts)
 
 
 def staleness(batch: Batch) -> torch.Tensor:
@@ -59,13 +63,12 @@ def staleness(batch: Batch) -> torch.Tensor:
 
 def outcome(batch: Batch) -> torch.Tensor:
     """(B,) score of each row's trajectory; 0 for rows of no trajectory."""
-    rows = _table(batch)
-    return _per_row(batch, rows.steps.score)
+    return _per_row(batch, batch.table().steps.score)
 
 
 def group_outcome(batch: Batch) -> torch.Tensor:
     """(B,) mean score over the trajectories of each row's group."""
-    steps = _table(batch).steps
+    steps = batch.table().steps
     first = steps.first_rows
     size = np.bincount(steps.group[first], minlength=steps.n_groups)
     mean = np.bincount(steps.group[first], weights=steps.score[first], minlength=steps.n_groups) / size
@@ -77,22 +80,9 @@ def no_log_ratio(batch: Batch) -> torch.Tensor:
     return torch.zeros(len(batch.tags))
 
 
-def tool_share(batch: Batch) -> torch.Tensor:
-    """(B,) the batch's tokens for each token in a row with a tool advantage, the same for all rows."""
-    rows = _table(batch)
-    has = np.bincount(rows.row, weights=batch.given["tool_advantages"] != 0, minlength=len(batch.tags)) > 0
-    share = rows.steps.tokens.sum() / max(1, rows.steps.tokens[has[rows.row]].sum())
-    return torch.full((len(batch.tags),), float(share))
-
-
-def _table(batch: Batch) -> Rows:
-    assert batch.rows is not None
-    return batch.rows
-
-
 def _per_row(batch: Batch, per_step: np.ndarray) -> torch.Tensor:
     column = torch.zeros(len(batch.tags))
-    column[torch.from_numpy(_table(batch).row)] = torch.tensor(per_step, dtype=torch.float32)
+    column[torch.from_numpy(batch.table().row)] = torch.tensor(per_step, dtype=torch.float32)
     return column
 
 
@@ -101,35 +91,52 @@ PROVIDERS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "rewards": outcome,
     "group_reward": group_outcome,
     GROUP_LOG_RATIO: no_log_ratio,
-    "tool_share": tool_share,
 }
 """Inputs that the trainer knows; any other comes from the estimator (``Credit.extra``), one value per step."""
 
 
-def need_table(names: Sequence[str]) -> bool:
-    """Whether the table of steps is needed for these inputs."""
-    return any(name != "staleness" for name in names)
+def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KVBatchMeta:
+    """Put the further columns of a loss beside the rows of ``batch`` in the queue."""
+    rows = {"keys": batch.keys, "partition_id": batch.partition_id}
+    found = columns(spec, made_of)
+    if weighs(spec, params):
+        # Its weights are known before any update: with the share of the whole batch, rows weigh the same however they
+        # are split.
+        now = tq.kv_batch_get(**rows, select_fields=["old_log_probs", "response_mask"]).to_padded_tensor()
+        share = weight_share(
+            spec,
+            params,
+            old_log_prob=now["old_log_probs"],
+            response_mask=now["response_mask"],
+            extra=read(found, spec.inputs),
+        )
+        found[queue_name(WEIGHT_SHARE)] = torch.full((len(batch.tags),), float(share))
+    return tq.kv_batch_put(**rows, fields=found) if list(found.keys()) else batch
 
 
-def columns(names: Sequence[str], batch: Batch, response_mask: torch.Tensor) -> TensorDict:
-    """The columns ``names`` as they go to the queue; ``response_mask`` (B, L) nested, as it came from there.
+def columns(spec: LossSpec, batch: Batch) -> TensorDict:
+    """The columns that a loss needs, and of those that it accepts the ones that somebody gives, as the queue has them.
 
     What an estimator gives is written onto the tokens of each step's turn.
     """
     result: dict[str, torch.Tensor] = {}
-    for name in names:
+    for name in spec.inputs:
         if name in PROVIDERS:
             result[queue_name(name)] = PROVIDERS[name](batch)
-        else:
-            on_tokens = _table(batch).to_tokens(batch.given[name], response_mask.to_padded_tensor(0))
-            result[queue_name(name)] = response_to_nested(on_tokens, response_mask)
+        elif name in batch.given:
+            on_tokens = batch.table().to_tokens(batch.given[name], batch.response_mask.to_padded_tensor(0))
+            result[queue_name(name)] = response_to_nested(on_tokens, batch.response_mask)
+        elif name == TURN and batch.rejects:
+            numbers = turn_ids(batch.response_mask.to_padded_tensor(0))
+            result[queue_name(name)] = response_to_nested(numbers, batch.response_mask)
     return TensorDict(result, batch_size=len(batch.tags))
 
 
 def read(data: TensorDict, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The columns of a micro-batch as a loss takes them: (B,) or (B, L) each."""
-    chosen = data.select(*map(queue_name, names)).to_padded_tensor() if names else {}
-    return {name: chosen[queue_name(name)] for name in names}
+    """Those of the columns ``names`` that the rows have, as a loss takes them: (B,) or (B, L) each."""
+    there = [name for name in names if queue_name(name) in data]
+    padded = data.select(*map(queue_name, there)).to_padded_tensor() if there else {}
+    return {name: padded[queue_name(name)] for name in there}
 
 
 def hand_over(worker: Any, names: Sequence[str]) -> None:

@@ -35,6 +35,8 @@ VERL_KEYS: dict[str, Any] = {
             "agent": {"default_agent_loop": "turnkey_env"},
         },
     },
+    # A row per step: verl's 100,000 rows are a batch of long episodes and what is generated meanwhile.
+    "transfer_queue": {"backend": {"SimpleStorage": {"total_storage_size": None}}},
 }
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +55,15 @@ SEAMS = (
     Seam(_BASE, "PPOTrainer._setup", "self", "worker groups are wrapped once they exist"),
     Seam(_BASE, "PPOTrainer._compute_advantage", "self, batch, metrics", "steps and records reach the estimator"),
     Seam(_BASE, "PPOTrainer._get_required_batch_multiple", "self, dp_size", "padding for a fixed number of updates"),
+    Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined anew"),
+    Seam(_BASE, "PPOTrainer._load_checkpoint", "self", "rows that nobody asks for any more are cleared after it"),
+    *(
+        Seam("verl.trainer.ppo.v1.replay_buffer", f"ReplayBuffer.{name}", parameters, "episodes lost are counted")
+        for name, parameters in (
+            ("_evict_terminal_groups", "self, global_steps, partition_id, eviction_reasons"),
+            ("_materialize_batch", "self, partition_id, selected_prompt_uids, partition_snapshot"),
+        )
+    ),
     Seam(_BASE, "PPOTrainer._update_actor", "self, batch, metrics", "calls update_actor with batch.extra_info"),
     Seam(_BASE, "PPOTrainer._update_critic", "self, batch, metrics", "calls train_mini_batch with batch.extra_info"),
     Seam(
@@ -152,6 +165,23 @@ def actor_worker(process: Any) -> Any:
     raise RuntimeError(
         f"found no worker with an actor in {type(process).__name__}; has verl changed? See `turnkey doctor`"
     )
+
+
+class _WithoutFlush(logging.LoggerAdapter):
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        kwargs.pop("flush", None)
+        return msg, kwargs
+
+
+@contextmanager
+def logger_of(module: ModuleType) -> Iterator[None]:
+    """verl's separate_async calls its logger with ``flush=``, which no logger takes, when hybrid_engine is false."""
+    original = module.logger
+    module.logger = _WithoutFlush(original, {})  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.logger = original  # type: ignore[attr-defined]
 
 
 def queue_fields(batch: KVBatchMeta) -> list[str]:

@@ -15,28 +15,28 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.utils.padding import response_to_nested
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.plugins import agent_loop, loss, loss_inputs, phases, registration, seams
+from verl_turnkey.plugins import agent_loop, loss, loss_inputs, phases, registration, seams, starvation
 from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
 from verl_turnkey.plugins.derived import listed_per_turn
+from verl_turnkey.plugins.metrics import combine
 from verl_turnkey.plugins.rows import Rows, failure
 from verl_turnkey.plugins.turns import split_key
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
-
-# In the reason of an episode that found its host without any processes left to lose.
-EXHAUSTED = f"{EnvironmentFailure('restarts', '')}"
 
 # Fields that no worker computes with; everything else travels, also names that we do not know.
 NOT_FOR_WORKERS = frozenset(
@@ -80,7 +80,11 @@ class TurnkeyTrainer:
         switching = OmegaConf.select(config, f"trainer.v1.{self.base_mode}.hybrid_rollout.enable_switch")
         if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
             self.replay_buffer.poll_interval = POLL_SECONDS
+        if hasattr(self.replay_buffer, "_evict_terminal_groups"):  # not so a sampler of the user's own
+            starvation.Watch(self.replay_buffer, most=2 * config.data.train_batch_size)
         self._real_rows = 0
+        self._reasons: list[str | None] = []  # of the rows of this step, None: it was played
+        self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
         self._dp_size = 1
         self._table: Rows | None = None
         self._in_phases = self.turnkey.update.order == "reverse_turns" or self._carries_log_ratios
@@ -109,6 +113,26 @@ class TurnkeyTrainer:
         workers = agent_loop_manager.agent_loop_workers
         ray.get([worker.__ray_call__.remote(agent_loop.prepare, texts) for worker in workers])
         super().fit(agent_loop_manager)  # type: ignore[misc]
+
+    def _load_checkpoint(self) -> None:
+        """verl's own; the rows of the batch that was trained at the time are still in the queue, and in nobody's way.
+
+        A checkpoint is written when the prompts of the batch are out of the queue and its rows are not: without prompts
+        nobody would ever ask for them, or clear them, again.
+        """
+        super()._load_checkpoint()  # type: ignore[misc]
+        items = (tq.kv_list("train") or {}).get("train", {}) if self.base_mode != "sync" else {}
+        prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
+        left = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
+        if left:
+            tq.kv_clear(keys=left, partition_id="train")
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """verl's own, with the metrics of episodes and credit combined by what they count."""
+        self._updates = []
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        metrics.update(combine(self._updates))
+        return batch
 
     # --- a fixed number of optimizer steps --------------------------------------------------------------------------
 
@@ -175,17 +199,22 @@ class TurnkeyTrainer:
             values=padded.get("values", None),
             lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
         )
-        with credit_step(step):
-            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        if self.estimator is None and step.has_records:
+        if self._real_rows:
+            with credit_step(step):
+                batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        else:  # one update of several
+            none = response_to_nested(torch.zeros_like(padded["response_mask"]).float(), data["response_mask"])
+            fields = TensorDict({"advantages": none, "returns": none}, batch_size=len(batch))
+            batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        if step.rows is None and step.has_records:
             step.read()
         metrics.update(step.metrics)
+        self._updates.append({name: metrics[name] for name in metrics if name.startswith(("episode/", "credit/"))})
         self._table = step.rows
-        if names := loss_inputs.wanted(self.loss):
-            table = self._steps() if loss_inputs.need_table(names) else None
-            given = loss_inputs.Batch(table, step.extra, batch.tags, self.global_steps)
-            columns = loss_inputs.columns(names, given, data["response_mask"])
-            batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=columns)
+        if self._real_rows and self.loss is not None:
+            rejects = bool(OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"))
+            made_of = (self._steps, step.extra, batch.tags, self.global_steps, data["response_mask"], rejects)
+            batch = loss_inputs.write(batch, self.loss, self.loss_params, loss_inputs.Batch(*made_of))
         return batch
 
     def _steps(self) -> Rows:
@@ -197,10 +226,15 @@ class TurnkeyTrainer:
             )
         return self._table
 
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._update_critic(batch, metrics) if self._real_rows else batch  # type: ignore[misc]
+
     # --- the actor's update in phases -------------------------------------------------------------------------------
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's own update, or several on parts of the batch."""
+        """verl's own update, or several on parts of the batch; none when all its episodes failed."""
+        if not self._real_rows:
+            return batch
         if not self._in_phases:
             return super()._update_actor(batch, metrics)  # type: ignore[misc]
         calls = phases.Calls(self._actor_log_probs, self._update_part)
@@ -233,17 +267,21 @@ class TurnkeyTrainer:
     ) -> None:
         """Rows and episodes that are really there.
 
-        A dead environment costs its own episode; when all die, the cause is not one environment, and the run stops
-        (before verl's own step, which would speak of an empty mask).
+        A dead environment costs its own episode; when all of a training step die, the cause is not one environment,
+        and the run stops. One update of several may be without any: what fails at once is first in line.
         """
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         has_tokens = response_mask.any(1).tolist()
         reasons = [failure(extra_fields[i], has_tokens[i]) for i in real]
         self._real_rows = sum(reason is None for reason in reasons)
-        if real and not self._real_rows:
-            listed = "\n".join(f"  {reason}" for reason in sorted(set(map(str, reasons)))[:5])
-            raise RuntimeError(f"all {len(real)} episodes of step {self.global_steps} failed:\n{listed}")
-        exhausted = [reason for reason in reasons if reason and EXHAUSTED in reason]
+        self._reasons = reasons if self.local_trigger_step == 0 else self._reasons + reasons
+        last = self.local_trigger_step == self.parameter_sync_step - 1
+        if last and self._reasons and None not in self._reasons:
+            raise RuntimeError(
+                f"all {len(self._reasons)} episodes of step {self.global_steps} failed:\n"
+                f"{starvation.listed(self._reasons)}"
+            )
+        exhausted = [reason for reason in reasons if reason and starvation.EXHAUSTED in reason]
         if exhausted:
             raise RuntimeError(f"step {self.global_steps}: {exhausted[0]}")
         # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
@@ -316,3 +354,7 @@ class TurnkeyTrainerSeparateAsync(TurnkeyTrainer, PPOTrainerSeparateAsync):
     """``trainer.v1.trainer_mode=turnkey_separate_async``"""
 
     base_mode = "separate_async"
+
+    def _setup(self) -> None:
+        with seams.logger_of(trainer_separate_async):
+            super()._setup()

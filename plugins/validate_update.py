@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec
 from verl_turnkey.losses import LossSpec
-from verl_turnkey.losses.registry import scales_gradient
+from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.plugins import registration
 from verl_turnkey.plugins.config import TurnkeyConfig, estimator_of, loss_of, loss_params
 from verl_turnkey.plugins.derived import VERLS_LOOPS
@@ -21,7 +21,7 @@ RATIO_PER_ROW = ("gspo", "geo_mean")
 ADVANTAGE_PER_TOKEN = ("gae",)
 
 # Inputs of policy losses that the trainer itself provides (loss_inputs.PROVIDERS, which imports torch and verl).
-PROVIDED = ("staleness", "rewards", "group_reward", "group_log_ratio", "tool_share")
+PROVIDED = ("staleness", "rewards", "group_reward", "group_log_ratio")
 
 # The same of verl's keys that a turnkey loss does not read.
 IGNORED_ACTOR_KEYS = {
@@ -104,23 +104,19 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
 
 
 def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
-    """What a loss is averaged over, against ``loss_agg_mode``: asked of the loss itself, on two tokens."""
-    import torch
-
-    from verl_turnkey.losses.registry import token_loss
-
-    two = torch.zeros(1, 2)
-    columns = {name: torch.zeros(1) if name in PROVIDED else two for name in (*spec.needs, *spec.accepts)}
-    term = token_loss(
-        spec, params, log_prob=two, old_log_prob=two, advantages=two, response_mask=two == 0, extra=columns
-    )
+    """What a loss is averaged over, against ``loss_agg_mode`` and what else goes into that mean."""
     mode = str(config.actor_rollout_ref.actor.loss_agg_mode)
-    if term.per_row and mode != "seq-mean-token-mean":
+    if spec.per_row and mode != "seq-mean-token-mean":
         raise ConfigError(
             f"the loss {spec.name} is a mean over rows: set "
             f"actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean, got {mode}"
         )
-    if term.weight is not None and mode != "token-mean":
+    if spec.per_row and (correction := OmegaConf.select(config, "algorithm.rollout_correction.rollout_is")):
+        raise ConfigError(
+            f"the loss {spec.name} is one number per row, and importance weights would multiply it token by token: set "
+            f"algorithm.rollout_correction.rollout_is=null, got {correction}"
+        )
+    if weighs(spec, params) and mode != "token-mean":
         raise ConfigError(
             f"the loss {spec.name} weighs its tokens itself (turnkey.loss: {params}): set "
             f"actor_rollout_ref.actor.loss_agg_mode=token-mean, got {mode}"

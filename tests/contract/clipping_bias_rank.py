@@ -1,4 +1,4 @@
-"""One rank of a training group: optimizer steps of st_ppo by verl's engine, their gradients written to a file.
+"""One rank of a training group: optimizer steps of st_ppo or s_ppo by verl's engine, their gradients in a file.
 
 python clipping_bias_rank.py RANK WORLD FOLDER      (FOLDER holds `model` and `cases.pt`)
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +25,27 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizer
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
-from verl_turnkey.losses import losses
+from verl_turnkey.losses import LossInputs, TokenLoss, losses, register_loss
+from verl_turnkey.losses.registry import WEIGHT_SHARE
+from verl_turnkey.losses.st_ppo import StPpoParams, s_ppo
 from verl_turnkey.plugins import loss
+from verl_turnkey.plugins.loss_inputs import queue_name
 
 # FSDP1 refuses to broadcast the weights of a model on the CPU, which gloo can do.
 fsdp_init._check_module_states_for_sync_module_states = lambda states: None
+
+
+def every_other(inputs: LossInputs, params: StPpoParams) -> torch.Tensor:
+    return inputs.mask * (1 + torch.arange(inputs.mask.shape[1]) % 2)
+
+
+@register_loss("weighed", params=StPpoParams, weight=every_other)
+def weighed(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
+    """s_ppo with weights: those of a user's loss that has both a bias and a mean of its own."""
+    term = s_ppo(inputs, params)
+    assert term.bias is not None
+    return replace(term, loss=inputs.weight * term.loss, bias=inputs.weight * term.bias)
+
 
 TRUE_FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
@@ -83,9 +100,10 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
     masks = [
         torch.cat([torch.zeros_like(prompt), mask]) for prompt, mask in zip(prompts, case["response_mask"], strict=True)
     ]
-    tensors = {
-        name: nested(case[name]) for name in ("prompts", "responses", "response_mask", "old_log_probs", "advantages")
-    }
+    columns = ("prompts", "responses", "response_mask", "old_log_probs", "advantages", "rollout_is_weights")
+    tensors = {name: nested(case[name]) for name in columns if name in case}
+    if "weight_share" in case:
+        tensors[queue_name(WEIGHT_SHARE)] = torch.full((len(rows),), case["weight_share"])
     tensors |= {
         "input_ids": nested(whole),
         "position_ids": nested([torch.arange(len(row)) for row in whole]),
@@ -93,8 +111,9 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
     }
     settings = {
         "temperature": 1.0,
-        "use_dynamic_bsz": True,
-        "max_token_len_per_gpu": case["max_tokens"],
+        "use_dynamic_bsz": "max_tokens" in case,
+        "max_token_len_per_gpu": case.get("max_tokens"),
+        "micro_batch_size_per_gpu": case.get("micro_batch_size"),
         "use_remove_padding": False,
         "global_batch_size": len(responses),
         "pad_token_id": 0,
@@ -105,33 +124,41 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
 def main(rank: int, world: int, folder: Path) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous{world}", rank=rank, world_size=world)
-    spec = losses()["st_ppo"]
     results: dict[str, Any] = {}
     for strategy in ("fsdp2", "fsdp"):
         engine = make_engine(folder / "model", strategy)
-        loss.configure(SimpleNamespace(actor=SimpleNamespace(engine=engine)), (), "st_ppo", spec.params())
-        chosen = PolicyLossConfig(loss_mode="st_ppo")
-        config = FSDPActorConfig(strategy=strategy, rollout_n=1, use_dynamic_bsz=True, policy_loss=chosen)
+        stepped: list[bool] = []
+        engine.optimizer.register_step_post_hook(lambda *_, stepped=stepped: stepped.append(True))
         for name, case in torch.load(folder / "cases.pt").items():
+            chosen = PolicyLossConfig(loss_mode=case["loss"])
+            config = FSDPActorConfig(strategy=strategy, rollout_n=1, use_dynamic_bsz=True, policy_loss=chosen)
+            actor = SimpleNamespace(engine=engine, loss_fn=partial(ppo_loss, config=config))
+            actor.set_loss_fn = partial(setattr, actor, "loss_fn")
+            params = losses()[case["loss"]].params(**case["params"])
+            loss.configure(SimpleNamespace(actor=actor), (), case["loss"], params)
             taken: dict[str, torch.Tensor] = {}
-            passes = []
-            step, forward_backward = engine.optimizer_step, engine.forward_backward_batch
+            passes: list[list[int]] = []  # rows of each micro-batch
+            step, forward_backward, forward = engine.optimizer_step, engine.forward_backward_batch, engine.forward_step
 
             def keep(taken: dict[str, torch.Tensor] = taken, step: Any = step, engine: Any = engine) -> Any:
                 taken.update(gradients(engine))
                 return step()
 
-            def count(
-                data: Any, *args: Any, passes: list[int] = passes, run: Any = forward_backward, **more: Any
-            ) -> Any:
-                passes.append(len(data))
+            def begin(*args: Any, passes: list[list[int]] = passes, run: Any = forward_backward, **more: Any) -> Any:
+                passes.append([])
+                return run(*args, **more)
+
+            def count(data: Any, *args: Any, passes: list[list[int]] = passes, run: Any = forward, **more: Any) -> Any:
+                passes[-1].append(len(data))
                 return run(data, *args, **more)
 
-            engine.optimizer_step, engine.forward_backward_batch = keep, count
+            engine.optimizer_step, engine.forward_backward_batch, engine.forward_step = keep, begin, count
+            stepped.clear()
             with engine.train_mode():
-                out = engine.train_batch(data_of(case, rank, world), loss_function=partial(ppo_loss, config=config))
-            del engine.optimizer_step, engine.forward_backward_batch
-            results[f"{strategy}/{name}"] = {"gradients": taken, "metrics": out["metrics"], "passes": passes}
+                out = engine.train_batch(data_of(case, rank, world), loss_function=actor.loss_fn)
+            del engine.optimizer_step, engine.forward_backward_batch, engine.forward_step
+            done = {"gradients": taken, "metrics": out["metrics"], "passes": passes, "stepped": bool(stepped)}
+            results[f"{strategy}/{name}"] = done
     torch.save(results, folder / f"result{world}-{rank}.pt")
     dist.destroy_process_group()
 

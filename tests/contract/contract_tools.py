@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+from verl_turnkey.advantage import make_record, make_step
 
 AWKWARD = str(Path(__file__).parent / "awkward_env.py")
 
@@ -22,6 +25,10 @@ Compose = Callable[..., DictConfig]
 
 PARTITION = "train"
 """of the TransferQueue"""
+
+Episode = list[dict[str, Any]] | str
+"""Steps of one episode as arguments of make_step, or the reason why it failed."""
+TOKENS = itertools.cycle((3, 1, 4, 2))
 
 
 class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
@@ -33,6 +40,25 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         self.distillation_enabled = False
 
 
+def output(record: dict[str, Any], tokens: int, score: float, masked: bool = False) -> AgentLoopOutput:
+    """A row of ``tokens`` response tokens, as the loop turnkey_env makes it."""
+    return AgentLoopOutput(
+        prompt_ids=[5] * (3 + tokens),
+        response_ids=[7] * tokens,
+        response_mask=[0 if masked else 1] * tokens,
+        response_logprobs=[-1.0] * tokens,
+        reward_score=score,
+        num_turns=2,
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            "turnkey": record,
+            "reward_extra_info": {"acc": score},
+            "min_global_steps": 1,
+            "max_global_steps": 1,
+        },
+    )
+
+
 def put(group: str, session: int, outputs: list[AgentLoopOutput]) -> None:
     row = {"uid": group, "session_id": session, "global_steps": 1, "data_source": "x", "turnkey_task": "{}"}
     asyncio.run(Worker()._agent_loop_postprocess(outputs, False, **row))
@@ -40,6 +66,20 @@ def put(group: str, session: int, outputs: list[AgentLoopOutput]) -> None:
 
 def batch_of(tags: dict[str, dict[str, Any]]) -> KVBatchMeta:
     return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION)
+
+
+def fill(episodes: dict[str, list[Episode]]) -> KVBatchMeta:
+    """The batch as the replay buffer hands it out: keys and tags, no fields."""
+    for group, sessions in episodes.items():
+        for session, episode in enumerate(sessions):
+            if isinstance(episode, str):
+                rows = [output(make_record([], failed=episode), 1, 0.0, masked=True)]
+            else:
+                score = sum(step["reward"] for step in episode)
+                records = [make_record([make_step(step=t, **step)]) for t, step in enumerate(episode)]
+                rows = [output(record, next(TOKENS), score) for record in records]
+            put(group, session, rows)
+    return batch_of(tq.kv_list(PARTITION)[PARTITION])
 
 
 def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> None:

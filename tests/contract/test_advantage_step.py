@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,54 +10,21 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import PARTITION, Compose, advance, batch_of, put, read, write
+from contract_tools import PARTITION, Episode, advance, batch_of, fill, output, put, read, write
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_turnkey.advantage import Credit, RecordError, make_record, make_step, register_estimator
 from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.rows import read_rows
-from verl_turnkey.plugins.trainer import (
-    NOT_FOR_WORKERS,
-    TurnkeyTrainerColocateAsync,
-    TurnkeyTrainerSeparateAsync,
-    TurnkeyTrainerSync,
-    WorkerCalls,
-)
+from verl_turnkey.plugins.trainer import NOT_FOR_WORKERS, WorkerCalls
 
 EOS = 2
 
-
-# --- an agent loop's episodes -----------------------------------------------------------------------------------------
-
-
-def output(record: dict[str, Any], tokens: int, score: float, masked: bool = False) -> AgentLoopOutput:
-    """A row of ``tokens`` response tokens, as the loop turnkey_env makes it."""
-    return AgentLoopOutput(
-        prompt_ids=[5] * (3 + tokens),
-        response_ids=[7] * tokens,
-        response_mask=[0 if masked else 1] * tokens,
-        response_logprobs=[-1.0] * tokens,
-        reward_score=score,
-        num_turns=2,
-        metrics=AgentLoopMetrics(),
-        extra_fields={
-            "turnkey": record,
-            "reward_extra_info": {"acc": score},
-            "min_global_steps": 1,
-            "max_global_steps": 1,
-        },
-    )
-
-
-Episode = list[dict[str, Any]] | str
-"""Steps of one episode as arguments of make_step, or the reason why it failed."""
 
 #: Two groups; the first episode of the batch failed, lengths differ, states repeat inside and across episodes.
 EPISODES: dict[str, list[Episode]] = {
@@ -77,21 +43,6 @@ EPISODES: dict[str, list[Episode]] = {
         [{"reward": 0.0, "anchor": "s"}, {"reward": 0.0, "anchor": "v"}],
     ],
 }
-TOKENS = itertools.cycle((3, 1, 4, 2))
-
-
-def fill(episodes: dict[str, list[Episode]]) -> KVBatchMeta:
-    """The batch as the replay buffer hands it out: keys and tags, no fields."""
-    for group, sessions in episodes.items():
-        for session, episode in enumerate(sessions):
-            if isinstance(episode, str):
-                rows = [output(make_record([], failed=episode), 1, 0.0, masked=True)]
-            else:
-                score = sum(step["reward"] for step in episode)
-                records = [make_record([make_step(step=t, **step)]) for t, step in enumerate(episode)]
-                rows = [output(record, next(TOKENS), score) for record in records]
-            put(group, session, rows)
-    return batch_of(tq.kv_list(PARTITION)[PARTITION])
 
 
 def forget_records(batch: KVBatchMeta) -> None:
@@ -526,35 +477,3 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
 )
 def test_batches_are_padded_to_mini_batches_and_not_to_rollouts(trainer, overrides, multiple):
     assert trainer(*overrides)._get_required_batch_multiple(2) == multiple
-
-
-# --- the three trainers -----------------------------------------------------------------------------------------------
-
-SEPARATE = [
-    "trainer.v1.separate_async.parameter_sync_step=2",
-    "actor_rollout_ref.rollout.nnodes=1",
-    "actor_rollout_ref.rollout.n_gpus_per_node=1",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
-]
-
-
-@pytest.mark.parametrize(
-    ("cls", "mode", "buffer", "overrides", "mini_batches"),
-    [
-        (TurnkeyTrainerSync, "sync", ReplayBuffer, [], 2),
-        (TurnkeyTrainerColocateAsync, "colocate_async", ReplayBufferAsync, [], 2),
-        (TurnkeyTrainerSeparateAsync, "separate_async", ReplayBufferAsync, SEPARATE, 1),
-    ],
-)
-def test_trainers_take_the_place_of_verls(compose: Compose, cls, mode, buffer, overrides, mini_batches):
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    config = compose("+turnkey=gigpo", f"trainer.v1.trainer_mode=turnkey_{mode}", *overrides)
-    assert get_trainer_cls(config.trainer.v1.trainer_mode) is cls
-    made = cls(config)
-    assert made.trainer_mode == config.trainer.v1.trainer_mode == mode
-    assert type(made.replay_buffer) is buffer
-    assert made.replay_buffer.poll_interval == 0.05
-    assert made.estimator.name == "gigpo"
-    assert made.credit_params.gamma == 0.95
-    assert made._mini_batches("actor") == mini_batches

@@ -9,16 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from contract_tools import Compose
+import transfer_queue as tq
+from contract_tools import PARTITION, Compose, Episode, advance, batch_of, fill, put, read
+from contract_tools import output as contract_output
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.utils import need_critic
 from verl.workers.config import FSDPActorConfig
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.losses import TokenLoss, losses, policy_loss, register_loss, registry
 from verl_turnkey.plugins import loss as bridge
-from verl_turnkey.plugins import loss_inputs
+from verl_turnkey.plugins import loss_inputs, seams
 from verl_turnkey.plugins.config import loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.registration import loss_names
 from verl_turnkey.plugins.validate import check
@@ -46,10 +48,7 @@ class Engine:
         raise NotImplementedError
 
 
-WORKER = SimpleNamespace(actor=SimpleNamespace(engine=Engine()))
-
-
-def with_loss_fn():
+def worker():
     actor = SimpleNamespace(engine=Engine(), loss_fn=partial(print))
     actor.set_loss_fn = lambda fn: setattr(actor, "loss_fn", fn)
     return SimpleNamespace(actor=actor)
@@ -72,7 +71,7 @@ def under_verl(name: str, inputs: dict[str, torch.Tensor], rows: slice = slice(N
 @pytest.mark.parametrize("prefix", ["", "turnkey/"])
 def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
     params = losses()[name].params()
-    bridge.configure(WORKER, (), name, params)
+    bridge.configure(worker(), (), name, params)
     found, metrics = under_verl(prefix + name, inputs)
     expected, plain = policy_loss(name, **inputs)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -87,7 +86,7 @@ def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
             "hdpo",
             {
                 "tool_advantages": torch.tensor([[1.0], [0.0], [-2.0], [0.0]]).expand(4, 5),
-                "tool_share": torch.full((4,), 3.0),
+                "weight_share": torch.full((4,), 3.0),
             },
         ),
         (
@@ -136,21 +135,14 @@ def test_further_inputs_travel_with_the_rows(inputs, name, columns):
 def test_parameters_arrive(inputs):
     values = []
     for clip_low in (0.2, 0.01):
-        bridge.configure(WORKER, (), "turn_ratio", losses()["turn_ratio"].params(clip_low=clip_low))
+        bridge.configure(worker(), (), "turn_ratio", losses()["turn_ratio"].params(clip_low=clip_low))
         values.append(under_verl("turn_ratio", inputs)[0].item())
         assert values[-1] == pytest.approx(policy_loss("turn_ratio", **inputs, clip_low=clip_low)[0].item(), rel=1e-5)
     assert values[0] != pytest.approx(values[1], rel=1e-3)
 
 
-def test_micro_batches_add_up(inputs):
-    bridge.configure(WORKER, (), "turn_ratio", losses()["turn_ratio"].params())
-    whole = under_verl("turn_ratio", inputs)[0].item()
-    parts = [under_verl("turn_ratio", inputs, rows)[0].item() for rows in (slice(0, 1), slice(1, 4))]
-    assert sum(parts) == pytest.approx(whole, rel=1e-5)
-
-
 def test_rollout_correction_weighs_the_tokens(inputs):
-    bridge.configure(WORKER, (), "dgpo", losses()["dgpo"].params())
+    bridge.configure(worker(), (), "dgpo", losses()["dgpo"].params())
     plain = under_verl("dgpo", inputs)[0].item()
     assert under_verl("dgpo", inputs, rollout_is_weights=torch.full((4, 5), 0.5))[0].item() == pytest.approx(plain / 2)
 
@@ -167,9 +159,9 @@ def test_a_parameter_called_scale_scales_no_gradient(inputs, monkeypatch):
         if name == "plain":
             plain = register_loss("plain", params=ScaleParams)
             plain(lambda inputs, params: TokenLoss(-params.scale * inputs.log_prob * inputs.advantages))
-        engine = Engine()
-        bridge.configure(SimpleNamespace(actor=SimpleNamespace(engine=engine)), (), name, losses()[name].params())
-        assert ("train_batch" in vars(engine)) is hooked
+        process = worker()
+        bridge.configure(process, (), name, losses()[name].params())
+        assert ("train_batch" in vars(process.actor.engine)) is hooked
     assert under_verl("plain", inputs)[0].item() == pytest.approx(policy_loss("plain", **inputs)[0].item(), rel=1e-5)
 
 
@@ -248,31 +240,111 @@ def test_levels_that_do_not_go_together_are_named(compose: Compose, overrides, w
         check(config, use_critic=need_critic(config))
 
 
+OPTIONS: list[tuple[str, dict[str, object]]] = [
+    *((name, {}) for name in loss_names()),
+    ("segment_mask", {"threshold": 0.5}),
+    *(("turn_ratio", {"ratio": r, "aggregate": "turns"}) for r in ("geometric", "product")),
+    ("turn_ratio", {"gradient": "token", "dual_clip": 3.0}),
+]
+FURTHER = {
+    "staleness": torch.tensor([1.0, 2.0, 8.0, 1.0]),
+    "tool_advantages": MASK * torch.tensor([[1.0], [0.0], [-2.0], [0.0]]),
+    **{key: torch.tensor([1.0, 0.0, 2.0, 0.5]) for key in ("rewards", "group_reward", "group_log_ratio")},
+}
+
+
 @pytest.mark.parametrize("parts", [(slice(0, 4),), (slice(0, 1), slice(1, 4)), (slice(0, 2), slice(2, 3), slice(3, 4))])
-@pytest.mark.parametrize("name", ["hdpo", "rebel"])
-def test_micro_batches_of_losses_with_further_inputs_add_up(inputs, name, parts, monkeypatch):
-    """The gradient of each row is the same however the mini-batch is split."""
-    columns = {
-        "hdpo": {
-            "tool_advantages": MASK * torch.tensor([[1.0], [0.0], [-2.0], [0.0]]),
-            "tool_share": torch.full((4,), 2.0),
-        },
-        "rebel": {key: torch.tensor([1.0, 0.0, 2.0, 0.5]) for key in ("rewards", "group_reward", "group_log_ratio")},
-    }[name]
-    bridge.configure(with_loss_fn(), (), name, losses()[name].params())
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_micro_batches_add_up(inputs, name, options, parts, monkeypatch):
+    """The gradient of each row is the same however the mini-batch is split: that of the loss on all rows at once."""
+    spec = losses()[name]
+    params = spec.params(**options)
+    columns = {key: value for key, value in FURTHER.items() if key in spec.needs}
+    rows = {key: inputs[key] for key in ("old_log_prob", "response_mask")}
+    share = registry.weight_share(spec, params, **rows, extra=columns)
+    travels = columns | ({} if share is None else {"weight_share": share.expand(4)})
+    bridge.configure(worker(), (), name, params)
     log_prob = inputs["log_prob"].clone().requires_grad_()
     config = FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True)
     config.global_batch_info.update(dp_size=1, batch_num_tokens=int(MASK.sum()), global_batch_size=4)
-    mode = "seq-mean-token-mean" if name == "rebel" else "token-mean"
+    mode = "seq-mean-token-mean" if spec.per_row else "token-mean"
     for rows in parts:
-        monkeypatch.setattr(
-            loss_inputs, "current", lambda rows=rows: {key: value[rows] for key, value in columns.items()}
-        )
+        here = {key: value[rows] for key, value in travels.items()}
+        monkeypatch.setattr(loss_inputs, "current", lambda here=here: here)
         part = {key: tensor[rows] for key, tensor in {**inputs, "log_prob": log_prob}.items()}
         get_policy_loss_fn(name)(**part, loss_agg_mode=mode, config=config)[0].backward()
     whole = inputs["log_prob"].clone().requires_grad_()
-    policy_loss(name, **{**inputs, "log_prob": whole}, **columns)[0].backward()
+    policy_loss(name, **{**inputs, "log_prob": whole}, **columns, **options)[0].backward()
+    assert whole.grad.abs().sum() > 0
     torch.testing.assert_close(log_prob.grad, whole.grad)
+
+
+def columns_of(made, episodes):
+    """The further columns that stand beside the rows once the trainer has computed advantages, by row key."""
+    batch = advance(made, fill(episodes), old_log_probs=lambda key, i: -0.05 if (key[2], i) == ("1", 0) else -1.0)
+    names = [name for name in seams.queue_fields(batch) if name.startswith("turnkey_") and name != "turnkey_task"]
+    return {name: read(batch, name) for name in names}, read(batch, "response_mask")
+
+
+EPISODES: dict[str, list[Episode]] = {
+    "a": [[{"reward": 1.0, "anchor": "s"}, {"reward": 0.0, "anchor": "t"}], [{"reward": 0.0, "anchor": "s"}]],
+    "b": [[{"reward": 0.0, "anchor": "s"}], "it died", [{"reward": 0.0, "anchor": "s"}]],
+}
+
+
+def test_the_trainer_sends_what_a_loss_with_weights_cannot_see_in_a_part(queue, trainer):
+    """The tokens of the batch for each trained one; where the loss has an ordinary mean, nothing."""
+    columns, mask = columns_of(trainer("+turnkey/loss=segment_mask"), EPISODES)
+    assert set(columns) == {"turnkey_weight_share"}
+    tokens = [(key[2], i) for key, row in mask.items() for i, m in enumerate(row) if m]
+    share = len(tokens) / len([token for token in tokens if token != ("1", 0)])
+    assert share > 1
+    assert list(columns["turnkey_weight_share"].values()) == pytest.approx([share] * len(mask))
+    tq.kv_clear(keys=list(mask), partition_id=PARTITION)
+    assert columns_of(trainer("+turnkey/loss=turn_ratio"), EPISODES)[0] == {}
+
+
+def rejecting(*overrides: str) -> list[str]:
+    correction = ["rollout_rs=token_k1", "rollout_rs_threshold=0.5_2.0"]
+    return [*overrides, *(f"algorithm.rollout_correction.{setting}" for setting in correction)]
+
+
+@pytest.mark.parametrize("name", ["st_ppo", "turn_ratio"])
+def test_a_rejection_splits_no_turn_of_a_loss(queue, trainer, name):
+    """The turns are those of the mask before; the weights those of the mask that is left."""
+    aggregate = ["turnkey.loss.aggregate=turns"] if name == "turn_ratio" else []
+    row = contract_output(make_record([make_step(step=t, reward=t, anchor="s") for t in range(2)]), 8, 1.0)
+    row.response_mask = [1, 1, 1, 0, 0, 1, 1, 1]
+    put("w", 0, [row])
+    put("w", 1, [row])
+    batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
+    rejected = {("w_0_0", 1), *(("w_1_0", i) for i in (5, 6, 7))}
+    batch = advance(
+        trainer(*rejecting(f"+turnkey/loss={name}", *aggregate)),
+        batch,
+        old_log_probs=lambda key, i: 2.0 if (key, i) in rejected else -1.0,
+    )
+    assert read(batch, "response_mask")["w_0_0"] == [1, 0, 1, 0, 0, 1, 1, 1]
+    assert read(batch, "turnkey_turn")["w_0_0"] == [0, 0, 0, -1, -1, 1, 1, 1]
+    if aggregate:  # 8 tokens are left, of 3 turns
+        assert read(batch, "turnkey_weight_share") == pytest.approx({"w_0_0": 8 / 3, "w_1_0": 8 / 3})
+
+
+@dataclass(frozen=True)
+class NoParams:
+    pass
+
+
+def test_what_a_loss_accepts_and_nobody_gives_is_left_out(queue, trainer, monkeypatch):
+    monkeypatch.setattr(registry, "_LOSSES", dict(registry._LOSSES))
+    register_loss("mine", params=NoParams, accepts=("prior", "staleness"))(lambda inputs, params: None)
+    made = trainer()
+    made.loss, made.loss_params = losses()["mine"], NoParams()
+    columns, _ = columns_of(made, EPISODES)
+    assert set(columns) == {"turnkey_staleness"}
+    rows = TensorDict({"turnkey_staleness": torch.ones(2)}, batch_size=2)
+    assert list(loss_inputs.read(rows, made.loss.inputs)) == ["staleness"]
+    assert loss_inputs.read(rows, ("prior",)) == {}
 
 
 @pytest.mark.parametrize(
@@ -283,10 +355,19 @@ def test_micro_batches_of_losses_with_further_inputs_add_up(inputs, name, parts,
             ["+turnkey/loss=segment_mask", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
             "weighs its tokens",
         ),
+        (
+            ["+turnkey=hdpo", "+turnkey/loss=hdpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
+            "weighs its tokens",
+        ),
+        (
+            ["+turnkey/loss=rebel", "algorithm.rollout_correction.rollout_is=token"],
+            "algorithm.rollout_correction.rollout_is=null",
+        ),
     ],
 )
 def test_a_mean_that_the_loss_does_not_mean_is_refused(compose: Compose, overrides, words):
-    config = compose("+turnkey=grpo_steps", *overrides)
+    method = [] if overrides[0].startswith("+turnkey=") else ["+turnkey=grpo_steps"]
+    config = compose(*method, *overrides)
     with pytest.raises(ConfigError, match=words):
         check(config, use_critic=need_critic(config))
 

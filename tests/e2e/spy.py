@@ -49,7 +49,8 @@ def _spy_on(cls):
     def _update_actor(self, batch, metrics):
         optional = ["values"] if self.use_critic else []
         optional += ["turnkey_staleness"] if self.loss is not None and "staleness" in self.loss.needs else []
-        before = _rows(batch, "advantages", "old_log_probs", "response_mask", "rm_scores", *optional)
+        fields = ["advantages", "old_log_probs", "rollout_log_probs", "response_mask", "rm_scores", *optional]
+        before = _rows(batch, *fields)
         under_actor = _log_probs(self, batch)
         batch = update_actor(self, batch, metrics)
         tags = list(batch.tags)
@@ -63,6 +64,7 @@ def _spy_on(cls):
                 "rm_scores": before["rm_scores"],
                 "values": before.get("values"),
                 "staleness": before.get("turnkey_staleness"),
+                "rollout": before["rollout_log_probs"],
                 "old": before["old_log_probs"],
                 "before": under_actor,
                 "after": _log_probs(self, batch),

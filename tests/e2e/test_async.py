@@ -1,4 +1,4 @@
-"""verl's asynchronous trainers: rows of several weight versions in one batch, and A-3PO's loss on them."""
+"""verl's asynchronous trainers: batches of several weight versions, episodes that go on with new weights, resuming."""
 
 from __future__ import annotations
 
@@ -15,34 +15,10 @@ from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
 POLICY = Path(__file__).with_name("word_policy.py")
 LEVEL = "MiniGrid-DoorKey-5x5-v0"
 TURNS = (5, 30)  # half of the tasks are over soon, so that the others are caught in the middle by new weights
-STEPS = 3
-
-# By mode: what it needs, and how many updates of the actor a training step makes.
-MODES: dict[str, tuple[tuple[str, ...], int]] = {
-    "colocate_async": (("actor_rollout_ref.actor.ppo_mini_batch_size=4",), 1),
-    "separate_async": (
-        (
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "trainer.v1.separate_async.parameter_sync_step=2",
-            # One logical GPU for the trainer, one for the server apart from it.
-            "ray_kwargs.ray_init.num_gpus=2",
-            "actor_rollout_ref.rollout.nnodes=1",
-            "actor_rollout_ref.rollout.n_gpus_per_node=1",
-            "actor_rollout_ref.hybrid_engine=false",
-        ),
-        2,
-    ),
-}
 
 
-@pytest.fixture(scope="module", params=list(MODES))
-def mode(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def run(mode: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    out = tmp_path_factory.mktemp(mode)
+def play(out: Path, model: Path, *overrides: str, env: dict[str, str] | None = None) -> Run:
+    out.mkdir(exist_ok=True)
     for split, seeds in zip(("train", "val"), split_seeds(16, 4, seed=0), strict=True):
         tasks = [
             Task("turnkey/MiniGrid-v0", seed, {"level": LEVEL, "max_steps": TURNS[i % 2]})
@@ -53,10 +29,8 @@ def run(mode: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         out,
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
-        "+turnkey/loss=a3po",
+        *(override for override in overrides if override.startswith("+turnkey")),
         "+turnkey/device=cpu",
-        f"trainer.v1.trainer_mode=turnkey_{mode}",
-        *MODES[mode][0],
         "turnkey.rollout.template=minigrid",
         "turnkey.rollout.action_format=plain",
         f"turnkey.rollout.max_turns={max(TURNS)}",
@@ -67,26 +41,86 @@ def run(mode: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.optim.lr=1e-3",
-        f"trainer.total_training_steps={STEPS}",
+        *(override for override in overrides if not override.startswith("+turnkey")),
+        env=env,
     )
 
 
+COLOCATE = (
+    "+turnkey/loss=a3po",
+    "trainer.v1.trainer_mode=turnkey_colocate_async",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "trainer.save_freq=2",
+)
+
+
 @pytest.fixture(scope="module")
-def updates(mode: str) -> list[tuple[int, int]]:
-    return [(step, update) for step in range(1, STEPS + 1) for update in range(MODES[mode][1])]
+def colocate(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two steps; a third in a new process, from the checkpoint. Spy and trajectories of both are in one place."""
+    out = tmp_path_factory.mktemp("colocate")
+    saved = f"trainer.default_local_dir={out}/checkpoints"
+    first = play(out, model, *COLOCATE, saved, "trainer.total_training_steps=2")
+    resumed = play(
+        out / "resumed",
+        model,
+        *COLOCATE,
+        saved,
+        "trainer.total_training_steps=3",
+        f"turnkey.log.trajectories={out}/episodes",
+        env={"TURNKEY_SPY": f"{out}/spy"},
+    )
+    assert min(resumed.metrics) == 3
+    return Run(out, first.metrics | resumed.metrics)
 
 
-def test_credit_is_that_of_the_naive_twin(run: Run, updates: list[tuple[int, int]]) -> None:
-    for step, update in updates:
+@pytest.fixture(scope="module")
+def separate(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps of two updates each with verl's own loss; the server is apart from the trainer."""
+    return play(
+        tmp_path_factory.mktemp("separate"),
+        model,
+        "trainer.v1.trainer_mode=turnkey_separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        # One logical GPU for the trainer, one for the server.
+        "ray_kwargs.ray_init.num_gpus=2",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
+        "actor_rollout_ref.hybrid_engine=false",
+        "ray_kwargs.ray_init.runtime_env.env_vars.VERL_LOGGING_LEVEL=INFO",  # verl's default
+        "trainer.total_training_steps=3",
+        "trainer.test_freq=3",
+    )
+
+
+UPDATES = {
+    "colocate": [(step, 0) for step in (1, 2, 3)],
+    "separate": [(step, update) for step in (1, 2, 3) for update in (0, 1)],
+}
+
+
+@pytest.fixture(params=list(UPDATES))
+def mode(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def run(mode: str, request: pytest.FixtureRequest) -> Run:
+    return request.getfixturevalue(mode)
+
+
+def test_credit_is_that_of_the_naive_twin(run: Run, mode: str) -> None:
+    """After the resume too, on groups that were played before it."""
+    for step, update in UPDATES[mode]:
         run.agrees_with(naive.gigpo, step, update)
 
 
 def test_rows_tell_the_weights_that_generated_them(run: Run) -> None:
     """Before the first update of a step the actor has the newest version: only its rows have the actor's log-probs."""
     fresh, stale = [], []
-    for step in range(1, STEPS + 1):
+    for step in (1, 2, 3):
         seen = run.seen(step)
-        columns = (seen[name] for name in ("versions", "padding", "mask", "old", "before"))
+        columns = (seen[name] for name in ("versions", "padding", "mask", "rollout", "before"))
         for (oldest, newest), padding, mask, rollout, actor in zip(*columns, strict=True):
             if not padding:
                 assert 0 <= oldest <= newest <= step - 1
@@ -97,20 +131,19 @@ def test_rows_tell_the_weights_that_generated_them(run: Run) -> None:
     assert np.median(stale) > 1e-3
 
 
-def test_an_episode_goes_on_with_new_weights(run: Run, updates: list[tuple[int, int]]) -> None:
-    versions: dict[str, set[int]] = {}
-    for step, update in updates:
+def test_every_update_moves_the_policy(run: Run, mode: str) -> None:
+    for step, update in UPDATES[mode]:
         seen = run.seen(step, update)
-        for key, (_, newest), padding in zip(seen["keys"], seen["versions"], seen["padding"], strict=True):
-            if not padding:
-                versions.setdefault(key.rsplit("_", 1)[0], set()).add(newest)
-    assert max(map(len, versions.values())) > 1
+        moved = torch.cat([after - before for before, after in zip(seen["before"], seen["after"], strict=True)])
+        assert moved.isfinite().all()
+        assert moved.abs().max() > 1e-4
+    assert all(np.isfinite(run.metrics[step]["actor/grad_norm"]) for step in (1, 2, 3))
 
 
-def test_staleness_reaches_the_loss(run: Run, updates: list[tuple[int, int]]) -> None:
+def test_staleness_reaches_the_loss(colocate: Run) -> None:
     found = set()
-    for step, update in updates:
-        seen = run.seen(step, update)
+    for step, update in UPDATES["colocate"]:
+        seen = colocate.seen(step, update)
         for (_, newest), padding, staleness in zip(seen["versions"], seen["padding"], seen["staleness"], strict=True):
             if not padding:
                 assert float(staleness) == step - newest
@@ -119,10 +152,43 @@ def test_staleness_reaches_the_loss(run: Run, updates: list[tuple[int, int]]) ->
     assert max(found) >= 2.0
 
 
-def test_every_update_moves_the_policy(run: Run, updates: list[tuple[int, int]]) -> None:
-    for step, update in updates:
-        seen = run.seen(step, update)
-        moved = torch.cat([after - before for before, after in zip(seen["before"], seen["after"], strict=True)])
-        assert moved.isfinite().all()
-        assert moved.abs().max() > 1e-4
-    assert all(np.isfinite(run.metrics[step]["actor/grad_norm"]) for step in range(1, STEPS + 1))
+def test_an_episode_goes_on_with_new_weights(colocate: Run) -> None:
+    versions: dict[str, set[int]] = {}
+    for step, update in UPDATES["colocate"]:
+        seen = colocate.seen(step, update)
+        for key, (_, newest), padding in zip(seen["keys"], seen["versions"], seen["padding"], strict=True):
+            if not padding:
+                versions.setdefault(key.rsplit("_", 1)[0], set()).add(newest)
+    assert max(map(len, versions.values())) > 1
+
+
+def test_the_old_policy_is_that_of_the_beginning_of_the_step(separate: Run) -> None:
+    """In the second update the actor has moved; rows of the step's own version have the old policy's log-probs."""
+    compared = 0
+    for step in (1, 2, 3):
+        seen = separate.seen(step, 1)
+        columns = (seen[name] for name in ("versions", "padding", "mask", "rollout", "old", "before"))
+        for (oldest, _), padding, mask, rollout, old, actor in zip(*columns, strict=True):
+            if not padding and oldest == step - 1:
+                assert ((rollout - old).abs() * mask).max() < 1e-5
+                compared += int(((actor - old).abs() * mask).max() > 1e-4)
+    assert compared > 0
+
+
+def test_metrics_are_those_of_all_updates(separate: Run) -> None:
+    for step in (1, 2, 3):
+        metrics = separate.metrics[step]
+        assert (metrics["episode/count"], metrics["episode/failed"], metrics["episode/missing"]) == (16, 0, 0)
+        played = separate.played()
+        keys = [
+            key
+            for update in (0, 1)
+            for key, padding in zip(*(separate.seen(step, update)[name] for name in ("keys", "padding")), strict=True)
+            if not padding
+        ]
+        assert metrics["episode/length/mean"] == pytest.approx(len(keys) / 16)
+        assert metrics["episode/return/mean"] == pytest.approx(
+            sum(played[key]["reward"] for key in keys) / 16, abs=1e-6
+        )
+    [accuracy] = [value for key, value in separate.metrics[3].items() if key.startswith("val-core/doorkey/acc")]
+    assert 0 <= accuracy <= 1

@@ -24,7 +24,8 @@ STEPS, FROZEN_AFTER = 5, 3
 def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Five steps of GiGPO under ST-PPO's loss on DoorKey; after the third the new weights no longer reach vLLM.
 
-    Two epochs with a narrow clip range, so that the second optimizer step of each batch clips.
+    Two epochs with a narrow clip range, so that the second optimizer step of each batch clips. Two ranks, each with a
+    server of its own.
     """
     out = tmp_path_factory.mktemp("learning")
     train_seeds, val_seeds = split_seeds(32, 4, seed=0)
@@ -50,6 +51,8 @@ def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.optim.lr=1e-4",
+        "trainer.n_gpus_per_node=2",
+        "ray_kwargs.ray_init.num_gpus=2",
         f"trainer.total_training_steps={STEPS}",
         env={"TURNKEY_SPY_FREEZE_AFTER": str(FROZEN_AFTER)},
     )

@@ -9,26 +9,35 @@ import torch
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import losses, policy_loss
+from verl_turnkey.losses.registry import weight_share
 from verl_turnkey.losses.turns import turn_ids
 
 ORACLE = Path(__file__).parents[2] / "data" / "oracle"
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0], [1, 0, 1, 0, 1], [0, 0, 0, 0, 0]])
-#: Losses whose gradient is by design not that of their value: it is compared with the formula instead.
-STOPPED = {"dgpo", "a3po", "turn_ratio/token"}
+TURN_CONSTANT = turn_ids(MASK).double() * 0.7 - 0.4
+#: Losses whose gradient is by design not that of their value, and inputs for which it is nevertheless.
+STOPPED = {
+    "dgpo": {"spread": 0.05},
+    "a3po": {"staleness": torch.ones(4)},
+    "turn_ratio/token": {"advantages": TURN_CONSTANT},
+}
 VARIANTS = {
     **{name: (name, {}) for name in losses()},
     "turn_ratio/product": ("turn_ratio", {"ratio": "product"}),
     "turn_ratio/turns": ("turn_ratio", {"aggregate": "turns", "dual_clip": 3.0}),
     "turn_ratio/token": ("turn_ratio", {"gradient": "token"}),
+    "segment_mask/half": ("segment_mask", {"threshold": 0.5}),
 }
+
+OWN_WEIGHTS = {"segment_mask/half", "hdpo", "turn_ratio/turns"}
 
 
 def cases(name):
     return [pytest.param(c, id=c["id"]) for c in json.loads((ORACLE / f"{name}.json").read_text())["cases"]]
 
 
-def inputs(seed=0, spread=0.3, dtype=torch.float64, mask=MASK):
-    """A batch of random numbers, and everything that some loss needs besides."""
+def inputs(seed=0, spread=0.3, dtype=torch.float64, mask=MASK, **fixed):
+    """A batch of random numbers, and everything that some loss needs besides; ``fixed`` replaces some."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -45,13 +54,14 @@ def inputs(seed=0, spread=0.3, dtype=torch.float64, mask=MASK):
         "rewards": normal(len(mask)),
         "group_log_ratio": normal(len(mask)),
         "group_reward": normal(len(mask)),
+        **fixed,
     }
 
 
 def compute(variant, given, **params):
     name, fixed = VARIANTS[variant]
-    usual = ("log_prob", "old_log_prob", "advantages", "response_mask", *losses()[name].needs)
-    return policy_loss(name, **{key: given[key] for key in usual}, **fixed, **params)
+    usual = ("log_prob", "old_log_prob", "advantages", "response_mask", *losses()[name].inputs)
+    return policy_loss(name, **{key: given[key] for key in usual if key in given}, **fixed, **params)
 
 
 def gradient(variant, given, **params):
@@ -89,8 +99,7 @@ def test_one_turn_per_row_is_verls_gspo(case, how):
 
 
 def test_the_two_gradients_are_equal_for_an_advantage_per_turn():
-    given = inputs()
-    given["advantages"] = turn_ids(MASK).double() * 0.7 - 0.4
+    given = inputs(advantages=TURN_CONSTANT)
     for ratio in ("geometric", "product"):
         for aggregate in ("tokens", "turns"):
             options = {"ratio": ratio, "aggregate": aggregate}
@@ -99,10 +108,21 @@ def test_the_two_gradients_are_equal_for_an_advantage_per_turn():
             assert by_turn.abs().sum() > 0
 
 
-@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - STOPPED))
+def test_with_the_gradient_of_tokens_each_moves_by_its_own_advantage():
+    """Mixed advantages in one turn: -w_k A_t / N, where the other gradient has the turn's mean advantage."""
+    mask = torch.ones(1, 3)
+    log_ratio = torch.tensor([[0.1, -0.1, 0.06]], dtype=torch.float64)
+    given = inputs(mask=mask, advantages=torch.tensor([[1.0, -2.0, 0.5]]), old_log_prob=-torch.ones_like(log_ratio))
+    given["log_prob"] = given["old_log_prob"] + log_ratio
+    expected = -math.exp(0.02) * given["advantages"] / 3
+    torch.testing.assert_close(gradient("turn_ratio/token", given), expected.double())
+    torch.testing.assert_close(gradient("turn_ratio", given), expected.double().mean().expand(1, 3))
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
 @pytest.mark.parametrize("seed", range(3))
 def test_gradient_by_finite_differences(variant, seed):
-    given = inputs(seed)
+    given = inputs(seed, **STOPPED.get(variant, {}))
     found = gradient(variant, given)
     for place in MASK.nonzero().tolist():
         values = []
@@ -115,10 +135,10 @@ def test_gradient_by_finite_differences(variant, seed):
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_nothing_off_the_mask_touches_loss_or_gradient(variant):
-    given = inputs()
-    dirty = {**given, **{k: given[k].clone() for k in ("log_prob", "old_log_prob", "advantages")}}
-    for key in ("log_prob", "old_log_prob", "advantages"):
-        dirty[key][MASK == 0] = math.nan
+    given = inputs(staleness=torch.tensor([[1.0], [2.0], [8.0], [0.0]]).repeat(1, 5), turn=turn_ids(MASK).float())
+    dirty = {key: value.clone() for key, value in given.items()}
+    for key in set(given) - {"response_mask"}:
+        dirty[key][MASK == 0 if dirty[key].dim() == 2 else ~MASK.any(1)] = math.nan
     assert compute(variant, dirty)[0].item() == compute(variant, given)[0].item()
     found = gradient(variant, dirty)
     assert (found[MASK == 0] == 0).all()
@@ -126,12 +146,13 @@ def test_nothing_off_the_mask_touches_loss_or_gradient(variant):
 
 
 @pytest.mark.parametrize(
-    "variant", sorted(set(VARIANTS) - {"rebel", "psft", "hdpo", "turn_ratio/turns", "segment_mask"})
+    "variant",
+    sorted(set(VARIANTS) - {"rebel", "psft", "hdpo", "turn_ratio/turns", "segment_mask", "segment_mask/half"}),
 )
 def test_at_ratio_one_it_is_the_policy_gradient(variant):
     given = inputs(spread=0.0)
     if variant.startswith(("turn_ratio", "st_ppo")):  # one advantage per turn
-        given["advantages"] = turn_ids(MASK).double() * 0.7 - 0.4
+        given["advantages"] = TURN_CONSTANT
     tokens_of_turn = torch.tensor([[2, 2, 0, 1, 0], [0, 3, 3, 3, 0], [1, 0, 1, 0, 1], [0] * 5])
     slope = tokens_of_turn if variant == "turn_ratio/product" else 1
     expected = -given["advantages"] * MASK * slope / MASK.sum()
@@ -189,6 +210,19 @@ def test_dgpo_is_continuous_at_its_edges(edge, advantage):
     assert values[0] == pytest.approx(values[1], rel=1e-6)
 
 
+def test_dgpo_is_finite_where_the_other_branch_would_overflow():
+    """n = 5: above the range, what a bad token below it would get is e^(6 * 15)."""
+    given = {
+        "log_prob": torch.tensor([[15.0, 0.0]], requires_grad=True),
+        "old_log_prob": torch.zeros(1, 2),
+        "advantages": torch.tensor([[-1.0, 1.0]]),
+        "response_mask": torch.ones(1, 2),
+    }
+    loss, _ = policy_loss("dgpo", **given, n=5.0)
+    (found,) = torch.autograd.grad(loss, given["log_prob"])
+    torch.testing.assert_close(found, torch.tensor([[math.exp(15.0) / 2, -0.5]]))
+
+
 @pytest.mark.parametrize(("staleness", "a"), [(0, 0.0), (1, 0.0), (2, 0.5), (8, 0.875)])
 def test_a3po_interpolates_by_staleness(staleness, a):
     log_ratio = 0.1
@@ -198,6 +232,71 @@ def test_a3po_interpolates_by_staleness(staleness, a):
     _, metrics = policy_loss("a3po", **one_token(1.0, 1.0), staleness=torch.tensor([staleness]))
     assert metrics["ratio/max"] == pytest.approx(math.exp(1 - a))
     assert metrics["pg_clipfrac"] == float(math.exp(1 - a) > 1.2)
+
+
+@pytest.mark.parametrize(("log_ratio", "advantage"), [(1.0, 1.0), (-1.0, -1.0)])
+def test_a3po_holds_the_proximal_policy_fixed(log_ratio, advantage):
+    """A clipped token has no gradient, not even through the weight pi_prox / pi_beh."""
+    given = one_token(log_ratio, advantage)
+    loss, metrics = policy_loss("a3po", **given, staleness=torch.tensor([2.0]))
+    assert metrics["pg_clipfrac"] == 1
+    assert torch.autograd.grad(loss, given["log_prob"])[0].item() == 0
+
+
+@pytest.mark.parametrize(
+    ("divide", "norm", "scale"),
+    [
+        *(("above_one", norm, scale) for norm, scale in ((0.0, 1.0), (0.5, 1.0), (4.0, 0.25))),
+        *(("always", norm, scale) for norm, scale in ((0.0, 1.0), (0.5, 2.0), (4.0, 0.25))),
+    ],
+)
+def test_st_ppo_divides_by_the_norm(divide, norm, scale):
+    for name in ("st_ppo", "s_ppo"):
+        assert losses()[name].params(divide=divide).gradient_scale(norm) == scale
+
+
+@pytest.mark.parametrize("divide", ["above_one", "always"])
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_leaves_no_gradient_to_step_with(divide, norm):
+    assert math.isnan(losses()["st_ppo"].params(divide=divide).gradient_scale(norm))
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [("turn_ratio", {}), ("turn_ratio", {"aggregate": "turns"}), ("st_ppo", {})]
+)
+def test_a_rejected_token_does_not_split_its_turn(name, params):
+    """It has no part in the ratio either: the mean is over the tokens that are left."""
+    log_ratio = torch.tensor([[0.4, 0.4, 0.0, -0.6, -0.6, 0.0, 0.1]])
+    before, after = torch.tensor([[1, 1, 1, 1, 1, 0, 1]]), torch.tensor([[1, 1, 0, 1, 1, 0, 1]])
+    given = {
+        "log_prob": log_ratio,
+        "old_log_prob": torch.zeros(1, 7),
+        "advantages": torch.ones(1, 7),
+        "response_mask": after,
+    }
+    loss, metrics = policy_loss(name, **given, **params, turn=turn_ids(before))
+    turns, tokens = [math.exp(-0.1), math.exp(0.1)], [1, 1] if params else [4, 1]
+    assert -loss.item() == pytest.approx(sum(w * n for w, n in zip(turns, tokens, strict=True)) / sum(tokens))
+    assert metrics["pg_clipfrac"] == 0
+    assert metrics["ratio/max"] == pytest.approx(math.exp(0.1))
+    assert policy_loss(name, **given, **params)[1]["ratio/max"] == pytest.approx(math.exp(0.4))
+
+
+@pytest.mark.parametrize("name", sorted(OWN_WEIGHTS))
+def test_parts_of_a_batch_add_up_with_its_share(name):
+    """By default a call divides by its own weights; the share of the whole batch makes its parts add up."""
+    given = inputs()
+    spec, fixed = losses()[VARIANTS[name][0]], VARIANTS[name][1]
+    extra = {key: given[key] for key in spec.needs}
+    columns = {"old_log_prob": given["old_log_prob"], "response_mask": MASK, "extra": extra}
+    share = weight_share(spec, spec.params(**fixed), **columns)
+    assert share.item() > 1.1
+    whole, parts = compute(name, given)[0].item(), []
+    for rows in (slice(0, 2), slice(2, 4)):
+        part = {key: value[rows] for key, value in given.items()}
+        loss, _ = compute(name, {**part, "weight_share": share.expand(len(part["rewards"]))})
+        parts.append(loss.item() * part["response_mask"].sum().item() / MASK.sum().item())
+    assert sum(parts) == pytest.approx(whole)
 
 
 def test_hdpo_averages_its_second_term_over_rows_with_a_signal():
@@ -229,10 +328,51 @@ def test_segment_mask_leaves_sure_tokens_out():
     torch.testing.assert_close(found[trained], -given["advantages"][trained] / trained.sum())
 
 
+def test_segment_mask_counts_trained_tokens_only():
+    old = torch.tensor([[math.log(0.95), math.log(0.5)]])
+    given = {"old_log_prob": old, "advantages": torch.ones(1, 2), "response_mask": torch.ones(1, 2)}
+    _, metrics = policy_loss("segment_mask", log_prob=old - torch.tensor([[2.0, 0.1]]), **given)
+    assert metrics["ppo_kl"] == pytest.approx(0.1)
+    assert metrics["share_of_tokens_trained"] == 0.5
+
+
 def test_dual_clip_bounds_the_loss_of_a_bad_token():
     given = one_token(3.0, -1.0)
     assert policy_loss("turn_ratio", **given)[0].item() == pytest.approx(math.exp(3.0))
-    assert policy_loss("turn_ratio", **given, dual_clip=3.0)[0].item() == pytest.approx(3.0)
+    loss, metrics = policy_loss("turn_ratio", **given, dual_clip=3.0)
+    assert loss.item() == pytest.approx(3.0)
+    assert (metrics["pg_clipfrac"], metrics["pg_clipfrac_lower"]) == (0, 1)
+    assert policy_loss("turn_ratio", **one_token(1.0, -1.0), dual_clip=3.0)[1]["pg_clipfrac_lower"] == 0
+    assert policy_loss("turn_ratio", **one_token(3.0, 1.0), dual_clip=3.0)[1]["pg_clipfrac_lower"] == 0
+
+
+def test_further_inputs_are_a_rows_or_a_tokens():
+    """A number per row means the same for all its tokens; a loss of rows takes nothing else."""
+    given = inputs()
+    for name, key in (("a3po", "staleness"), ("hdpo", "tool_advantages")):
+        per_row = torch.tensor([1.0, 2.0, 8.0, 3.0])
+        by_row, by_token = (compute(name, {**given, key: v})[0] for v in (per_row, per_row[:, None].expand(4, 5)))
+        assert by_row.item() == by_token.item()
+        with pytest.raises(ValueError, match=rf"{name}: expected {key} of shape \(4, 5\) or \(4,\), got \(4, 1\)"):
+            compute(name, {**given, key: per_row[:, None]})
+    for wrong in (torch.ones(4, 1), torch.ones(4, 5)):
+        with pytest.raises(ValueError, match=r"rebel: expected rewards of shape \(4,\), got \(4, [15]\)"):
+            compute("rebel", {**given, "rewards": wrong})
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(5),
+        torch.ones(2, 2, 2),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+    ids=["1-D", "3-D", "jagged"],
+)
+def test_tensors_are_padded_rows(mask):
+    usual = dict.fromkeys(("log_prob", "old_log_prob", "advantages"), mask)
+    with pytest.raises(ValueError, match=r"turn_ratio: expected response_mask of shape \(B, L\), padded, got"):
+        policy_loss("turn_ratio", **usual, response_mask=mask)
 
 
 def test_errors_name_what_to_change():

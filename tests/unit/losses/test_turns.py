@@ -66,6 +66,27 @@ def test_sums_means_and_spread(rows, random):
         assert row.tolist() == pytest.approx(wanted)
 
 
+@settings(max_examples=100, deadline=None)
+@given(rows, st.booleans(), st.randoms(use_true_random=False))
+def test_turns_of_a_mask_that_was_thinned_out(rows, nested, random):
+    """The numbers of the whole mask tell them: runs that fell apart are one turn, and what is left of it counts."""
+    left = [[token and random.random() < 0.6 for token in row] for row in rows]
+    values = [[random.uniform(-2, 2) for _ in row] for row in rows]
+    make = jagged if nested else torch.tensor
+    turns = Turns.of(make(left, dtype=torch.bool), turn_ids(make(rows, dtype=torch.bool)))
+    expected: dict[tuple[int, int], list[float]] = {}
+    for r, row in enumerate(rows):
+        for turn, here, value in zip(naive_ids(row), left[r], values[r], strict=True):
+            if here:
+                expected.setdefault((r, turn), []).append(value)
+    assert sorted(n for n in turns.tokens.tolist() if n) == sorted(map(len, expected.values()))
+    found = turns.spread(turns.mean(make(values, dtype=torch.float64)))
+    for r, row in enumerate(found.unbind()):
+        means = [sum(v) / len(v) if (v := expected.get((r, t))) else 0.0 for t in naive_ids(rows[r])]
+        wanted = [mean if here else 0.0 for mean, here in zip(means, left[r], strict=True)]
+        assert row.tolist() == pytest.approx(wanted)
+
+
 def test_a_run_does_not_go_on_in_the_next_row():
     mask = torch.tensor([[0, 1, 1], [1, 0, 1]])
     assert turn_ids(mask).tolist() == [[-1, 0, 0], [0, -1, 1]]

@@ -1,0 +1,60 @@
+"""Metrics of several batches are those of one batch of all their episodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verl_turnkey.plugins.metrics import combine
+
+
+def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) -> tuple[dict[str, float], np.ndarray]:
+    """What is logged of episodes of these lengths, and the credit of their steps."""
+    credit = np.random.default_rng(seed).normal(size=sum(lengths))
+    count = len(lengths) + failed
+    metrics = {
+        "episode/count": float(count),
+        "episode/failed": float(failed),
+        "episode/missing": float(seed),
+        "episode/success_rate": solved / count,
+        "episode/invalid_rate": 0.1 * seed,
+        "credit/anchor_groups": float(groups),
+    }
+    if lengths:
+        metrics |= {
+            "episode/length/mean": float(np.mean(lengths)),
+            "episode/length/max": float(max(lengths)),
+            "episode/reward/terminal": solved / len(lengths),
+            "credit/step/mean": float(credit.mean()),
+            "credit/anchor_group_size/mean": len(credit) / groups,
+            "credit/share_steps_in_anchor_groups": 0.5,
+        }
+    return metrics, credit
+
+
+def test_each_is_a_mean_of_what_it_counts():
+    parts = [batch([5] * 8, 8, 0, 10, 1), batch([50] * 6, 0, 2, 20, 2), batch([], 0, 4, 0, 0)]
+    found = combine([metrics for metrics, _ in parts])
+    credit = np.concatenate([credit for _, credit in parts])
+    assert found == pytest.approx(
+        {
+            "episode/count": 20,
+            "episode/failed": 6,
+            "episode/missing": 3,
+            "episode/success_rate": 8 / 20,
+            "episode/invalid_rate": (40 * 0.1 + 300 * 0.2) / 340,
+            "episode/length/mean": 340 / 14,
+            "episode/length/max": 50,
+            "episode/reward/terminal": 8 / 14,
+            "credit/anchor_groups": 30,
+            "credit/anchor_group_size/mean": 340 / 30,
+            "credit/step/mean": credit.mean(),
+            "credit/share_steps_in_anchor_groups": 0.5,
+        }
+    )
+
+
+def test_one_batch_stays_as_it_is():
+    metrics, _ = batch([3, 4], 1, 1, 2, 1)
+    assert combine([metrics]) == pytest.approx(metrics)
+    assert combine([]) == {}
