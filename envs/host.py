@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,9 +147,9 @@ class EnvHost:
                     self._rest(name)
 
     async def load(self) -> dict[str, int]:
-        """Numbers of open episodes, of idle environments, and of episodes that wait for a place."""
+        """Numbers of open episodes, of idle environments, of episodes that wait for a place, and of the process."""
         waiting = sum(not place.done() for _, place in self._waiting)
-        return {"open": len(self._open), "idle": len(self._idle), "waiting": waiting}
+        return {"open": len(self._open), "idle": len(self._idle), "waiting": waiting, "process": os.getpid()}
 
     async def shutdown(self) -> None:
         """End everything that runs here; nothing may be started after it."""

@@ -196,7 +196,8 @@ class HostPool:
                 self._note_death(host, life, error.message)
             raise EnvironmentFailure(error.kind, error.message) from None
         except RayActorError as error:
-            if isinstance(error, ActorUnavailableError):  # it may live, with episodes that nobody would close any more
+            # It may live, with episodes that nobody would close any more.
+            if isinstance(error, ActorUnavailableError) and life == self._lives[host]:
                 ray.kill(self._hosts[host], no_restart=False)
             message = f"environment host {host} died: {error}"
             self._note_death(host, life, message)
@@ -222,19 +223,25 @@ class HostPool:
             self._losses.lost(message)
 
     async def _wait_for(self, host: int) -> None:
-        """Wait until Ray has restarted a host: until then it refuses every call."""
+        """Wait until Ray has restarted a host: until then it refuses every call.
+
+        The same process has to answer twice: killing takes its time, and may hit the one that was just restarted.
+        """
         from ray.exceptions import ActorUnavailableError, RayActorError
 
+        before = None
         for _ in range(round(RESTART_SECONDS / 0.5)):
             try:
-                await asyncio.wrap_future(self._hosts[host].load.remote().future())
+                process = (await asyncio.wrap_future(self._hosts[host].load.remote().future()))["process"]
             except ActorUnavailableError:
-                await asyncio.sleep(0.5)
+                process = None
             except RayActorError:
                 break  # for good
-            else:
+            if process is not None and process == before:
                 self._restarting.discard(host)
                 return
+            before = process
+            await asyncio.sleep(0.5)
         raise EnvironmentFailure("host", f"environment host {host} died and has not come back")
 
     def tell_close(self, host: int, name: str) -> None:

@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_to_nested
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec, turn_ids
 from verl_turnkey.losses.registry import WEIGHT_SHARE, weighs, weight_share
 from verl_turnkey.losses.turns import TURN
@@ -122,7 +123,11 @@ def columns(spec: LossSpec, batch: Batch) -> TensorDict:
     result: dict[str, torch.Tensor] = {}
     for name in spec.inputs:
         if name in PROVIDERS:
-            result[queue_name(name)] = PROVIDERS[name](batch)
+            try:
+                result[queue_name(name)] = PROVIDERS[name](batch)
+            except ConfigError:  # no table of steps
+                if name in spec.needs:
+                    raise
         elif name in batch.given:
             on_tokens = batch.table().to_tokens(batch.given[name], batch.response_mask.to_padded_tensor(0))
             result[queue_name(name)] = response_to_nested(on_tokens, batch.response_mask)

@@ -56,18 +56,21 @@ COUNTS = ("episode/count", "episode/failed", "episode/missing")
 
 
 def combine(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several batches as those of one.
+    """The metrics of several batches as those of one; those of one batch stay as they are.
 
     verl would weigh each batch by its rows, average counts, and take a name with "min" or "max" anywhere in it for an
     extreme. Standard deviations are averaged: those between the batches are not in them.
     """
+    if len(parts) == 1:
+        return dict(parts[0])
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: _combined(name, [part for part in parts if name in part]) for name in names}
 
 
 def _combined(name: str, parts: Sequence[Mapping[str, float]]) -> float:
     values = [part[name] for part in parts]
-    if name in COUNTS or (name.endswith("_groups") and not name.startswith("credit/share_")):
+    last = name.rsplit("/", 1)[-1]
+    if name in COUNTS or last == "groups" or (last.endswith("_groups") and not last.startswith("share_")):
         return float(sum(values))
     if name.endswith("/max"):
         return max(values)
@@ -79,8 +82,9 @@ def _combined(name: str, parts: Sequence[Mapping[str, float]]) -> float:
 
 def _weight(name: str, part: Mapping[str, float]) -> float:
     """Of how many things the metric is a mean: groups, episodes, played episodes or steps."""
-    if name.endswith("_group_size/mean"):
-        return part[f"{name.removesuffix('_size/mean')}s"]
+    groups = f"{name.removesuffix('_size/mean')}s"  # of credit/anchor_group_size/mean: credit/anchor_groups
+    if name.endswith("_group_size/mean") and groups in part:
+        return part[groups]
     count = part.get("episode/count", 0.0)
     if name == "episode/success_rate":
         return count

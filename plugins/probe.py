@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
             raise ConfigError(
                 f"environment {env_id!r} raises in reset(seed={task.seed}): {type(error).__name__}: {error}. {way_out}"
             ) from error
-        finally:
+        with suppress(Exception):  # not after a failure: what is half built may hang, and this process ends anyway
             env.close()
     if not isinstance(observation, str):
         raise ConfigError(

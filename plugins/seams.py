@@ -57,12 +57,11 @@ SEAMS = (
     Seam(_BASE, "PPOTrainer._get_required_batch_multiple", "self, dp_size", "padding for a fixed number of updates"),
     Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined anew"),
     Seam(_BASE, "PPOTrainer._load_checkpoint", "self", "rows that nobody asks for any more are cleared after it"),
-    *(
-        Seam("verl.trainer.ppo.v1.replay_buffer", f"ReplayBuffer.{name}", parameters, "episodes lost are counted")
-        for name, parameters in (
-            ("_evict_terminal_groups", "self, global_steps, partition_id, eviction_reasons"),
-            ("_materialize_batch", "self, partition_id, selected_prompt_uids, partition_snapshot"),
-        )
+    Seam(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._evict_terminal_groups",
+        "self, global_steps, partition_id, eviction_reasons",
+        "groups that are thrown away are counted",
     ),
     Seam(_BASE, "PPOTrainer._update_actor", "self, batch, metrics", "calls update_actor with batch.extra_info"),
     Seam(_BASE, "PPOTrainer._update_critic", "self, batch, metrics", "calls train_mini_batch with batch.extra_info"),

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.plugins.rows import failure
@@ -26,48 +25,52 @@ def listed(reasons: Iterable[str | None]) -> str:
 
 
 class Watch:
-    """Looks at what a replay buffer throws away between two batches.
+    """Looks at what a replay buffer throws away in a training step.
 
     Args:
-        buffer: verl's, or one of the user's own with the same two methods.
+        buffer: verl's, or one of the user's own with the same method.
         most: groups that may be lost because the agent loop raised, or because all their episodes failed.
     """
 
     def __init__(self, buffer: Any, most: int) -> None:
         self._buffer, self._most = buffer, most
-        self._raised, self._dead = 0, 0
-        self._reasons: set[str] = set()
-        self._evict, self._hand_out = buffer._evict_terminal_groups, buffer._materialize_batch
-        buffer._evict_terminal_groups, buffer._materialize_batch = self._on_eviction, self._on_batch
+        self._begin(0)
+        self._evict = buffer._evict_terminal_groups
+        buffer._evict_terminal_groups = self._on_eviction
 
-    def _on_batch(self, partition_id: str, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        if partition_id != "val":
-            self._raised, self._dead = 0, 0
-            self._reasons.clear()
-        return self._hand_out(partition_id, *args, **kwargs)
+    def _begin(self, step: int) -> None:
+        self._step = step
+        self._raised = self._dead = self._equal = 0
+        self._reasons: set[str] = set()
 
     def _on_eviction(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
+        if global_steps != self._step:
+            self._begin(global_steps)
         _, filtered, raised, _ = eviction_reasons
         self._raised += len(raised)
         if self._raised > self._most:
             raise RuntimeError(
-                f"step {global_steps}: {self._raised} groups of rollouts were lost since the last batch because the "
-                "agent loop raised in them: see the logs of the agent-loop workers"
+                f"step {global_steps}: {self._raised} groups of rollouts were lost because the agent loop raised in "
+                "them: see the logs of the agent-loop workers"
             )
-        for reasons in self._failures(partition_id, filtered - raised):
+        failed = self._failures(partition_id, filtered - raised)
+        for reasons in failed:
             if exhausted := [reason for reason in reasons if EXHAUSTED in reason]:
                 raise RuntimeError(f"step {global_steps}: {exhausted[0]}")
-            self._dead += 1
             self._reasons.update(reasons)
-        if self._dead > self._most:
+        self._dead += len(failed)
+        self._equal += len(filtered - raised) - len(failed)
+        if self._dead > max(self._most, self._equal):
             raise RuntimeError(
-                f"step {global_steps}: all episodes of {self._dead} groups failed since the last batch (group "
-                f"filtering would replace them for ever):\n{listed(self._reasons)}"
+                f"step {global_steps}: all episodes of {self._dead} groups failed, and group filtering would replace "
+                f"them for ever:\n{listed(self._reasons)}"
             )
         return self._evict(global_steps, partition_id, eviction_reasons)
 
     def _failures(self, partition_id: str, uids: set[str]) -> list[list[str]]:
         """Why, for each group of which all episodes failed: such an episode is a single row."""
+        if not uids:
+            return []
         groups: dict[str, list[str]] = {uid: [] for uid in uids}
         for key in self._buffer.partitions[partition_id]:
             if (uid := split_key(key)[0]) in groups:

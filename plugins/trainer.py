@@ -202,10 +202,8 @@ class TurnkeyTrainer:
         if self._real_rows:
             with credit_step(step):
                 batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        else:  # one update of several
-            none = response_to_nested(torch.zeros_like(padded["response_mask"]).float(), data["response_mask"])
-            fields = TensorDict({"advantages": none, "returns": none}, batch_size=len(batch))
-            batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        else:
+            batch = self._without_credit(batch, data["response_mask"], metrics)
         if step.rows is None and step.has_records:
             step.read()
         metrics.update(step.metrics)
@@ -216,6 +214,17 @@ class TurnkeyTrainer:
             made_of = (self._steps, step.extra, batch.tags, self.global_steps, data["response_mask"], rejects)
             batch = loss_inputs.write(batch, self.loss, self.loss_params, loss_inputs.Batch(*made_of))
         return batch
+
+    def _without_credit(self, batch: KVBatchMeta, response_mask: torch.Tensor, metrics: dict[str, Any]) -> KVBatchMeta:
+        """One update of several, all of whose episodes failed."""
+        none = response_to_nested(torch.zeros_like(response_mask.to_padded_tensor(0)).float(), response_mask)
+        # verl reads these of all updates together, and a column that some rows lack of none of them.
+        names = ["advantages", "returns"] + ["token_level_rewards"] * self.config.algorithm.use_kl_in_reward
+        columns = TensorDict(dict.fromkeys(names, none), batch_size=len(batch))
+        for name in [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]:
+            del metrics[name]  # a mean over no tokens, which would be the whole step's
+        metrics.pop("training/rollout_probs_diff_valid", None)
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=columns)
 
     def _steps(self) -> Rows:
         if self._table is None:

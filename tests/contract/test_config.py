@@ -284,17 +284,17 @@ def test_functions_in_files_are_found_from_every_working_directory(compose: Comp
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "timeout", "said"),
     [
-        ("raise", r"contract/Awkward-v0.*the reset is broken.*turnkey\.env\.probe=false"),
-        ("hang", r"contract/Awkward-v0.*after 0\.5 s \(turnkey\.env\.reset_timeout\).*awkward_env\.py, line"),
+        ("raise", 60, r"contract/Awkward-v0.*the reset is broken.*turnkey\.env\.probe=false"),
+        ("hang", 0.5, r"contract/Awkward-v0.*after 0\.5 s \(turnkey\.env\.reset_timeout\).*awkward_env\.py, line"),
     ],
 )
-def test_environment_that_does_not_begin(compose: Compose, tmp_path, fault, said):
+def test_environment_that_does_not_begin(compose: Compose, tmp_path, fault, timeout, said):
     tasks = [Task("contract/Awkward-v0", seed, {"on_reset": fault}) for seed in range(4)]
     write_parquet(tmp_path / "t.parquet", tasks, "x", "train")
     overrides = ["+turnkey=gigpo", f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]"]
-    overrides.append("turnkey.env.reset_timeout=0.5")
+    overrides.append(f"turnkey.env.reset_timeout={timeout}")
     with pytest.raises(ConfigError, match=said):
         checked(compose(*overrides))
     checked(compose(*overrides, "turnkey.env.probe=false"))

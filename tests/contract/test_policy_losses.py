@@ -190,6 +190,10 @@ def test_configuration_to_parameters(compose: Compose):
         (["+turnkey=gigpo", "+turnkey/loss=hdpo"], ["hdpo", "adv_estimator=gigpo", "tool_advantages"]),
         (["+turnkey=seeupo", "turnkey.update.mini_batches=2"], ["turnkey.update.mini_batches", "reverse_turns"]),
         (["+turnkey=seeupo", "+turnkey/loss=rebel"], ["reverse_turns", "rebel"]),
+        (
+            ["+turnkey=seeupo", "+turnkey/loss=segment_mask", "actor_rollout_ref.actor.loss_agg_mode=token-mean"],
+            ["reverse_turns", "segment_mask", "weights of its own"],
+        ),
         (["+turnkey=seeupo", "algorithm.rollout_correction.bypass_mode=true"], ["old_policy=iteration"]),
         (
             ["+turnkey=seeupo", "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"],
@@ -337,11 +341,14 @@ class NoParams:
 
 def test_what_a_loss_accepts_and_nobody_gives_is_left_out(queue, trainer, monkeypatch):
     monkeypatch.setattr(registry, "_LOSSES", dict(registry._LOSSES))
-    register_loss("mine", params=NoParams, accepts=("prior", "staleness"))(lambda inputs, params: None)
+    register_loss("mine", params=NoParams, accepts=("prior", "staleness", "rewards"))(lambda inputs, params: None)
     made = trainer()
     made.loss, made.loss_params = losses()["mine"], NoParams()
     columns, _ = columns_of(made, EPISODES)
-    assert set(columns) == {"turnkey_staleness"}
+    assert set(columns) == {"turnkey_staleness", "turnkey_rewards"}
+    mask = torch.nested.as_nested_tensor([torch.ones(3)], layout=torch.jagged)
+    nobody = loss_inputs.Batch(trainer()._steps, {}, [{"max_global_steps": 0}], 1, mask, rejects=False)
+    assert set(loss_inputs.columns(made.loss, nobody).keys()) == {"turnkey_staleness"}  # there is no table of steps
     rows = TensorDict({"turnkey_staleness": torch.ones(2)}, batch_size=2)
     assert list(loss_inputs.read(rows, made.loss.inputs)) == ["staleness"]
     assert loss_inputs.read(rows, ("prior",)) == {}

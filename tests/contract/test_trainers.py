@@ -29,7 +29,7 @@ SEPARATE = [
     "actor_rollout_ref.rollout.n_gpus_per_node=1",
     "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
 ]
-PLAYED = [{"reward": 1.0, "anchor": "s"}]
+PLAYED = [{"reward": 1.0, "anchor": "s", "success": True}]
 OTHER = [{"reward": 0.0, "anchor": "s"}, {"reward": 0.0, "anchor": "t"}]
 
 
@@ -137,14 +137,14 @@ def test_groups_without_a_difference_are_replaced_as_long_as_verl_wants(queue, b
     assert {key.split("_")[0] for key in batch.keys} == {"good0", "good1", "good2", "good3"}
 
 
-def test_a_batch_in_between_counts_as_recovery(queue, build):
+def test_losses_of_another_step_do_not_count(queue, build):
     trainer = build("colocate_async")
     fill({f"good{i}": [PLAYED, OTHER] for i in range(8)})
-    for part in range(2):
-        prompts([f"lost{part}{i}" for i in range(7)], "failure")
-        prompts([f"good{part * 4 + i}" for i in range(4)], "finished")
+    for step in (1, 2):
+        prompts([f"lost{step}{i}" for i in range(7)], "failure")
+        prompts([f"good{step * 4 - i}" for i in range(1, 5)], "finished")
         trainer.replay_buffer.refill_fn = lambda number: number
-        batch, _ = trainer.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=4)
+        batch, _ = trainer.replay_buffer.sample(global_steps=step, partition_id=PARTITION, batch_size=4)
         assert len({key.split("_")[0] for key in batch.keys}) == 4
 
 
@@ -178,7 +178,7 @@ def test_an_update_of_which_all_episodes_failed_is_left_out(queue, build):
     dead, alive = parts({"a": ["it died", "it died"]}, {"b": [PLAYED, OTHER]})
     found: list[dict[str, float]] = []
     for made.local_trigger_step, batch in enumerate((dead, alive)):
-        metrics: dict[str, float] = {}
+        metrics = {"actor/entropy": float("nan") if batch is dead else 0.5}
         batch = advance(made, batch, metrics)
         found.append(metrics)
         if batch.keys[0].startswith("a"):
@@ -191,7 +191,9 @@ def test_an_update_of_which_all_episodes_failed_is_left_out(queue, build):
             assert any(any(row) for row in read(batch, "advantages").values())
     combined = combine(made._updates)
     assert (combined["episode/count"], combined["episode/failed"]) == (4, 2)
-    assert combined["episode/success_rate"] == pytest.approx(found[1].get("episode/success_rate", 0.0) / 2)
+    assert combined["episode/success_rate"] == 0.25
+    assert "actor/entropy" not in found[0]
+    assert "actor/entropy" in found[1]
 
 
 def test_a_step_of_which_all_episodes_failed_stops_the_run(queue, build):

@@ -37,15 +37,19 @@ class Run:
         return [line for line in lines if line["split"] == split]
 
     def played(self) -> dict[str, dict[str, Any]]:
-        """The steps of all training episodes that went well, by the key of their row."""
+        """The steps of all training episodes that went well, by the key of their row.
+
+        An episode that was asked for again, after a resume, is the one that was trained on.
+        """
+        newest = {e["key"]: e for e in sorted(self.episodes("train"), key=lambda e: e["global_step"])}
         return {
-            f"{episode['key']}_{index}": {
-                "group": episode["key"].rsplit("_", 1)[0],
-                "trajectory": episode["key"],
+            f"{key}_{index}": {
+                "group": key.rsplit("_", 1)[0],
+                "trajectory": key,
                 "global_step": episode["global_step"],
                 **record["steps"][0],
             }
-            for episode in self.episodes("train")
+            for key, episode in newest.items()
             for index, record in enumerate(episode["records"])
         }
 
@@ -55,7 +59,7 @@ class Run:
         columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
         queue = {key: advantage[mask.bool()] for key, advantage, mask, padding in columns if not padding}
         keys = [key for key in played if key in queue]
-        assert len(keys) == len(queue)
+        assert len(keys) == len(queue) > 0
         for key, value in zip(keys, naive([played[key] for key in keys]), strict=True):
             assert len(queue[key])
             np.testing.assert_allclose(queue[key].numpy(), value, atol=1e-5, err_msg=key)

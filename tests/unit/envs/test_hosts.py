@@ -432,9 +432,9 @@ def test_environments_are_reused_within_the_limit(run, made):
         assert len(faulty.MADE) == 2
         await opened(host, SAFE, steps=6)  # no room for a third: the least recently used one goes
         assert [env.closed for env in faulty.MADE] == [True, False, False]
-        assert await host.load() == {"open": 1, "idle": 1, "waiting": 0}
+        assert await host.load() == {"open": 1, "idle": 1, "waiting": 0, "process": os.getpid()}
         await opened(host, ALONE)  # of another class: no room for the idle one
-        assert await host.load() == {"open": 2, "idle": 0, "waiting": 0}
+        assert await host.load() == {"open": 2, "idle": 0, "waiting": 0, "process": os.getpid()}
 
     run(main())
 

@@ -19,6 +19,7 @@ def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) 
         "episode/success_rate": solved / count,
         "episode/invalid_rate": 0.1 * seed,
         "credit/anchor_groups": float(groups),
+        "credit/groups": 2.0,
     }
     if lengths:
         metrics |= {
@@ -28,6 +29,8 @@ def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) 
             "credit/step/mean": float(credit.mean()),
             "credit/anchor_group_size/mean": len(credit) / groups,
             "credit/share_steps_in_anchor_groups": 0.5,
+            "credit/level_1/share_steps_in_groups": 0.8,
+            "credit/own_group_size/mean": 3.0,
         }
     return metrics, credit
 
@@ -47,9 +50,12 @@ def test_each_is_a_mean_of_what_it_counts():
             "episode/length/max": 50,
             "episode/reward/terminal": 8 / 14,
             "credit/anchor_groups": 30,
+            "credit/groups": 6,
             "credit/anchor_group_size/mean": 340 / 30,
             "credit/step/mean": credit.mean(),
             "credit/share_steps_in_anchor_groups": 0.5,
+            "credit/level_1/share_steps_in_groups": 0.8,
+            "credit/own_group_size/mean": 3.0,
         }
     )
 
