@@ -14,6 +14,7 @@ os.environ.update(TURNKEY_DEVICE="cpu", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELI
 os.environ.update(VERL_LOGGING_LEVEL="ERROR", TQ_LOGGING_LEVEL="ERROR", TRANSFORMERS_VERBOSITY="error")
 
 import pytest
+import torch
 import verl  # noqa: F401 - loads the plugin as every user's program does
 from contract_tools import PARTITION, Compose
 from omegaconf import DictConfig
@@ -55,7 +56,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     folder = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)  # the same in every session: how far float32 is from float64 depends on the weights
+        Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
