@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -56,8 +57,11 @@ def table() -> None:
         ]
         for loss in LOSSES
     }
-    print("| loss | seeds | success after | clip fraction | KL to the old policy | largest KL | scale | second pass |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| loss | seeds | success after | after one update | largest fall | clip fraction | KL to the old policy | "
+        "largest KL | scale | second pass |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for loss, rows in found.items():
         if rows:
             clip, kl = (mean(mean(column(row, CURVES[name])) for row in rows) for name in list(CURVES)[:2])
@@ -65,6 +69,8 @@ def table() -> None:
             scales = [value for row in rows for value in column(row, "actor/clipping_bias/scale")]
             after = [row["success_after"] for row in rows]
             spread = f" ± {stdev(after):.3f}" if len(after) > 1 else ""
+            success = [column(row, CURVES["success"]) for row in rows]
+            fall = max(before - now for curve in success for before, now in pairwise(curve))
             scale = f"{mean(scales):.2f}" if scales else "-"
             shares = [
                 EPOCHS * MINI_BATCHES * extra / update
@@ -75,10 +81,13 @@ def table() -> None:
             ]
             share = f"{median(shares):.0%} of the update" if shares else "-"
             print(
-                f"| {loss} | {len(rows)} | {mean(after):.3f}{spread} | {clip:.3f} | {kl:.4f} | {worst:.3f} | {scale} | "
-                f"{share} |"
+                f"| {loss} | {len(rows)} | {mean(after):.3f}{spread} | {mean(curve[1] for curve in success):.2f} | "
+                f"{fall:.2f} | {clip:.3f} | {kl:.4f} | {worst:.3f} | {scale} | {share} |"
             )
-    print(f"\n+turnkey={METHOD}, ppo_epochs={EPOCHS}; means over all training steps and seeds")
+    print(
+        f"\n+turnkey={METHOD}, ppo_epochs={EPOCHS}; means over all training steps and seeds. After one update: success "
+        "in the second step. Largest fall: of success from one step to the next, in any seed"
+    )
     if any(found.values()):
         draw(found, RUNS / "stability.png")
         print(f"curves: {RUNS / 'stability.png'}")

@@ -189,7 +189,7 @@ def token_loss(
     inputs = _inputs(spec, log_prob, old_log_prob, advantages, response_mask, extra)
     weight = _weight(spec, params, inputs)
     if weight is not None:
-        share = inputs.extra.get(WEIGHT_SHARE, _share(inputs.mask, weight))
+        share = inputs.extra[WEIGHT_SHARE] if WEIGHT_SHARE in inputs.extra else _share(inputs.mask, weight)
         inputs = replace(inputs, weight=weight * share)
     return spec.fn(inputs, params)
 

@@ -24,6 +24,13 @@ def listed(reasons: Iterable[str | None]) -> str:
     return "\n".join(f"  {reason}" for reason in sorted({str(reason) for reason in reasons})[:5])
 
 
+def stop_when_exhausted(step: int, reasons: Iterable[str | None]) -> None:
+    """Raise when a host has no processes left: none of its episodes will ever begin again."""
+    for reason in reasons:
+        if reason and EXHAUSTED in reason:
+            raise RuntimeError(f"step {step}: {reason}")
+
+
 class Watch:
     """Looks at what a replay buffer throws away in a training step.
 
@@ -55,8 +62,7 @@ class Watch:
             )
         failed = self._failures(partition_id, filtered - raised)
         for reasons in failed:
-            if exhausted := [reason for reason in reasons if EXHAUSTED in reason]:
-                raise RuntimeError(f"step {global_steps}: {exhausted[0]}")
+            stop_when_exhausted(global_steps, reasons)
             self._reasons.update(reasons)
         self._dead += len(failed)
         self._equal += len(filtered - raised) - len(failed)

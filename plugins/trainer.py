@@ -115,7 +115,7 @@ class TurnkeyTrainer:
         super().fit(agent_loop_manager)  # type: ignore[misc]
 
     def _load_checkpoint(self) -> None:
-        """verl's own; the rows of the batch that was trained at the time are still in the queue, and in nobody's way.
+        """verl's own, without the rows that the batch of that step left in the queue.
 
         A checkpoint is written when the prompts of the batch are out of the queue and its rows are not: without prompts
         nobody would ever ask for them, or clear them, again.
@@ -290,9 +290,7 @@ class TurnkeyTrainer:
                 f"all {len(self._reasons)} episodes of step {self.global_steps} failed:\n"
                 f"{starvation.listed(self._reasons)}"
             )
-        exhausted = [reason for reason in reasons if reason and starvation.EXHAUSTED in reason]
-        if exhausted:
-            raise RuntimeError(f"step {self.global_steps}: {exhausted[0]}")
+        starvation.stop_when_exhausted(self.global_steps, reasons)
         # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         asked = prompts * self.config.actor_rollout_ref.rollout.n

@@ -147,9 +147,10 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
             "algorithm.rollout_correction.bypass_mode=true keeps the rollout's: set the one to false, or "
             "turnkey.update.old_policy=iteration"
         )
-    if loss is not None and weighs(loss, loss_params(config, turnkey)):
+    params = loss_params(config, turnkey)
+    if loss is not None and weighs(loss, params):
         raise ConfigError(
-            f"{key} updates turns apart, and the loss {loss.name} (turnkey.loss: {loss_params(config, turnkey)}) is a "
+            f"{key} updates turns apart, and the loss {loss.name} (turnkey.loss: {params}) is a "
             "mean over the whole batch with weights of its own: choose one"
         )
     if carries:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+
 HERE = Path(__file__).parent
 
 
@@ -63,6 +65,22 @@ class Run:
         for key, value in zip(keys, naive([played[key] for key in keys]), strict=True):
             assert len(queue[key])
             np.testing.assert_allclose(queue[key].numpy(), value, atol=1e-5, err_msg=key)
+
+
+def minigrid(out: Path, *levels: dict[str, Any], train: int, val: int, seed: int) -> tuple[str, ...]:
+    """Write tasks that go through ``levels`` in turn; the overrides that play them as the quickstart's model can."""
+    out.mkdir(parents=True, exist_ok=True)
+    for split, seeds in zip(("train", "val"), split_seeds(train, val, seed=seed), strict=True):
+        tasks = [Task("turnkey/MiniGrid-v0", seed, levels[i % len(levels)]) for i, seed in enumerate(seeds)]
+        write_parquet(out / f"{split}.parquet", tasks, "doorkey", split)
+    return (
+        "turnkey.rollout.template=minigrid",
+        "turnkey.rollout.action_format=plain",
+        f"turnkey.rollout.max_turns={max(level['max_steps'] for level in levels)}",
+        f"data.train_files={out}/train.parquet",
+        f"data.val_files={out}/val.parquet",
+        "data.train_batch_size=4",
+    )
 
 
 def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:

@@ -8,40 +8,26 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, train
-
-from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+from launch import Run, minigrid, train
 
 POLICY = Path(__file__).with_name("word_policy.py")
-LEVEL = "MiniGrid-DoorKey-5x5-v0"
-TURNS = (5, 30)  # half of the tasks are over soon, so that the others are caught in the middle by new weights
+DOORKEY = "MiniGrid-DoorKey-5x5-v0"
+# Half of the tasks are over soon, so that the others are caught in the middle by new weights.
+LEVELS = [{"level": DOORKEY, "max_steps": turns} for turns in (5, 30)]
 
 
 def play(out: Path, model: Path, *overrides: str, env: dict[str, str] | None = None) -> Run:
-    out.mkdir(exist_ok=True)
-    for split, seeds in zip(("train", "val"), split_seeds(16, 4, seed=0), strict=True):
-        tasks = [
-            Task("turnkey/MiniGrid-v0", seed, {"level": LEVEL, "max_steps": TURNS[i % 2]})
-            for i, seed in enumerate(seeds)
-        ]
-        write_parquet(out / f"{split}.parquet", tasks, "doorkey", split)
     return train(
         out,
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
-        *(override for override in overrides if override.startswith("+turnkey")),
+        *overrides,
         "+turnkey/device=cpu",
-        "turnkey.rollout.template=minigrid",
-        "turnkey.rollout.action_format=plain",
-        f"turnkey.rollout.max_turns={max(TURNS)}",
+        *minigrid(out, *LEVELS, train=16, val=4, seed=0),
         f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=4",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.optim.lr=1e-3",
-        *(override for override in overrides if not override.startswith("+turnkey")),
         env=env,
     )
 

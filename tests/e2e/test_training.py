@@ -9,10 +9,10 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, train
+from launch import Run, minigrid, train
 from safetensors.torch import load_file
 
-from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+from verl_turnkey.envs.tasks import Task, write_parquet
 
 HERE = Path(__file__).parent
 
@@ -28,25 +28,16 @@ def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     server of its own.
     """
     out = tmp_path_factory.mktemp("learning")
-    train_seeds, val_seeds = split_seeds(32, 4, seed=0)
-    for split, seeds in (("train", train_seeds), ("val", val_seeds)):
-        tasks = [Task("turnkey/MiniGrid-v0", seed, LEVEL) for seed in seeds]
-        write_parquet(out / f"{split}.parquet", tasks, "doorkey", split)
     return train(
         out,
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
-        "turnkey.rollout.template=minigrid",
-        "turnkey.rollout.action_format=plain",
+        *minigrid(out, LEVEL, train=32, val=4, seed=0),
         "+turnkey/loss=st_ppo",
         "+turnkey/device=cpu",
-        "turnkey.rollout.max_turns=20",
         "turnkey.loss.clip_low=0.01",
         "turnkey.loss.clip_high=0.01",
         "actor_rollout_ref.actor.ppo_epochs=2",
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=4",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",

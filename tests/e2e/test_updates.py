@@ -8,29 +8,19 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, train
-
-from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+from launch import Run, minigrid, train
 
 POLICY = Path(__file__).with_name("word_policy.py")
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 8}
 
 
 def play(out: Path, model: Path, *overrides: str) -> Run:
-    for split, seeds in zip(("train", "val"), split_seeds(8, 4, seed=1), strict=True):
-        tasks = [Task("turnkey/MiniGrid-v0", seed, LEVEL) for seed in seeds]
-        write_parquet(out / f"{split}.parquet", tasks, "doorkey", split)
     return train(
         out,
         *overrides,
         "+turnkey/device=cpu",
-        "turnkey.rollout.template=minigrid",
-        "turnkey.rollout.action_format=plain",
-        "turnkey.rollout.max_turns=8",
+        *minigrid(out, LEVEL, train=8, val=4, seed=1),
         f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=4",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.actor.optim.lr=3e-4",
