@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
+from verl_turnkey.advantage.params import check
 from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)
 class A3poParams:
-    """Parameters of ``a3po``."""
+    """Parameters of ``a3po``; the defaults are those of AReaL's example."""
 
     clip_low: float = 0.2  # the ratio to the proximal policy is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
+    current_version: Literal["before_update", "after_update"] = "before_update"
+    """the distance of a row counts up to the weights before this update (AReaL's code), or to those that it makes"""
+    weight_cap: float | None = 5.0  # tokens whose pi_prox / pi_rollout exceeds it have no loss; null: all have one
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high)
+        cap = self.weight_cap
+        check(cap is None or 1 < cap < math.inf, "weight_cap", "null or a finite number > 1", cap)
 
 
 @register_loss(
     "a3po",
     params=A3poParams,
-    needs={"staleness": "the weight versions between the rollout of each row and this update (asynchronous trainers)"},
+    needs={"staleness": "the weight versions between the rollout of each row and this step (asynchronous trainers)"},
     paper="A-3PO (AReaL)",
     summary="decoupled PPO with a proximal policy between behaviour and current policy, by staleness",
 )
@@ -31,20 +39,27 @@ def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
 
     ::
 
-        a           = (d - 1) / d for d >= 1, else 0             d: staleness in weight versions
+        d           = staleness (current_version="before_update"), or staleness + 1 ("after_update")
+        a           = (d - 1) / d for d >= 1, else 0
         log pi_prox = (1 - a) log pi_beh + a log pi              a constant
-        loss        = -(pi_prox / pi_beh) min(u A, clip(u) A)    u = pi / pi_prox
+        loss        = -(pi_prox / pi_beh) min(u A, clip(u) A)    u = pi / pi_prox; 0 where pi_prox / pi_beh > weight_cap
 
-    ``old_log_prob`` is the behaviour policy's; ``staleness`` is a row's or a token's. With d = 1 this is PPO against
-    the behaviour policy; the staler a row, the nearer the proximal policy is to the current one, and the wider the
-    clip.
+    ``old_log_prob`` is the behaviour policy's. ``staleness``, a row's or a token's, is how many weight versions older
+    it is than the weights before this update: 0 on policy. Where a = 0 this is PPO against the behaviour policy, by
+    default up to a staleness of 1; the staler a row, the nearer the proximal policy is to the current one, and the
+    wider the clip. A token beyond ``weight_cap`` still counts in the mean.
 
-    Source: AReaL's documentation (prox_approx, log-linear) and code.
+    Source: AReaL's documentation (prox_approx, log-linear) and code, which reads the current version before the update;
+    the cap is its example's rejection of tokens. The formula with the version that the update makes, whose proximal
+    policy is the weights before it, is ``"after_update"``.
     """
-    staleness = inputs.extra["staleness"]
-    a = ((staleness - 1) / staleness.clamp(min=1)).clamp(0, 1)
+    distance = inputs.extra["staleness"] + (params.current_version == "after_update")
+    a = ((distance - 1) / distance.clamp(min=1)).clamp(0, 1)
     log_ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob)  # to the behaviour policy
     proximal = a * log_ratio.detach()
     ratio, weight = (log_ratio - proximal).exp(), proximal.exp()
-    loss = weight * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    return TokenLoss(loss, describe(inputs, ratio, params.clip_low, params.clip_high))
+    kept = weight <= (math.inf if params.weight_cap is None else params.weight_cap)
+    loss = weight * kept * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
+    metrics = describe(inputs, ratio, params.clip_low, params.clip_high)
+    metrics["share_of_tokens_over_cap"] = ((~kept & inputs.mask).sum() / inputs.mask.sum().clamp(min=1)).item()
+    return TokenLoss(loss, metrics)

@@ -14,17 +14,18 @@ from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 @dataclass(frozen=True)
 class HdpoParams:
-    """Parameters of ``hdpo``; the weights are the released code's."""
+    """Parameters of ``hdpo``; the defaults are the released code's."""
 
     accuracy_w: float = 1.0  # weight of the term with the usual advantages
     tool_w: float = 0.15  # weight of the term with the tool advantages
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
+    dual_clip: float | None = 3.0  # bound of each term where its advantage is negative, in advantages; null: none
 
     def __post_init__(self) -> None:
         check(0 <= self.accuracy_w < math.inf, "accuracy_w", "a finite number >= 0", self.accuracy_w)
         check(0 <= self.tool_w < math.inf, "tool_w", "a finite number >= 0", self.tool_w)
-        check_clip(self.clip_low, self.clip_high)
+        check_clip(self.clip_low, self.clip_high, self.dual_clip)
 
 
 def with_signal(inputs: LossInputs, params: HdpoParams) -> Tensor:
@@ -44,12 +45,13 @@ def hdpo(inputs: LossInputs, params: HdpoParams) -> TokenLoss:
     """``accuracy_w L(A) + tool_w L(A_tool)``, each a token mean of PPO's clipped loss.
 
     The mean of the second term is over the rows with a ``tool_advantages`` (B, L) other than 0. Source:
-    arXiv:2604.08545 and its code.
+    arXiv:2604.08545 and its code, where both terms go through verl's vanilla loss and so have its dual clip.
     """
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
-    accuracy = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    tool = surrogate(ratio, inputs.extra["tool_advantages"], params.clip_low, params.clip_high)
+    clip = (params.clip_low, params.clip_high, params.dual_clip)
+    accuracy = surrogate(ratio, inputs.advantages, *clip)
+    tool = surrogate(ratio, inputs.extra["tool_advantages"], *clip)
     loss = params.accuracy_w * accuracy + params.tool_w * inputs.weight * tool
     rows = (inputs.weight > 0).any(1).float().mean().item()
-    metrics = describe(inputs, ratio, params.clip_low, params.clip_high)
+    metrics = describe(inputs, ratio, *clip)
     return TokenLoss(loss, metrics | {"share_of_rows_with_tool_signal": rows})

@@ -54,12 +54,12 @@ def queue_name(name: str) -> str:
 
 
 def staleness(batch: Batch) -> torch.Tensor:
-    """(B,) weight versions between each row's rollout and the weights that this step makes: 1 on policy.
+    """(B,) weight versions that each row's rollout is older than the weights before this step's update: 0 on policy.
 
     The weights at the beginning of step s are version s - 1. A row that was generated across versions counts by its
     newest, the one that clips hardest.
     """
-    return torch.tensor([float(batch.global_steps - tag["max_global_steps"]) for tag in batch.tags])
+    return torch.tensor([float(batch.global_steps - 1 - tag["max_global_steps"]) for tag in batch.tags])
 
 
 def outcome(batch: Batch) -> torch.Tensor:

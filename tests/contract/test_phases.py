@@ -208,5 +208,5 @@ def read_rows(batch: KVBatchMeta, name: str) -> dict[str, float]:
 def test_staleness_counts_weight_versions(queue, trainer):
     made = trainer("+turnkey/loss=a3po", recipe="grpo_steps")
     made.global_steps = 4
-    batch = advance(made, fill(EPISODES))  # whose rows were generated at version 1
-    assert set(read_rows(batch, "turnkey_staleness").values()) == {3.0}
+    batch = advance(made, fill(EPISODES))  # whose rows were generated at version 1; step 4 begins with version 3
+    assert set(read_rows(batch, "turnkey_staleness").values()) == {2.0}

@@ -132,10 +132,10 @@ def test_staleness_reaches_the_loss(colocate: Run) -> None:
         seen = colocate.seen(step, update)
         for (_, newest), padding, staleness in zip(seen["versions"], seen["padding"], seen["staleness"], strict=True):
             if not padding:
-                assert float(staleness) == step - newest
+                assert float(staleness) == step - 1 - newest
                 found.add(float(staleness))
-    assert 1.0 in found
-    assert max(found) >= 2.0
+    assert 0.0 in found
+    assert max(found) >= 1.0
 
 
 def test_an_episode_goes_on_with_new_weights(colocate: Run) -> None:

@@ -223,15 +223,49 @@ def test_dgpo_is_finite_where_the_other_branch_would_overflow():
     torch.testing.assert_close(found, torch.tensor([[math.exp(15.0) / 2, -0.5]]))
 
 
-@pytest.mark.parametrize(("staleness", "a"), [(0, 0.0), (1, 0.0), (2, 0.5), (8, 0.875)])
-def test_a3po_interpolates_by_staleness(staleness, a):
-    log_ratio = 0.1
-    given = one_token(log_ratio, 1.0)
-    loss, _ = policy_loss("a3po", **given, staleness=torch.tensor([staleness]))
+@pytest.mark.parametrize(
+    ("version", "staleness", "a"),
+    [
+        *(("before_update", staleness, a) for staleness, a in ((0, 0.0), (1, 0.0), (2, 0.5), (8, 0.875))),
+        *(("after_update", staleness, a) for staleness, a in ((0, 0.0), (1, 0.5), (2, 2 / 3), (7, 0.875))),
+    ],
+)
+def test_a3po_interpolates_by_staleness(version, staleness, a):
+    """k versions behind: (k - 1) / k in AReaL's code, k / (k + 1) with the version that the update makes."""
+    log_ratio, fixed = 0.1, {"staleness": torch.tensor([staleness]), "current_version": version}
+    loss, _ = policy_loss("a3po", **one_token(log_ratio, 1.0), **fixed)
     assert loss.item() == pytest.approx(-math.exp(a * log_ratio) * math.exp((1 - a) * log_ratio))
-    _, metrics = policy_loss("a3po", **one_token(1.0, 1.0), staleness=torch.tensor([staleness]))
+    _, metrics = policy_loss("a3po", **one_token(1.0, 1.0), **fixed)
     assert metrics["ratio/max"] == pytest.approx(math.exp(1 - a))
     assert metrics["pg_clipfrac"] == float(math.exp(1 - a) > 1.2)
+
+
+def test_a3po_counts_from_before_the_update_by_default():
+    given = {**one_token(1.0, 1.0), "staleness": torch.tensor([2])}
+    expected = policy_loss("a3po", **given, current_version="before_update")[0].item()
+    assert policy_loss("a3po", **given)[0].item() == expected == pytest.approx(-math.exp(0.5) * 1.2)
+
+
+def test_a3po_rejects_tokens_whose_weight_is_too_large():
+    """pi_prox / pi_rollout is e^2 and e^1.5: the first has neither loss nor gradient, and still counts in the mean."""
+    log_ratio = torch.tensor([[4.0, 3.0, 9.0]], dtype=torch.float64, requires_grad=True)
+    given = {
+        "log_prob": log_ratio,
+        "old_log_prob": torch.zeros(1, 3),
+        "advantages": -torch.ones(1, 3),
+        "response_mask": torch.tensor([[1, 1, 0]]),
+        "staleness": torch.tensor([2]),
+    }
+    loss, metrics = policy_loss("a3po", **given)
+    assert loss.item() == pytest.approx(math.exp(3.0) / 2)
+    assert metrics["share_of_tokens_over_cap"] == 0.5
+    assert torch.autograd.grad(loss, log_ratio)[0][0].tolist() == pytest.approx([0.0, math.exp(3.0) / 2, 0.0])
+    loss, metrics = policy_loss("a3po", **given, weight_cap=None)
+    assert loss.item() == pytest.approx((math.exp(4.0) + math.exp(3.0)) / 2)
+    assert metrics["share_of_tokens_over_cap"] == 0.0
+    assert policy_loss("a3po", **given, weight_cap=4.0)[0].item() == 0.0
+    with pytest.raises(ConfigError, match="weight_cap: expected null or a finite number > 1, got 1.0"):
+        policy_loss("a3po", **given, weight_cap=1.0)
 
 
 @pytest.mark.parametrize(("log_ratio", "advantage"), [(1.0, 1.0), (-1.0, -1.0)])
@@ -306,6 +340,16 @@ def test_hdpo_averages_its_second_term_over_rows_with_a_signal():
     assert compute("hdpo", given)[0].item() == pytest.approx(-0.15 * 2.0)
 
 
+def test_hdpo_bounds_both_terms_as_verls_vanilla_does():
+    """Ratio 5 and A = -1 in both: 1.15 times the bound, where the plain ratio gives 5.75."""
+    given = one_token(math.log(5.0), -1.0) | {"tool_advantages": torch.tensor([[-1.0]])}
+    loss, metrics = policy_loss("hdpo", **given)
+    assert loss.item() == pytest.approx(3.45)
+    assert torch.autograd.grad(loss, given["log_prob"])[0].item() == 0
+    assert metrics["pg_clipfrac_lower"] == 1
+    assert policy_loss("hdpo", **given, dual_clip=None)[0].item() == pytest.approx(5.75)
+
+
 def test_rebel_is_the_mean_over_pairs_of_a_group():
     mask = torch.ones(3, 2)
     given = inputs(mask=mask)
@@ -344,6 +388,34 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token():
     assert (metrics["pg_clipfrac"], metrics["pg_clipfrac_lower"]) == (0, 1)
     assert policy_loss("turn_ratio", **one_token(1.0, -1.0), dual_clip=3.0)[1]["pg_clipfrac_lower"] == 0
     assert policy_loss("turn_ratio", **one_token(3.0, 1.0), dual_clip=3.0)[1]["pg_clipfrac_lower"] == 0
+
+
+@pytest.mark.parametrize("log_ratio", [-1.0, 0.05, 1.0, 3.0])
+def test_dual_clip_leaves_good_tokens_alone(log_ratio):
+    """Applied to them it would be a constant -c A, without a gradient."""
+    given = one_token(log_ratio, 0.5)
+    loss, _ = policy_loss("turn_ratio", **given, dual_clip=3.0)
+    plain, _ = policy_loss("turn_ratio", **given)
+    assert loss.item() == plain.item() == pytest.approx(-0.5 * min(math.exp(log_ratio), 1.2))
+    found = torch.autograd.grad(loss, given["log_prob"])[0].item()
+    assert found == (0.0 if log_ratio > math.log(1.2) else pytest.approx(-0.5 * math.exp(log_ratio)))
+
+
+@pytest.mark.parametrize("name", sorted(set(losses()) - {"rebel"}))
+def test_metrics_of_the_ratio_are_of_the_mask_alone(name):
+    """Every token of the model has ratio e^0.1; off the mask log-probabilities are equal, a ratio of 1."""
+    old = torch.full(MASK.shape, -1.0, dtype=torch.float64)
+    given = inputs(log_prob=old + 0.1 * MASK, old_log_prob=old, staleness=torch.zeros(4))
+    metrics = compute(name, given)[1]
+    assert [metrics[f"ratio/{key}"] for key in ("min", "max", "mean")] == pytest.approx([math.exp(0.1)] * 3)
+    assert metrics["ppo_kl"] == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize("name", ["turn_ratio", "s_ppo", "dgpo"])
+@pytest.mark.parametrize("log_ratio", [-1.0, 1.0])
+def test_a_token_without_advantage_is_never_clipped(name, log_ratio):
+    """There is no gradient that the clip could cut off."""
+    assert policy_loss(name, **one_token(log_ratio, 0.0))[1]["pg_clipfrac"] == 0
 
 
 def test_further_inputs_are_a_rows_or_a_tokens():
