@@ -264,7 +264,7 @@ def test_a3po_rejects_tokens_whose_weight_is_too_large():
     assert loss.item() == pytest.approx((math.exp(4.0) + math.exp(3.0)) / 2)
     assert metrics["share_of_tokens_over_cap"] == 0.0
     assert policy_loss("a3po", **given, weight_cap=4.0)[0].item() == 0.0
-    with pytest.raises(ConfigError, match="weight_cap: expected null or a finite number > 1, got 1.0"):
+    with pytest.raises(ConfigError, match=r"weight_cap: expected null or a finite number > 1, got 1\.0"):
         policy_loss("a3po", **given, weight_cap=1.0)
 
 
@@ -416,6 +416,7 @@ def test_metrics_of_the_ratio_are_of_the_mask_alone(name):
 def test_a_token_without_advantage_is_never_clipped(name, log_ratio):
     """There is no gradient that the clip could cut off."""
     assert policy_loss(name, **one_token(log_ratio, 0.0))[1]["pg_clipfrac"] == 0
+    assert policy_loss("turn_ratio", **one_token(3.0, 0.0), dual_clip=3.0)[1]["pg_clipfrac_lower"] == 0
 
 
 def test_further_inputs_are_a_rows_or_a_tokens():
