@@ -28,7 +28,7 @@ openenv() {
     local own="$venv-openenv"
     if [ "$(cat "$own/.stamp" 2>/dev/null)" != "$(cat setup.py pyproject.toml | sha256sum)" ]; then
         "$venv/bin/uv" venv --quiet --clear --seed --python "$venv/bin/python" "$own"
-        "$venv/bin/uv" pip install --quiet --python "$own/bin/python" openenv==0.10.0 fastmcp uvicorn pytest \
+        "$venv/bin/uv" pip install --quiet --python "$own/bin/python" openenv==0.10.0 fastmcp uvicorn pytest pytest-timeout \
             "gymnasium>=1.0" "numpy>=1.26" typer rich packaging setuptools
         "$venv/bin/uv" pip install --quiet --python "$own/bin/python" --no-deps --no-build-isolation -e .
         cat setup.py pyproject.toml | sha256sum >"$own/.stamp"

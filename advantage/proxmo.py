@@ -120,7 +120,7 @@ def success_rates(batch: StepBatch, how: str) -> tuple[Floats, Bools]:
         own = batch.score - batch.penalty
         stats = group_stats(own, batch.group, batch.n_groups)
         alone = stats.size == 1  # the released code takes 0 there
-        return np.where(alone, 0.0, np.clip(stats.mean, 0.0, 1.0)), own > 0.5
+        return np.where(alone, 0.0, np.clip(stats.mean, 0.0, 1.0)), (own > 0.5) & ~equal(own, np.float64(0.5))
     if "success" not in batch.given:
         raise ConfigError(
             'proxmo.success_rate="trajectories" needs the column "success": the agent loop must set the record field '

@@ -1,10 +1,23 @@
-"""Holds for every part: a skipped test is a gap, and a gap fails the run."""
+"""Holds for every part: a skipped test is a gap, and a gap fails the run; so does a test that hangs."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+#: Seconds for a test and its fixtures, by part: many times what the slowest takes, so that only a hang exceeds them.
+#: Then the run ends with the stack of every thread (``timeout_method`` in pyproject.toml: SIGALRM is the driver's own).
+TIMEOUTS = {"unit": 120, "contract": 600, "openenv": 120, "e2e": 1800}
+
 _gaps: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        part = item.path.relative_to(Path(__file__).parent).parts[0]
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUTS[part]))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

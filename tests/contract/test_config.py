@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -336,7 +335,6 @@ def test_stock_command_line_stops_before_ray(stock_overrides, tmp_path: Path):
     command += ["+turnkey/device=cpu", *stock_overrides, "+turnkey.rollout.histori=3"]
     command += [f"+ray_kwargs.ray_init._temp_dir={ray_folder}", f"hydra.run.dir={tmp_path}"]
     env = {name: value for name, value in os.environ.items() if name != "TURNKEY_DEVICE"}
-    started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, cwd=tmp_path)
     assert done.returncode != 0
     assert re.search(r"turnkey\.rollout\.histori: unknown key.*'history'", done.stderr)
@@ -344,4 +342,3 @@ def test_stock_command_line_stops_before_ray(stock_overrides, tmp_path: Path):
     assert "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu" in done.stdout
     assert "ray init kwargs" not in done.stdout
     assert not ray_folder.exists()
-    assert time.monotonic() - started < 120

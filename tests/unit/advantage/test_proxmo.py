@@ -266,3 +266,22 @@ def test_blocks_of_the_similarity_matrix_make_the_whole(block, monkeypatch):
     whole = compute_credit("proxmo", batch).advantage
     monkeypatch.setattr("verl_turnkey.advantage.proxmo.BLOCK", block)
     np.testing.assert_allclose(compute_credit("proxmo", batch).advantage, whole, rtol=1e-12)
+
+
+def test_a_score_of_one_half_is_no_success_however_it_is_summed():
+    rewards = [1.0, -0.3, -0.3, 0.1, 0.1, -0.1]
+    sums = []
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 3, 4, 1, 2, 5]):
+        batch = StepBatch(
+            group=["g"] * 7,
+            trajectory=["a"] * 6 + ["b"],
+            step=[*range(6), 0],
+            reward=[*(rewards[i] for i in order), 0.0],
+            anchor=["s"] * 7,
+        )
+        sums.append(batch.score[0])
+        credit = compute_credit(
+            "proxmo", batch, success_rate="clamped_score", beta=1.0, alpha=1.0, step_advantage_w=0.0
+        )
+        assert credit.advantage[0] < 1 / np.sqrt(2), "an outcome that failed weighs less than 1"
+    assert len(set(sums)) > 1, "the orders must differ in their rounding"

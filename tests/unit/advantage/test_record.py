@@ -130,7 +130,7 @@ def test_the_builder_refuses_at_once():
 
 def test_checking_a_batch_is_fast():
     one = make_record([make_step(step=0, reward=0.0, anchor="s", action="go", extra={"a": 1.0})])
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(20_000):
         validate_record(one, KEY)
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1

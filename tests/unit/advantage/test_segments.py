@@ -70,9 +70,9 @@ def test_discounted_returns_equal_the_recursion_bit_by_bit(rewards, gamma, rando
 def test_long_trajectory_neither_overflows_nor_takes_quadratic_time():
     n = 20_000
     runs = sort_runs(np.zeros(n, dtype=np.int64), np.arange(n))
-    started = time.perf_counter()
+    started = time.thread_time()
     returns = discounted_returns(np.ones(n), runs, 0.5)
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
     assert returns[0] == 2.0
     assert returns[-1] == 1.0
 

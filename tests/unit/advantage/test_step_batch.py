@@ -172,7 +172,7 @@ def test_building_a_big_batch_from_lists_is_fast():
     }
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.thread_time()
         StepBatch(**rows)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.thread_time() - started)
     assert min(seconds) < 0.5, "a Python loop over steps has crept in"

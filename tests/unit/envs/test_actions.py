@@ -73,9 +73,9 @@ PIECES += ["\x00\x1b[2J", "é☃\u202e"]
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("fmt", sorted(FORMATS))
 def test_100_kb(piece, fmt):
-    started = time.perf_counter()
+    started = time.thread_time()
     parsed = parse_action(piece * (100_000 // len(piece)), fmt, WORDS)
-    assert time.perf_counter() - started < 0.5
+    assert time.thread_time() - started < 0.5
     assert not parsed.valid
     assert len(parsed.reason) < 600
 

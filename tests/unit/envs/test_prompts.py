@@ -119,9 +119,9 @@ def test_any_text_becomes_a_prompt(observation, action):
 
 
 def test_a_megabyte_is_no_matter():
-    started = time.perf_counter()
+    started = time.thread_time()
     assert len(user(load_template("default"), observation="{task}\n" * 150_000)) > 1_000_000
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ import math
 import re
 from collections import Counter
 
-from naive.common import episode_level, mean, one_row_per_trajectory, own_returns, own_scores, peers, texts
+from naive.common import episode_level, mean, one_row_per_trajectory, own_returns, own_scores, peers, same, texts
 
 
 def sigmoid(x):
@@ -26,7 +26,7 @@ def modulation(rows, alpha, beta, success_rate):
             success = flags[i]
             p = mean([float(flags[j]) for j in one_row_per_trajectory(rows, members)])
         else:
-            success = scores[i] > 0.5
+            success = scores[i] > 0.5 and not same(scores[i], 0.5)
             # The released code takes the mean of a single row to be 0.
             p = min(1.0, max(0.0, mean([scores[j] for j in members]))) if len(members) > 1 else 0.0
         f = sigmoid((1 - p) ** alpha) - 0.5 if success else sigmoid(-(p**alpha)) - 0.5

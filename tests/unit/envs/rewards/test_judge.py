@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +13,7 @@ from judge_server import JudgeServer, completion
 
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.envs.rewards import Judge, JudgeConfig, JudgeError, RewardError, RewardStep, compose
+from verl_turnkey.envs.rewards.judge import LONGEST_WAIT
 
 ASK = [{"role": "user", "content": "How good is this?"}]
 SECRET = "sk-very-secret-0123456789"
@@ -53,12 +54,20 @@ def test_the_request(server, monkeypatch):
     assert server.questions[1] == {"model": "m", "messages": ASK, "temperature": 0}
 
 
-def test_busy_then_answered(server):
-    server.replies = [(429, {"Retry-After": "0.3"}, "busy"), (503, {}, ""), (408, {}, "")]
-    began = time.monotonic()
-    assert score(judge(server)) == [7.0]
+def test_busy_then_answered(server, monkeypatch):
+    waits = []
+
+    async def noted(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    server.replies = [(429, {"Retry-After": "7"}, "busy"), (503, {}, ""), (408, {"Retry-After": "999"}, "")]
+    assert score(judge(server, backoff=1.0)) == [7.0]
     assert server.calls == 4
-    assert time.monotonic() - began >= 0.3, "the server said how long to wait"
+    told, doubled, longest = waits
+    assert told == 7.0, "the server said how long to wait"
+    assert 2 * 0.75 <= doubled <= 2 * 1.25
+    assert longest == LONGEST_WAIT
 
 
 def test_broken_until_given_up(server):
@@ -79,19 +88,18 @@ def test_what_asking_again_does_not_help(server):
 
 
 def test_too_slow(server):
-    server.delay = 5.0
-    began = time.monotonic()
+    server.delay = 30.0
     with pytest.raises(JudgeError, match=r"gave no answer in 2 attempts \(no status\): 'TimeoutError: timed out'"):
-        score(judge(server, timeout=0.1, retries=1))
-    assert time.monotonic() - began < 4.5
+        score(judge(server, timeout=0.5, retries=1))
     assert server.calls == 2
+    assert server.at_once == 2, "neither answer was waited for"
 
 
 def test_a_body_that_never_ends(server):
     """Every byte comes in time, the answer does not."""
     server.drip = 0.02
     with pytest.raises(JudgeError, match=r"no status.*TimeoutError: the answer took too long"):
-        score(judge(server, timeout=0.3, retries=0))
+        score(judge(server, timeout=1.0, retries=0))
 
 
 def test_a_body_that_breaks_off(server):
@@ -235,23 +243,24 @@ def test_a_cache_on_disk(server, tmp_path):
 
 @pytest.mark.parametrize("bound", [1, 3])
 def test_requests_at_once(server, bound):
-    server.delay = 0.05
-    assert score(judge(server, concurrency=bound), *map(str, range(9))) == [7.0] * 9
+    together = threading.Barrier(bound, timeout=60.0)  # no answer before so many have been asked
+    server.answer = lambda question: f"Score: {7 + 0 * together.wait()}"
+    assert score(judge(server, concurrency=bound, retries=0), *map(str, range(9))) == [7.0] * 9
     assert server.calls == 9
     assert server.most_at_once == bound
 
 
 def test_waiting_keeps_nobody_from_asking(server):
-    server.replies = [(429, {"Retry-After": "0.5"}, "")]
+    server.replies = [(429, {"Retry-After": "60"}, "")]
 
     async def both():
         one = judge(server, concurrency=1)
         waiting = asyncio.ensure_future(one.score([{"role": "user", "content": "first"}]))
-        await asyncio.sleep(0.1)
-        await one.score(ASK)
-        return waiting.done(), await waiting
+        await asyncio.sleep(0)  # it asks first
+        return await one.score(ASK), waiting.done()
 
-    assert asyncio.run(both()) == (False, 7.0)
+    assert asyncio.run(both()) == (7.0, False)
+    assert server.calls == 2
 
 
 def test_who_gives_up_takes_nothing_from_the_others(server):
