@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from verl_turnkey.envs.rewards.composition import gather
 from verl_turnkey.envs.rewards.errors import RewardError
@@ -51,16 +51,20 @@ class Standing:
         return {key: 1.0 - place / last if last else 0.0 for place, key in enumerate(self.order)}
 
 
-async def tournament(members: Mapping[str, T], judge: PairJudge[T], *, seed: int = 0) -> Standing:
+async def tournament(
+    members: Mapping[str, T], judge: PairJudge[T], *, seed: int = 0, pivot_games: Literal["mean", "all"] = "mean"
+) -> Standing:
     """Seeded single elimination over a group; about two games per member.
 
-    1. Everybody plays one of the members. These scores (for that one, the mean of its own) make the seeding list.
+    1. Everybody plays one of the members, the pivot. These scores (for the pivot, the mean of its own) make the seeding
+       list.
     2. In the bracket the best seeds are placed as far apart as can be. The higher score goes on; a tie goes to the one
        that stands first in the bracket. Free places, when the number of members is no power of two, go to the best
        seeds, who then skip the first round. (The released code closes the gaps instead, so that free rounds fall to
        whoever stands last; at its group size, 16, there are none.)
     3. The champion is followed by the losers of the last round, of the one before, and so on; inside a round by their
-       mean score in all their games.
+       mean score in all their games, for which the pivot's seeding games are one, or with ``pivot_games="all"`` as many
+       as they were.
 
     The order in which the members come does not matter. Who plays the seeding games, and what else is equal, is decided
     by a hash of ``seed`` and the member's key (the released code: the order of the group).
@@ -69,17 +73,23 @@ async def tournament(members: Mapping[str, T], judge: PairJudge[T], *, seed: int
         members: what is to be judged, by a key that is unique in the group, such as the name of the rollout.
         judge: scores for two members in the order they are shown; it is asked in both orders, and the scores are added.
         seed: another one draws another seeding.
+        pivot_games: ``"mean"``, as in the released code, gives the pivot one score for its seeding games, as everybody
+            else has one; ``"all"`` keeps each, so that its bracket games hardly move its mean in a large group.
 
     Raises:
-        ValueError: no members.
+        ValueError: no members, or another ``pivot_games``.
         RewardError: the judge gives a score that is not finite, or fails.
     """
     if not members:
         raise ValueError("a tournament needs at least one member")
+    if pivot_games not in ("mean", "all"):
+        raise ValueError(f"pivot_games: expected 'mean' or 'all', got {pivot_games!r}")
     by_lot = sorted(members, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
     table = _Table(members, judge)
     pivot, *others = by_lot
     await table.play([(key, pivot) for key in others])
+    if pivot_games == "mean":
+        table.average(pivot)
     seeds = sorted(by_lot, key=table.mean, reverse=True)
     bracket = [seeds[i] if i < len(seeds) else None for i in _places(len(seeds))]
     rounds: list[list[str]] = []
@@ -119,6 +129,10 @@ class _Table(Generic[T]):
 
     def mean(self, key: str) -> float:
         return fmean(self._scores[key]) if self._scores[key] else 0.0
+
+    def average(self, key: str) -> None:
+        """Let the games so far count as one."""
+        self._scores[key] = [self.mean(key)] if self._scores[key] else []
 
     async def play(self, pairs: list[tuple[str, str]]) -> list[tuple[float, float]]:
         results = await gather(self._game(self._members[a], self._members[b]) for a, b in pairs)

@@ -135,7 +135,8 @@ class MatchTIR:
 
     In ``info["extra"]`` the environment gives ``gold_tool_calls`` (and ``gold_answer``, if there is one) at reset, and
     after each step ``tool_calls``, the calls made in it, or ``answer``, the final answer. A call is a dict with
-    ``name`` and ``arguments``, the latter a dict or JSON text.
+    ``name`` and ``arguments`` (or ``parameters``, as in the paper's gold calls), a dict or JSON text. Where there is a
+    gold answer, the turn with the answer is paid for it alone: as in the released code, calls in it are not matched.
     """
 
     variant: Literal["hard", "soft"] = "hard"
@@ -154,19 +155,19 @@ class MatchTIR:
         task = steps[0].extra
         if "gold_tool_calls" not in task:
             raise RewardError("expected the environment's reset to give info['extra']['gold_tool_calls']")
-        done = [step.brought for step in steps]
+        done, gold = [step.brought for step in steps], task.get("gold_answer")
+        answers = [None if gold is None else extra.get("answer") for extra in done]
         rewards = turn_rewards(
-            [_calls(extra.get("tool_calls")) for extra in done],
+            [_calls(extra.get("tool_calls") if a is None else ()) for extra, a in zip(done, answers, strict=True)],
             _calls(task["gold_tool_calls"]),
             variant=self.variant,
             unmatched=self.unmatched,
             regularization=self.regularization,
         )
-        gold = task.get("gold_answer")
-        for t, extra in enumerate(done):
-            if gold is not None and extra.get("answer") is not None and not extra.get("tool_calls"):
-                rewards[t] = answer_f1(str(extra["answer"]), str(gold))
-        return rewards
+        return [
+            reward if answer is None else answer_f1(str(answer), str(gold))
+            for reward, answer in zip(rewards, answers, strict=True)
+        ]
 
 
 def _calls(value: Any) -> list[ToolCall]:
@@ -174,8 +175,10 @@ def _calls(value: Any) -> list[ToolCall]:
     calls = []
     for call in value or ():
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-            raise RewardError(f"expected a tool call to be a dict with name and arguments, got {call!r}")
-        arguments = call.get("arguments") or {}
+            raise RewardError(
+                f"expected a tool call to be a dict with name and arguments (or parameters), got {call!r}"
+            )
+        arguments = call.get("arguments", call.get("parameters")) or {}
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)

@@ -1,8 +1,11 @@
 """StepSearch (arXiv:2505.15107, read from its code): what each search added to what was known, and the final reward.
 
-A round is one search with the documents it brought. Its reward is ``0.6 * (gain - redundancy)``: the gain is how much
+A round is one search with the documents it brought. Its reward is ``scale * (gain - redundancy)``: the gain is how much
 closer than in any earlier round the documents came to the gold passages, the redundancy which share of them an earlier
 round had already brought.
+
+The paper's scale is 0.6. The released code adds 0.6 times the step rewards to a tensor that already holds them, so that
+they count 1.6 times, and pays them only in episodes whose text ends with an answer.
 """
 
 from __future__ import annotations
@@ -111,6 +114,12 @@ def key_score(queries: Sequence[str], gold_queries: Sequence[Sequence[str]]) -> 
     return sum(best) / len(best) if best else 0.0
 
 
+def last_answer(text: str) -> str | None:
+    """What stands in the last ``<answer>...</answer>``; None without one, or with more than white space after it."""
+    answers = list(_ANSWER.finditer(text))
+    return answers[-1][1] if answers and not text[answers[-1].end() :].strip() else None
+
+
 def final_reward(
     text: str,
     gold_answers: Sequence[str],
@@ -123,10 +132,10 @@ def final_reward(
 
     -1 when there is no answer or anything but white space follows it.
     """
-    answers = list(_ANSWER.finditer(text))
-    if not answers or text[answers[-1].end() :].strip():
+    answer = last_answer(text)
+    if answer is None:
         return -1.0
-    return token_f1(answers[-1][1], gold_answers) + key_weight * key_score(queries, gold_queries)
+    return token_f1(answer, gold_answers) + key_weight * key_score(queries, gold_queries)
 
 
 @register_reward("stepsearch")
@@ -140,7 +149,10 @@ class StepSearch:
     """
 
     scale: float = 0.6
-    """factor of the difference"""
+    """factor of the difference: 0.6 in the paper, 1.6 in effect in the released code"""
+    needs_answer: bool = False
+    """pay only episodes that end with an answer, as the released code does: the last turn ends with
+    ``<answer>...</answer>``, or the environment gives ``answer`` after it"""
 
     def __post_init__(self) -> None:
         check(0 <= self.scale < math.inf, "scale", "a finite number >= 0", self.scale)
@@ -151,5 +163,8 @@ class StepSearch:
             raise RewardError(
                 "expected the environment's reset to give info['extra']['gold_passages'], a list of texts"
             )
+        end = steps[-1]
+        if self.needs_answer and last_answer(end.text) is None and end.brought.get("answer") is None:
+            return [0.0] * len(steps)
         rounds = [list(step.brought.get("documents") or ()) for step in steps]
         return round_rewards(gains(closeness(rounds, passages)), redundancies(rounds), self.scale)

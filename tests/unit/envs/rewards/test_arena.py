@@ -83,7 +83,7 @@ def test_the_order_of_the_members_does_not_matter(strengths, seed, shuffle):
     assert run(members, moody, seed) == run(dict(shuffled), moody, seed)
 
 
-def slow_tournament(members, judge, seed):
+def slow_tournament(members, judge, seed, pivot_games):
     """By hand: seed i meets seed last - i, and the winner takes the better number."""
     lot = sorted(members, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).hexdigest())
     scores = {key: [] for key in lot}
@@ -99,6 +99,8 @@ def slow_tournament(members, judge, seed):
 
     for key in lot[1:]:
         play(key, lot[0])
+    if pivot_games == "mean" and len(lot) > 1:
+        scores[lot[0]] = [sum(scores[lot[0]]) / (len(lot) - 1)]
     seeds = sorted(lot, key=lambda key: (-mean(key), lot.index(key)))
     slots, places, out = dict(enumerate(seeds)), 1, []
     while places < len(lot):
@@ -117,8 +119,8 @@ def slow_tournament(members, judge, seed):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.integers(1, 11), st.integers(0, 3), st.integers(0, 1000))
-def test_as_in_slow_loops(n, seed, mood):
+@given(st.integers(1, 11), st.integers(0, 3), st.integers(0, 1000), st.sampled_from(["mean", "all"]))
+def test_as_in_slow_loops(n, seed, mood, pivot_games):
     """A judge without any order in it, with many ties."""
 
     def scores(a, b):
@@ -129,7 +131,36 @@ def test_as_in_slow_loops(n, seed, mood):
         return scores(a, b)
 
     members = group(*range(n))
-    assert list(run(members, judge, seed).order) == slow_tournament(members, scores, seed)
+    order = asyncio.run(tournament(members, judge, seed=seed, pivot_games=pivot_games)).order
+    assert list(order) == slow_tournament(members, scores, seed, pivot_games)
+
+
+@pytest.mark.parametrize(("pivot_games", "third"), [("mean", "b"), ("all", "pivot")])
+def test_the_pivots_seeding_games_count_as_one(pivot_games, third):
+    """Two losers of the first round: b has 4 and 3, the pivot 6 on average of three seeding games and 0 in the bracket.
+
+    That is 3.5 for b; for the pivot 3 when the seeding games are one score, 4.5 when they are three.
+    """
+    lot = sorted("wxyz", key=lambda key: hashlib.sha256(f"0:{key}".encode()).digest())
+    pivot, a, b, c = lot
+    seeding = {a: 9, b: 4, c: 8}  # against the pivot, which makes 6 of each
+    played: list[str] = []
+
+    async def judge(one, other):
+        played.append(one)
+        if len(played) <= 6:
+            return (seeding[one] / 2, 3.0) if other == pivot else (3.0, seeding[other] / 2)
+        points = {a: 5, c: 5, b: 1.5, pivot: 0}
+        return points[one], points[other]
+
+    standing = asyncio.run(tournament({key: key for key in lot}, judge, pivot_games=pivot_games))
+    assert standing.order[2] == {"b": b, "pivot": pivot}[third]
+    assert set(standing.order[:2]) == {a, c}
+
+
+def test_the_ways_to_count_the_pivots_games():
+    with pytest.raises(ValueError, match="pivot_games: expected 'mean' or 'all', got 'each'"):
+        asyncio.run(tournament(group(1, 2), by_strength, pivot_games="each"))
 
 
 def test_another_seed_draws_another_seeding():

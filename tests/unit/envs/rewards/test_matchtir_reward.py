@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_the_component():
     steps = [
         RewardStep("", "x", extra=task, next_extra={"tool_calls": [{"name": "search", "arguments": "no json"}]}),
         RewardStep("", None, valid=False, extra=never, next_extra=never),
-        step(tool_calls=[{"name": "search", "arguments": {"limit": 3, "query": "Paris"}}], answer="a b"),
+        step(tool_calls=[{"name": "search", "arguments": {"limit": 3, "query": "Paris"}}]),
         step(answer="a"),
     ]
     assert compose([{"name": "matchtir"}])(steps).rewards == pytest.approx([0.0, 0.0, 1.0, 2 / 3])
@@ -150,12 +151,43 @@ def test_the_component():
     assert soft == pytest.approx([0.125, 0.0, 0.5, 2 / 3])
     with pytest.raises(RewardError, match=r"reset to give info\['extra'\]\['gold_tool_calls'\]"):
         compose([entry])(steps[1:])
-    with pytest.raises(RewardError, match="expected a tool call to be a dict with name and arguments, got 'search'"):
+    with pytest.raises(RewardError, match=r"a dict with name and arguments \(or parameters\), got 'search'"):
         compose([entry])([steps[0], step(tool_calls=["search"])])
     with pytest.raises(ConfigError, match="expected one of 'hard', 'soft', got 'sfot'"):
         compose([{"name": "matchtir", "variant": "sfot"}])
     with pytest.raises(ConfigError, match="regularization: expected a positive number"):
         compose([{"name": "matchtir", "variant": "soft", "regularization": 0}])
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_papers_gold_calls_have_parameters(key, as_text):
+    values = {"query": "Paris", "limit": 3}
+    gold = {"name": "search", key: json.dumps(values) if as_text else values}
+    steps = [
+        RewardStep(
+            "",
+            "x",
+            extra={"gold_tool_calls": [gold]},
+            next_extra={"tool_calls": [{"name": "search", "arguments": values}]},
+        )
+    ]
+    assert compose([{"name": "matchtir"}])(steps).rewards == [1.0]
+
+
+def test_a_turn_with_a_call_and_an_answer_is_paid_for_the_answer():
+    """Its call takes no part in the matching: the gold call is left for the turn before, as in the released code."""
+    right, close = ({"name": "search", "arguments": {"query": query}} for query in ("Paris", "Rome"))
+    task = {"gold_tool_calls": [right], "gold_answer": "a b"}
+    first = RewardStep("", "x", extra=task, next_extra={"tool_calls": [close]})
+    both = step(tool_calls=[right], answer="a")
+    for entry, expected in (
+        ({"name": "matchtir"}, [2 / 3, 2 / 3]),
+        ({"name": "matchtir", "variant": "soft"}, [2 / 3, 2 / 3]),
+    ):
+        assert compose([entry])([first, both]).rewards == pytest.approx(expected)
+    task.pop("gold_answer")
+    assert compose([{"name": "matchtir"}])([first, both]).rewards == [0.0, 1.0], "nothing to compare the answer with"
 
 
 def test_without_scipy(monkeypatch):

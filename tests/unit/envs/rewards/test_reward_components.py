@@ -281,6 +281,37 @@ def test_rewards_that_fail(entry, message):
         compose([entry])(episode())
 
 
+UNDER_WAY: list[str] = []
+
+
+async def for_ever(steps):
+    UNDER_WAY.append("for_ever")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)  # whatever it has to tidy up
+        UNDER_WAY.remove("for_ever")
+
+
+async def gone(steps):
+    await asyncio.sleep(0)
+    assert UNDER_WAY == ["for_ever"]
+    raise RewardError("the judge is gone")
+
+
+def test_a_failed_component_ends_its_siblings():
+    """Cancelled, and done with it, before the error goes on: nothing of a lost episode keeps on asking a server."""
+    composition = compose([{"name": f"{__name__}:{name}"} for name in ("for_ever", "gone")])
+
+    async def run():
+        with pytest.raises(RewardError, match=r"rewards\[1\] \(gone\): the judge is gone"):
+            await asyncio.wait_for(composition.run(episode()), timeout=30)
+        assert UNDER_WAY == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
 def test_an_episode_without_steps():
     with pytest.raises(RewardError, match="without steps"):
         compose([{"name": "step"}])([])

@@ -29,6 +29,8 @@ def test_a_component_with_its_options_and_defaults(name):
                 if option.default is None
                 else f"{option.default:g}"
                 if isinstance(option.default, float)
+                else str(option.default).lower()
+                if isinstance(option.default, bool)
                 else option.default
             )
             assert re.search(rf"`{option.name}` \({default}\b", row)

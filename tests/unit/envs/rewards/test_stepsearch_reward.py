@@ -100,3 +100,18 @@ def test_the_component():
     assert compose([{"name": "stepsearch", "scale": 1}])(steps).rewards[0] == pytest.approx(0.5)
     with pytest.raises(RewardError, match=r"reset to give info\['extra'\]\['gold_passages'\], a list of texts"):
         compose([{"name": "stepsearch"}])(steps[1:])
+
+
+def test_the_released_code_pays_only_episodes_with_an_answer():
+    """And 1.6 times, where the paper says 0.6."""
+    search = RewardStep("", "q", extra={"gold_passages": ["red river"]}, next_extra={"documents": ["red river"]})
+    answers = [
+        (RewardStep("", "x", text="<answer>a</answer>\n"), True),
+        (RewardStep("", "x", text="<answer>a</answer> or so"), False),
+        (RewardStep("", "x", text="a"), False),
+        (RewardStep("", "x", text="a", next_extra={"answer": "a"}), True),
+    ]
+    for last, paid in answers:
+        released = compose([{"name": "stepsearch", "scale": 1.6, "needs_answer": True}])
+        assert released([search, last]).rewards == pytest.approx([1.6 if paid else 0.0, 0.0])
+        assert compose([{"name": "stepsearch"}])([search, last]).rewards == pytest.approx([0.6, 0.0])
