@@ -289,7 +289,8 @@ async def for_ever(steps):
     try:
         await asyncio.Event().wait()
     finally:
-        await asyncio.sleep(0)  # whatever it has to tidy up
+        for _ in range(100):  # it has much to tidy up
+            await asyncio.sleep(0)
         UNDER_WAY.remove("for_ever")
 
 
