@@ -24,11 +24,12 @@ from typing import Any
 from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import errors
+from verl_turnkey.envs.answers import shown
 from verl_turnkey.envs.base import AnyText
 from verl_turnkey.envs.check_record import Probe
 from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.envs.registry import make
-from verl_turnkey.envs.traces import Calls, Env, Tell, Trace, drawn, play, replay, said, shorten, shown
+from verl_turnkey.envs.traces import Calls, Env, Tell, Trace, drawn, play, replay, said, shorten
 
 THREADS = 4
 USER_ERRORS = (

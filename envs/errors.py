@@ -44,9 +44,10 @@ class EpisodeOverError(RuntimeError):
 class EnvironmentFailure(RuntimeError):
     """An episode broke down; the episode is over, its host goes on.
 
-    ``kind`` is one of ``reset``, ``step``, ``reward``, ``timeout``, ``process`` (its process died), ``closed``,
-    ``clone``, ``images``, ``host`` (the host is gone) and ``restarts`` (it lost too many processes and takes no more
-    episodes). Plain strings only, so that it crosses process borders whatever the environment raised.
+    ``kind`` is one of ``make`` (unknown id, missing package or wrong arguments), ``reset``, ``step``, ``reward``,
+    ``timeout``, ``process`` (its process died), ``closed``, ``clone``, ``images``, ``host`` (the host is gone) and
+    ``restarts`` (it lost too many processes and takes no more episodes). Plain strings only, so that it crosses process
+    borders whatever the environment raised.
     """
 
     def __init__(self, kind: str, message: str):

@@ -26,7 +26,7 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ModuleImportError(
                 f"turnkey.modules: cannot import {name!r} ({type(error).__name__}: {error}). "
                 f"Give a dotted module that every process can import, or the path of a .py file."

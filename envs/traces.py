@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 import numpy as np
+
+from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
 
 Env = gymnasium.Env[str, str]
 Tell = Callable[..., None]
@@ -81,45 +82,25 @@ class Calls:
 
     def reset(self, env: Env, trace: Trace) -> None:
         what = f"reset(seed={trace.seed})"
-        answer = self._guarded(trace, "reset", what, lambda: env.reset(seed=trace.seed), 2)
+        answer = self._guarded(trace, "reset", what, lambda: read_reset(env.reset(seed=trace.seed)))
         if answer is None:
             return
-        (observation, info), seconds = answer
-        task = info.get("task") if isinstance(info, Mapping) else None
-        if task is not None and not isinstance(task, str):
-            trace.faults.append(("info", f"{what}: task is {shown(task)}, not text"))
-        trace.task = str(task or "")
-        trace.views.append(View(**_observed(observation, info, what, trace.faults), seconds=seconds))
+        found, seconds = answer
+        trace.task = found.info["task"]
+        trace.views.append(_view(found, what, trace.faults, seconds))
 
     def step(self, env: Env, trace: Trace, action: str) -> None:
         what = f"step({shorten(action)}) (seed {trace.seed}, step {len(trace.actions)})"
         trace.actions.append(action)
-        answer = self._guarded(trace, "step", what, lambda: env.step(action), 5)
+        answer = self._guarded(trace, "step", what, lambda: read_step(env.step(action)))
         if answer is None:
             return
-        (observation, reward, terminated, truncated, info), seconds = answer
-        number = _float(reward)
-        if number is None:
-            trace.faults.append(("reward", f"{what}: the reward is {shown(reward)}, not a number"))
-            number = math.nan
-        elif not math.isfinite(number):
-            trace.faults.append(("reward", f"{what}: the reward is {number}"))
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                trace.faults.append(("flags", f"{what}: {name} is {shown(flag)}, not a bool"))
-        trace.views.append(
-            View(
-                **_observed(observation, info, what, trace.faults),
-                reward=number,
-                terminated=bool(terminated),
-                truncated=bool(truncated),
-                seconds=seconds,
-            )
-        )
+        found, seconds = answer
+        trace.views.append(_view(found, what, trace.faults, seconds))
 
     def _guarded(
-        self, trace: Trace, kind: str, what: str, call: Callable[[], Any], length: int
-    ) -> tuple[Any, float] | None:
+        self, trace: Trace, kind: str, what: str, call: Callable[[], Answer | Fault]
+    ) -> tuple[Answer, float] | None:
         where = "any_text" if trace.kind == "text" and kind == "step" else "runs"
         try:
             answer, seconds = self(kind, what, call)
@@ -128,50 +109,26 @@ class Calls:
         except BaseException as error:  # SystemExit is an environment's fault like any other
             trace.faults.append((where, f"{what} raised {type(error).__name__}: {shorten(str(error), 200)}"))
             return None
-        if not isinstance(answer, tuple) or len(answer) != length:
-            trace.faults.append((where, f"{what} must return {length} values, not {shown(answer)}"))
+        if isinstance(answer, Fault):
+            trace.faults.append((where, f"{what}: {answer.message}"))
             return None
         return answer, seconds
 
 
-def _observed(observation: Any, info: Any, what: str, faults: list[tuple[str, str]]) -> dict[str, Any]:
-    if not isinstance(observation, str):
-        faults.append(("observation", f"{what}: the observation is {shown(observation)}, not text"))
-    if not isinstance(info, Mapping):
-        faults.append(("info", f"{what}: info is {shown(info)}, not a dict"))
-        info = {}
-    key = info.get("state_key")
-    if key is not None and type(key) not in (int, str):
-        faults.append(("state_key", f"{what}: state_key is {shown(key)}, not a str or an int"))
-        key = None
-    admissible, won, invalid = info.get("admissible"), info.get("won"), info.get("invalid")
-    if admissible is not None and not (
-        isinstance(admissible, list | tuple) and all(isinstance(action, str) for action in admissible)
-    ):
-        faults.append(("info", f"{what}: admissible is {shown(admissible)}, not a list of str"))
-        admissible = None
-    for name, value in (("won", won), ("invalid", invalid)):
-        if value is not None and not isinstance(value, bool | np.bool_):
-            faults.append(("info", f"{what}: {name} is {shown(value)}, not a bool"))
-    return {
-        "observation": observation if isinstance(observation, str) else repr(observation)[:1000],
-        "state_key": key,
-        "admissible": None if admissible is None else tuple(admissible),
-        "won": None if won is None else bool(won),
-        "invalid": bool(invalid),
-    }
-
-
-def _float(value: Any) -> float | None:
-    try:
-        return None if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def shown(value: Any) -> str:
-    """Type and beginning of a value that should not be there."""
-    return f"{type(value).__name__} {shorten(repr(value), 80)}"
+def _view(answer: Answer, what: str, faults: list[tuple[str, str]], seconds: float) -> View:
+    faults += [(fault.property, f"{what}: {fault.message}") for fault in answer.faults]
+    admissible = answer.info["admissible"]
+    return View(
+        observation=answer.observation,
+        state_key=answer.info["state_key"],
+        admissible=None if admissible is None else tuple(admissible),
+        reward=answer.reward,
+        terminated=answer.terminated,
+        truncated=answer.truncated,
+        won=answer.info["won"],
+        invalid=answer.info["invalid"],
+        seconds=seconds,
+    )
 
 
 def shorten(text: str, limit: int = 40) -> str:

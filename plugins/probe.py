@@ -1,23 +1,29 @@
-"""The first moment of the first task, played in the driver: seconds instead of a GPU-minute to find what is wrong."""
+"""The first task, played for a few steps before Ray starts: seconds instead of GPU-minutes to find what is wrong.
+
+The environment lives in a process like those of the hosts and answers by the same rules, so what passes here can be
+played there, and what dies takes no driver along.
+"""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import asyncio
+import random
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs import make
 from verl_turnkey.envs.actions import INSTRUCTIONS, TOOL_CALL
+from verl_turnkey.envs.answers import Info
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY
 from verl_turnkey.envs.memory import Memory, View
+from verl_turnkey.envs.processes import Child
 from verl_turnkey.envs.prompts import build_messages, fit_prompt, load_template
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.config import TurnkeyConfig
+
+STEPS = 5
 
 
 def first_task(file: str) -> Task:
@@ -42,60 +48,53 @@ def first_task(file: str) -> Task:
 
 
 def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
-    """Make the environment, reset it, and measure the first prompt with the model's tokenizer.
+    """Play the first task for a few steps, in a process as a host's, and measure its first prompt.
 
     Raises:
-        ConfigError: the environment raises or hangs, its prompt exceeds the budget, or the model's chat template shows
-            no tools although the action is a tool call; and what :func:`envs.make` raises.
+        ConfigError: the environment cannot be made, raises, hangs, dies or answers what is no answer; its prompt
+            exceeds the budget; or the model's chat template shows no tools although the action is a tool call.
     """
     task = first_task(file)
     env_id = task.env_id or turnkey.env.id
     if not env_id:
         raise ConfigError("neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
-    way_out = "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
-    with _deadline(turnkey.env.reset_timeout, f"environment {env_id!r} with seed {task.seed}", way_out):
-        env = make(env_id, {**turnkey.env.kwargs, **task.kwargs})
-        try:
-            observation, info = env.reset(seed=task.seed)
-        except Exception as error:
-            raise ConfigError(
-                f"environment {env_id!r} raises in reset(seed={task.seed}): {type(error).__name__}: {error}. {way_out}"
-            ) from error
-        with suppress(Exception):  # not after a failure: what is half built may hang, and this process ends anyway
-            env.close()
-    if not isinstance(observation, str):
-        raise ConfigError(
-            f"environment {env_id!r} must return text as its observation, got {type(observation).__name__}: wrap it"
-        )
-    if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
-        _measure(config, turnkey, observation, str(info.get("task") or ""), info.get("admissible"))
-
-
-class _Overdue(BaseException):
-    """Raised inside the environment's code when its time is up; not for it to catch."""
-
-
-@contextmanager
-def _deadline(seconds: float, what: str, way_out: str) -> Iterator[None]:
-    """Interrupt what hangs, with the line it hangs in; only a main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_: int, frame: Any) -> None:
-        raise _Overdue(f"{frame.f_code.co_filename}, line {frame.f_lineno}")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    task = Task(env_id, task.seed, {**turnkey.env.kwargs, **task.kwargs})
     try:
-        yield
-    except _Overdue as overdue:
+        observation, info = asyncio.run(play(turnkey, task))
+    except EnvironmentFailure as failure:
+        way_out = "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
         raise ConfigError(
-            f"{what} has not begun after {seconds:g} s (turnkey.env.reset_timeout), but is in {overdue}. {way_out}"
-        ) from overdue
+            f"environment {env_id!r} with seed {task.seed} cannot be played ({failure.kind}): {failure.message}\n"
+            f"{way_out}"
+        ) from None
+    if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
+        _measure(config, turnkey, observation, info["task"], info["admissible"])
+
+
+async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info]:
+    """Begin ``task`` and take up to ``STEPS`` random steps, as a host does. First observation and info.
+
+    Raises:
+        EnvironmentFailure: as in training, where it would cost each episode.
+    """
+    env, rng = turnkey.env, random.Random(task.seed)
+    process = await Child.spawn(turnkey.modules)
+    try:
+        load = f"import of {task.env_id}"
+        await process.call("load", (task.env_id,), env.reset_timeout, load, RESET_KEY)
+        start = (task.env_id, dict(task.kwargs), task.seed)
+        first = await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)
+        observation, info = first
+        for _ in range(STEPS):
+            actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
+            action = rng.choice(actions) if actions else "look"
+            step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
+            observation, _, terminated, truncated, info = step
+            if terminated or truncated:
+                break
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        await process.retire(CLOSE_SECONDS)
+    return first
 
 
 def _measure(

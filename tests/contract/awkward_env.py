@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -22,6 +23,10 @@ class Awkward(gymnasium.Env[str, str]):
             raise RuntimeError("the reset is broken")
         if self.on_reset == "hang":
             time.sleep(60)
+        if self.on_reset == "die":
+            os._exit(5)
+        if self.on_reset == "none":
+            return self.observation, None  # type: ignore[return-value]
         return f"{self.observation} {seed}", {"task": "do as you are told", **self._seen(0), **self._more("")}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -492,7 +492,7 @@ def test_text_that_no_encoding_takes_is_replaced(play):
     [
         ([], {"on_reset": "raise"}, "RuntimeError: the reset is broken"),
         (["look", "raise"], {}, "RuntimeError: the step is broken"),
-        (["look", "look", "nan"], {}, "a reward must be finite, not nan"),
+        (["look", "look", "nan"], {}, "a reward must be a finite number, not float nan"),
         (["look", "hang"], {}, "timeout"),
         ([], {"on_rest": "raise"}, "takes no argument 'on_rest'"),
     ],

@@ -49,7 +49,11 @@ class Faulty(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.taken, self.path = 0, []
-        return self._do(self.on_reset)[0], {"state_key": (seed, 0), "task": f"seed {seed}", "private": threading.Lock()}
+        return self._do(self.on_reset)[0], {
+            "state_key": f"{seed}, 0",
+            "task": f"seed {seed}",
+            "private": threading.Lock(),
+        }
 
     def step(self, action: str) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.taken += 1

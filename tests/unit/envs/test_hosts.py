@@ -103,7 +103,7 @@ def test_an_episode_from_start_to_end(run, host, env_id):
     async def main():
         name, observation, info = await opened(host, env_id, 4)
         assert observation == "fine"
-        assert info == {"state_key": "(4, 0)", "admissible": None, "won": None, "invalid": False, "task": "seed 4"}
+        assert info == {"state_key": "4, 0", "admissible": None, "won": None, "invalid": False, "task": "seed 4"}
         answer = await host.step(name, "reward 0.5", 5)
         assert answer[:4] == ("fine", 0.5, False, False)
         assert answer[4]["state_key"] == 1
@@ -136,9 +136,9 @@ FAULTS = [
     ("raise", "step", r"Strange: strange 1\n(.|\n)*do_raise"),
     ("exit", "step", "SystemExit: 3"),
     ("observe", "step", "observation must be text, not int 5"),
-    ("reward nan", "reward", "must be finite, not nan"),
-    ("reward -inf", "reward", "must be finite, not -inf"),
-    ("text_reward", "reward", "must be a number, not str 'much'"),
+    ("reward nan", "reward", "must be a finite number, not float nan"),
+    ("reward -inf", "reward", "must be a finite number, not float -inf"),
+    ("text_reward", "reward", "must be a finite number, not str 'much'"),
     ("sleep 30", "timeout", r"longer than 0\.3 s; raise turnkey\.env\.step_timeout"),
 ]
 PROCESS_FAULTS = [
@@ -182,8 +182,8 @@ def test_a_bad_step_ends_its_episode_and_no_other(run, host, env_id, action, kin
         (SAFE, {"on_reset": "sleep 30"}, "timeout", "reset_timeout"),
         (ALONE, {"on_reset": "sleep 30"}, "timeout", "reset_timeout"),
         (ALONE, {"on_reset": "vanish 1"}, "process", "exit status 1 during reset of test/Faulty-v0 {'on_reset': 'van"),
-        (ALONE, {"on_rest": "ok"}, "reset", "Did you mean 'on_reset'"),
-        ("test/Fauly-v0", {}, "reset", "Did you mean 'test/Faulty-v0'"),
+        (ALONE, {"on_rest": "ok"}, "make", "Did you mean 'on_reset'"),
+        ("test/Fauly-v0", {}, "make", "Did you mean 'test/Faulty-v0'"),
         (ALONE, {"on_reset": lambda: "ok"}, "reset", "cannot be sent to a process"),
     ],
 )
@@ -336,7 +336,7 @@ def test_no_process_outlives_its_host():
             r"import of test/Broken-v0 took longer than 1 s(.|\n)*broken_import",
         ),
         ("print('hello'); raise SystemExit(4)", "reset", r"SystemExit: 4(.|\n)*Its last output:\nhello"),
-        ("import no_such_module_xyz", "reset", "pip install no_such_module_xyz"),
+        ("import no_such_module_xyz", "make", "pip install no_such_module_xyz"),
     ],
 )
 def test_a_class_that_cannot_be_imported(run, made, tmp_path, monkeypatch, code, kind, words):

@@ -1,0 +1,181 @@
+"""What an environment may answer: every rule about observation, reward, flags and ``info`` stands here, once.
+
+The hosts of training end an episode at its first fault; ``turnkey env-check`` and the driver's probe report them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Info = dict[str, Any]
+"""``state_key`` (str, int or None), ``admissible`` (list of str or None), ``won`` (bool or None), ``invalid``,
+``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes) and ``extra`` (plain values)"""
+
+_LARGEST = sys.float_info.max
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with an answer; ``property`` as ``turnkey env-check`` calls it."""
+
+    property: str
+    message: str
+
+
+@dataclass
+class Answer:
+    """What was answered, in plain types; a part that is no answer has a value that says nothing."""
+
+    observation: str = ""
+    info: Info = field(default_factory=dict)
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    faults: list[Fault] = field(default_factory=list)
+
+
+def read_reset(answer: Any) -> Answer | Fault:
+    """What ``reset`` returned, (observation, info); a fault when it has another form."""
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        return Fault("runs", f"reset must return (observation, info), not {shown(answer)}")
+    return _read(answer[0], answer[1])
+
+
+def read_step(answer: Any) -> Answer | Fault:
+    """What ``step`` returned, (observation, reward, terminated, truncated, info); a fault when it has another form."""
+    if not (isinstance(answer, tuple) and len(answer) == 5):
+        return Fault(
+            "runs", f"step must return (observation, reward, terminated, truncated, info), not {shown(answer)}"
+        )
+    observation, reward, terminated, truncated, info = answer
+    found = _read(observation, info)
+    found.reward = _reward(reward, found.faults)
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not _is_bool(flag):
+            found.faults.append(Fault("flags", f"{name} must be a bool, not {shown(flag)}"))
+    found.terminated, found.truncated = terminated is not None and bool(terminated), bool(truncated)
+    return found
+
+
+def plain_text(value: Any) -> str:
+    """As a plain str (of a subclass, such as numpy's, only the text), with no half surrogate pair: UTF-8 has none."""
+    return str.__str__(str(value)).encode("utf-8", "replace").decode("utf-8")
+
+
+def shown(value: Any) -> str:
+    """Type and beginning of a value that should not be there."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else f'{text[:80]}... ({len(text)} characters)'}"
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def _read(observation: Any, info: Any) -> Answer:
+    faults: list[Fault] = []
+    if not isinstance(observation, str):
+        faults.append(Fault("observation", f"an observation must be text, not {shown(observation)}"))
+        observation = repr(observation)[:1000]
+    return Answer(plain_text(observation), _info(info, faults), faults=faults)
+
+
+def _reward(value: Any, faults: list[Fault]) -> float:
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        faults.append(Fault("reward", f"a reward must be a finite number, not {shown(value)}"))
+    return number
+
+
+def _info(info: Any, faults: list[Fault]) -> Info:
+    """The keys that prompts and credit assignment read, in plain types."""
+
+    def fault(what: str, property: str = "info") -> None:
+        faults.append(Fault(property, what))
+
+    if not isinstance(info, Mapping):
+        fault(f"info must be a dict, not {shown(info)}")
+        info = {}
+    key, admissible, task = info.get("state_key"), info.get("admissible"), info.get("task")
+    if isinstance(key, np.integer):
+        key = int(key)
+    if key is not None and (isinstance(key, bool) or not isinstance(key, str | int)):
+        fault(f"info['state_key'] must be a str or an int, not {shown(key)}", "state_key")
+        key = None
+    if isinstance(admissible, np.ndarray):
+        admissible = admissible.tolist()
+    if admissible is not None and not (
+        isinstance(admissible, list | tuple) and all(isinstance(action, str) for action in admissible)
+    ):
+        fault(f"info['admissible'] must be a list of str, not {shown(admissible)}")
+        admissible = None
+    if task is not None and not isinstance(task, str):
+        fault(f"info['task'] must be text, not {shown(task)}")
+        task = None
+    flags: dict[str, bool | None] = {}
+    for name in ("won", "invalid"):
+        flags[name] = info.get(name)
+        if flags[name] is not None and not _is_bool(flags[name]):
+            fault(f"info['{name}'] must be a bool, not {shown(flags[name])}")
+            flags[name] = None
+    optional: dict[str, Any] = {}
+    for name, read in (("images", _images), ("extra", _extra)):
+        try:
+            optional[name] = read(info.get(name))
+        except (TypeError, ValueError) as error:
+            fault(str(error))
+    return {
+        **{name: value for name, value in optional.items() if value},
+        "state_key": plain_text(key) if isinstance(key, str) else key,
+        "admissible": None if admissible is None else [plain_text(action) for action in admissible],
+        "won": None if flags["won"] is None else bool(flags["won"]),
+        "invalid": bool(flags["invalid"]),
+        "task": plain_text(task or ""),
+    }
+
+
+def _images(images: Any) -> list[np.ndarray]:
+    return [_image(image) for image in (() if images is None else images)]
+
+
+def _image(image: Any) -> np.ndarray:
+    """A PIL image or an array as an array of (height, width, 3) bytes."""
+    array = np.ascontiguousarray(image.convert("RGB") if hasattr(image, "convert") else image)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise TypeError(
+            "info['images'] must hold PIL images or uint8 arrays of shape (height, width, 3), not "
+            f"{type(image).__name__} {array.dtype} {array.shape}"
+        )
+    return array
+
+
+def _extra(value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"info['extra'] must be a dict, not {shown(value)}")
+    return _plain(value or {})
+
+
+def _plain(value: Any) -> Any:
+    """What the environment tells reward functions, as JSON would hold it: no class of the environment's gets out."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if type(value) in (int, float) and not -_LARGEST <= value <= _LARGEST:  # nan neither
+        raise TypeError(f"info['extra'] must hold finite numbers, not {shown(value)}")
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, Mapping):
+        return {plain_text(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    raise TypeError(f"info['extra'] must hold numbers, texts, lists and dicts, not {shown(value)}")

@@ -1,0 +1,108 @@
+"""What an environment may answer; hosts, ``env-check`` and the driver's probe read by these rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.player import Player
+
+
+def step(observation="a room", reward=0.0, terminated=False, truncated=False, info=None, **more) -> tuple:
+    return observation, reward, terminated, truncated, {**(info or {}), **more}
+
+
+def test_what_is_right_comes_out_in_plain_types():
+    found = read_step(
+        step(
+            np.str_("a room"),
+            np.float32(0.5),
+            np.bool_(True),
+            np.bool_(False),
+            state_key=np.int64(7),
+            admissible=np.array(["go", "stay"]),
+            won=np.bool_(True),
+            invalid=np.bool_(False),
+            extra={"n": np.int64(3)},
+        )
+    )
+    assert isinstance(found, Answer)
+    assert found.faults == []
+    assert (found.observation, found.reward, found.terminated, found.truncated) == ("a room", 0.5, True, False)
+    assert [type(part) for part in (found.observation, found.reward, found.terminated)] == [str, float, bool]
+    assert found.info == {
+        "state_key": 7,
+        "admissible": ["go", "stay"],
+        "won": True,
+        "invalid": False,
+        "task": "",
+        "extra": {"n": 3},
+    }
+    assert type(found.info["state_key"]) is int
+    assert found.info["won"] is True
+
+
+@pytest.mark.parametrize("answer", [None, "a room", ("a room",), ["a room", {}], ("a room", {}, 1)])
+def test_a_reset_of_another_form(answer):
+    found = read_reset(answer)
+    assert isinstance(found, Fault)
+    assert "reset must return (observation, info)" in found.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "property", "said"),
+    [
+        (step(observation=5), "observation", "an observation must be text, not int 5"),
+        (step(reward=None), "reward", "a reward must be a finite number, not NoneType None"),
+        (step(reward="1.0"), "reward", "not str '1.0'"),
+        (step(reward=float("nan")), "reward", "not float nan"),
+        (step(reward=float("inf")), "reward", "not float inf"),
+        (step(reward=np.zeros(2)), "reward", "not ndarray"),
+        (step(reward=10**400), "reward", "not int 1000"),
+        (step(terminated=1), "flags", "terminated must be a bool, not int 1"),
+        (step(truncated="no"), "flags", "truncated must be a bool, not str 'no'"),
+        (step(terminated=None), "flags", "terminated must be a bool, not NoneType"),
+        (("a room", 0.0, False, False, None), "info", "info must be a dict, not NoneType None"),
+        (step(state_key=(1, 2)), "state_key", "must be a str or an int, not tuple (1, 2)"),
+        (step(state_key=True), "state_key", "not bool True"),
+        (step(state_key=0.5), "state_key", "not float 0.5"),
+        (step(admissible="go"), "info", "info['admissible'] must be a list of str, not str 'go'"),
+        (step(admissible=["go", 3]), "info", "info['admissible'] must be a list of str"),
+        (step(admissible={"go"}), "info", "info['admissible'] must be a list of str, not set"),
+        (step(won="False"), "info", "info['won'] must be a bool, not str 'False'"),
+        (step(won=1), "info", "info['won'] must be a bool, not int 1"),
+        (step(invalid="no"), "info", "info['invalid'] must be a bool, not str 'no'"),
+        (step(task=3), "info", "info['task'] must be text, not int 3"),
+        (step(extra=[1]), "info", "info['extra'] must be a dict, not list [1]"),
+        (step(extra={"x": float("nan")}), "info", "must hold finite numbers"),
+        (step(images=["a painting"]), "info", "info['images'] must hold"),
+    ],
+)
+def test_what_is_wrong_is_named(answer, property, said):
+    found = read_step(answer)
+    assert isinstance(found, Answer)
+    assert [fault.property for fault in found.faults] == [property]
+    assert said in found.faults[0].message
+
+
+def test_several_faults_are_all_named():
+    found = read_step(step(observation=5, reward="much", won="yes"))
+    assert isinstance(found, Answer)
+    assert [fault.property for fault in found.faults] == ["observation", "info", "reward"]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "said"),
+    [
+        ("turnkey/NoSuch-v0", {}, "NoSuch"),
+        ("turnkey/FrozenLake-v0", {"sise": 4}, "sise"),
+        ("turnkey/FrozenLake-v0", {"size": "four"}, "size must be"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_a_failure_of_its_own_kind(env_id, kwargs, said):
+    with pytest.raises(EnvironmentFailure, match=said) as raised:
+        Player().start(env_id, kwargs, 0)
+    assert raised.value.kind == "make"
+    assert "Traceback" not in raised.value.message
