@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
+from verl_turnkey.losses.tensors import LossInputs, TokenLoss, check_finite, check_shape, check_term, clean_inputs
 
 #: Accepted by every loss with weights, where the tensors are a part of a batch: the batch's tokens per unit of weight.
 WEIGHT_SHARE = "weight_share"
-
-
-@dataclass(frozen=True)
-class LossInputs:
-    """What a loss sees: tensors (B, L), float32 or float64, zero off the mask; ``mask`` is bool.
-
-    ``weight`` (B, L) times a loss is, in the mean over tokens, the mean with the loss's own weights; without such
-    weights it is 1. ``extra`` holds the further inputs, (B, L), or (B,) where the loss is ``per_row``.
-    """
-
-    log_prob: Tensor
-    old_log_prob: Tensor
-    advantages: Tensor
-    mask: Tensor
-    weight: Tensor
-    extra: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TokenLoss:
-    """What a loss returns: ``loss`` (B, L), to be averaged over tokens, and metrics, which are numbers.
-
-    ``bias`` (B, L), averaged likewise, has a gradient of its own, the clipping bias, by whose norm the gradient of the
-    loss is divided (:mod:`.st_ppo`): by an actor that takes a second backward pass; without one it has no effect.
-    """
-
-    loss: Tensor
-    metrics: dict[str, Any] = field(default_factory=dict)
-    bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +63,20 @@ def register_loss(
         per_row: the tokens of a row have one value, to be averaged over rows, and the further inputs are (B,).
 
     Raises:
-        ValueError: the name is taken, or ``params`` is not a frozen dataclass.
+        ValueError: the name is taken, ``params`` is not a frozen dataclass, ``needs`` not a dict or ``accepts`` not a
+            tuple of names.
     """
     if name in _LOSSES:
         holder = _LOSSES[name].fn
         raise ValueError(f"loss {name!r} is already registered by {holder.__module__}.{holder.__qualname__}")
     require_frozen(f"loss {name!r}", params)
+    if not isinstance(needs, Mapping | None):
+        raise ValueError(
+            f"loss {name!r}: expected needs to be a dict, each further input with what provides it, such as "
+            f'{{"prior": "an estimator that gives prior"}}, got {needs!r}'
+        )
+    if isinstance(accepts, str):
+        raise ValueError(f"loss {name!r}: expected accepts to be a tuple of names such as ({accepts!r},), got a str")
 
     def register(fn: Loss) -> Loss:
         more = (WEIGHT_SHARE,) if weight else ()
@@ -157,7 +137,9 @@ def policy_loss(
     Raises:
         ConfigError: unknown loss or parameter (with the closest match), a value of the wrong type or range, or an input
             that the loss needs and was not given.
-        ValueError: shapes that differ, or jagged tensors.
+        TypeError: something else than a torch tensor.
+        ValueError: shapes that differ, or jagged tensors; a loss that returned anything but a :class:`TokenLoss` with
+            one finite number per token, or one without a gradient.
     """
     spec = loss_spec(name)
     extra = {key: params.pop(key) for key in spec.inputs if key in params}
@@ -184,21 +166,33 @@ def token_loss(
     advantages: Tensor,
     response_mask: Tensor,
     extra: dict[str, Tensor],
+    finite: bool = True,
 ) -> TokenLoss:
-    """The loss before it is averaged; checks and cleans the inputs."""
-    inputs = _inputs(spec, log_prob, old_log_prob, advantages, response_mask, extra)
+    """The loss before it is averaged; checks and cleans the inputs, and checks what the loss made of them.
+
+    ``finite=False`` leaves out the one check that has to wait for the device.
+    """
+    inputs = clean_inputs(spec, log_prob, old_log_prob, advantages, response_mask, extra)
     weight = _weight(spec, params, inputs)
     if weight is not None:
         share = inputs.extra[WEIGHT_SHARE] if WEIGHT_SHARE in inputs.extra else _share(inputs.mask, weight)
         inputs = replace(inputs, weight=weight * share)
-    return spec.fn(inputs, params)
+    term = spec.fn(inputs, params)
+    check_term(spec, inputs, term)
+    if scales_gradient(params) and term.bias is None:
+        raise ValueError(
+            f"loss {spec.name!r}: expected TokenLoss.bias, because its parameters scale the gradient by it"
+        )
+    if finite:
+        check_finite(spec, inputs, term)
+    return term
 
 
 def weight_share(
     spec: LossSpec, params: Any, *, old_log_prob: Tensor, response_mask: Tensor, extra: dict[str, Tensor]
 ) -> Tensor | None:
     """What :data:`WEIGHT_SHARE` is on each row of this batch (a scalar); None when the loss has no weights."""
-    inputs = _inputs(spec, old_log_prob, old_log_prob, torch.zeros_like(old_log_prob), response_mask, extra)
+    inputs = clean_inputs(spec, old_log_prob, old_log_prob, torch.zeros_like(old_log_prob), response_mask, extra)
     weight = _weight(spec, params, inputs)
     return None if weight is None else _share(inputs.mask, weight)
 
@@ -212,57 +206,12 @@ def weighs(spec: LossSpec, params: Any) -> bool:
 
 def _weight(spec: LossSpec, params: Any, inputs: LossInputs) -> Tensor | None:
     weight = spec.weight(inputs, params) if spec.weight else None
-    return None if weight is None else weight.to(inputs.weight.dtype)
+    if weight is None:
+        return None
+    check_shape(spec, inputs, "weights", weight)
+    return weight.to(inputs.weight.dtype)
 
 
 def _share(mask: Tensor, weight: Tensor) -> Tensor:
     total = weight.sum(dtype=torch.float64)
     return torch.where(total > 0, mask.sum() / total, 0.0)
-
-
-def _inputs(
-    spec: LossSpec,
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    extra: dict[str, Tensor],
-) -> LossInputs:
-    shape = tuple(response_mask.shape)
-    if response_mask.is_nested or len(shape) != 2:
-        kind = "a jagged tensor" if response_mask.is_nested else shape
-        raise ValueError(f"{spec.name}: expected response_mask of shape (B, L), padded, got {kind}")
-    for key, tensor in {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}.items():
-        if tensor.shape != response_mask.shape:
-            raise ValueError(
-                f"{spec.name}: expected {key} of shape {shape} as response_mask, got {tuple(tensor.shape)}"
-            )
-    for key, provider in spec.needs.items():
-        if key not in extra:
-            raise ConfigError(f"loss {spec.name!r} needs {key!r}, which it was not given: {provider}")
-    allowed = (shape[:1],) if spec.per_row else (shape, shape[:1])
-    for key, tensor in extra.items():
-        if tuple(tensor.shape) not in allowed:
-            raise ValueError(
-                f"{spec.name}: expected {key} of shape {' or '.join(map(str, allowed))}, got {tuple(tensor.shape)}"
-            )
-    mask = response_mask.bool()
-    dtype = torch.float64 if log_prob.dtype == torch.float64 else torch.float32
-
-    # Whatever stands off the mask, nan included, touches neither loss nor gradient.
-    def clean(tensor: Tensor) -> Tensor:
-        return torch.where(mask, tensor.to(dtype), 0.0)
-
-    def further(tensor: Tensor) -> Tensor:
-        if spec.per_row:
-            return torch.where(mask.any(1), tensor.detach().to(dtype), 0.0)
-        return clean(tensor.detach() if tensor.dim() == 2 else tensor.detach()[:, None])
-
-    return LossInputs(
-        clean(log_prob),
-        clean(old_log_prob).detach(),
-        clean(advantages).detach(),
-        mask,
-        mask.to(dtype),
-        {key: further(tensor) for key, tensor in extra.items()},
-    )

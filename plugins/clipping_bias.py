@@ -151,6 +151,7 @@ def _bias(
         advantages=padded["advantages"],
         response_mask=mask,
         extra=loss_inputs.read(data, spec.inputs),
+        finite=False,
     )
     weights = padded.get("rollout_is_weights", None)
     assert term.bias is not None

@@ -18,6 +18,8 @@ from verl_turnkey.losses.registry import loss_spec, scales_gradient, token_loss
 from verl_turnkey.plugins import clipping_bias, loss_inputs, registration
 
 _params: dict[str, Any] = {}
+_found_finite: set[str] = set()
+"""losses whose numbers were looked at in this process: once, because it makes the device wait"""
 
 
 def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> None:
@@ -59,7 +61,10 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
             advantages=advantages,
             response_mask=response_mask,
             extra=loss_inputs.current(),
+            finite=name not in _found_finite,
         )
+        if name not in _found_finite and response_mask.any():  # a micro-batch of padding alone says nothing
+            _found_finite.add(name)
         clipping_bias.seen.note(term)
         per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights
         total = agg_loss(per_token, response_mask, loss_agg_mode, **config.global_batch_info)

@@ -57,6 +57,7 @@ def worker():
 @pytest.fixture(autouse=True)
 def fresh_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "_params", {})
+    monkeypatch.setattr(bridge, "_found_finite", set())
 
 
 def under_verl(name: str, inputs: dict[str, torch.Tensor], rows: slice = slice(None), **more):
@@ -163,6 +164,27 @@ def test_a_parameter_called_scale_scales_no_gradient(inputs, monkeypatch):
         bridge.configure(process, (), name, losses()[name].params())
         assert ("train_batch" in vars(process.actor.engine)) is hooked
     assert under_verl("plain", inputs)[0].item() == pytest.approx(policy_loss("plain", **inputs)[0].item(), rel=1e-5)
+
+
+def test_a_wrong_loss_stops_the_first_update(inputs, monkeypatch):
+    """A scalar would be spread over the tokens; numbers are looked at once per worker, where there are tokens."""
+    monkeypatch.setattr(registry, "_LOSSES", dict(registry._LOSSES))
+    returned = [TokenLoss(torch.tensor(0.6))]
+    register_loss("wrong", params=ScaleParams)(lambda inputs, params: returned[0])
+    bridge.configure(worker(), (), "wrong", ScaleParams())
+    with pytest.raises(ValueError, match=r"loss 'wrong': expected TokenLoss\.loss of shape \(4, 5\)"):
+        under_verl("wrong", inputs)
+    not_finite = TokenLoss(torch.full((4, 5), torch.nan))
+    padding = {**inputs, "response_mask": torch.zeros(4, 5)}
+    returned[0] = TokenLoss(torch.zeros(4, 5))
+    under_verl("wrong", padding)
+    returned[0] = not_finite
+    with pytest.raises(ValueError, match=r"finite numbers.* got 20 not finite"):
+        under_verl("wrong", inputs)
+    returned[0] = TokenLoss(torch.zeros(4, 5))
+    under_verl("wrong", inputs)
+    returned[0] = not_finite  # weeks later verl leaves such a step out, as it does for every loss
+    assert under_verl("wrong", inputs)[0].isnan()
 
 
 def test_without_our_trainer_there_are_no_parameters(inputs):

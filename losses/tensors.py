@@ -1,0 +1,133 @@
+"""What a policy loss sees and what it returns, and the checks of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from verl_turnkey.advantage.params import ConfigError
+
+if TYPE_CHECKING:
+    from verl_turnkey.losses.registry import LossSpec
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a loss sees: tensors (B, L), float32 or float64, zero off the mask; ``mask`` is bool.
+
+    ``weight`` (B, L) times a loss is, in the mean over tokens, the mean with the loss's own weights; without such
+    weights it is 1. ``extra`` holds the further inputs, (B, L), or (B,) where the loss is ``per_row``.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantages: Tensor
+    mask: Tensor
+    weight: Tensor
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """What a loss returns: ``loss`` (B, L), finite, to be averaged over tokens, and metrics, which are numbers.
+
+    ``bias`` (B, L), averaged likewise, has a gradient of its own, the clipping bias, by whose norm the gradient of the
+    loss is divided (:mod:`.st_ppo`): by an actor that takes a second backward pass; without one it has no effect.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Any] = field(default_factory=dict)
+    bias: Tensor | None = None
+
+
+def clean_inputs(
+    spec: LossSpec,
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    extra: dict[str, Tensor],
+) -> LossInputs:
+    """The inputs of a loss, checked, detached from everything but the current policy, and zero off the mask."""
+    tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}
+    for key, tensor in {**tensors, "response_mask": response_mask, **extra}.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{spec.name}: expected {key} to be a torch tensor, got {type(tensor).__name__}; torch.as_tensor makes "
+                "one"
+            )
+    shape = tuple(response_mask.shape)
+    if response_mask.is_nested or len(shape) != 2:
+        kind = "a jagged tensor" if response_mask.is_nested else shape
+        raise ValueError(f"{spec.name}: expected response_mask of shape (B, L), padded, got {kind}")
+    for key, tensor in tensors.items():
+        if tensor.shape != response_mask.shape:
+            raise ValueError(
+                f"{spec.name}: expected {key} of shape {shape} as response_mask, got {tuple(tensor.shape)}"
+            )
+    for key, provider in spec.needs.items():
+        if key not in extra:
+            raise ConfigError(f"loss {spec.name!r} needs {key!r}, which it was not given: {provider}")
+    allowed = (shape[:1],) if spec.per_row else (shape, shape[:1])
+    for key, tensor in extra.items():
+        if tuple(tensor.shape) not in allowed:
+            raise ValueError(
+                f"{spec.name}: expected {key} of shape {' or '.join(map(str, allowed))}, got {tuple(tensor.shape)}"
+            )
+    mask = response_mask.bool()
+    dtype = torch.float64 if log_prob.dtype == torch.float64 else torch.float32
+
+    # Whatever stands off the mask, nan included, touches neither loss nor gradient.
+    def clean(tensor: Tensor) -> Tensor:
+        return torch.where(mask, tensor.to(dtype), 0.0)
+
+    def further(tensor: Tensor) -> Tensor:
+        if spec.per_row:
+            return torch.where(mask.any(1), tensor.detach().to(dtype), 0.0)
+        return clean(tensor.detach() if tensor.dim() == 2 else tensor.detach()[:, None])
+
+    return LossInputs(
+        clean(log_prob),
+        clean(old_log_prob).detach(),
+        clean(advantages).detach(),
+        mask,
+        mask.to(dtype),
+        {key: further(tensor) for key, tensor in extra.items()},
+    )
+
+
+def check_shape(spec: LossSpec, inputs: LossInputs, what: str, tensor: Any) -> None:
+    """One number per token: anything else would be spread over the tokens without a word."""
+    if not isinstance(tensor, Tensor) or tensor.shape != inputs.mask.shape:
+        got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(
+            f"loss {spec.name!r}: expected {what} of shape {tuple(inputs.mask.shape)}, one number per token before any "
+            f"mean, got {got}"
+        )
+
+
+def check_term(spec: LossSpec, inputs: LossInputs, term: Any) -> None:
+    """What can be seen without waiting for the device."""
+    if not isinstance(term, TokenLoss):
+        raise ValueError(f"loss {spec.name!r}: expected it to return a TokenLoss, got {type(term).__name__}")
+    check_shape(spec, inputs, "TokenLoss.loss", term.loss)
+    if term.bias is not None:
+        check_shape(spec, inputs, "TokenLoss.bias", term.bias)
+    if inputs.log_prob.requires_grad and not term.loss.requires_grad and inputs.mask.any():
+        raise ValueError(
+            f"loss {spec.name!r}: expected TokenLoss.loss with a gradient, got a constant: compute it from "
+            "inputs.log_prob without detach(), item() or torch.no_grad()"
+        )
+
+
+def check_finite(spec: LossSpec, inputs: LossInputs, term: TokenLoss) -> None:
+    """A loss is to blame for what is not finite only where its inputs are."""
+    given = (inputs.log_prob, inputs.old_log_prob, inputs.advantages)
+    if not term.loss.isfinite().all() and all(tensor.isfinite().all() for tensor in given):
+        raise ValueError(
+            f"loss {spec.name!r}: expected TokenLoss.loss with finite numbers, off the mask too, where its inputs are "
+            f"0; got {(~term.loss.isfinite()).sum()} not finite in shape {tuple(term.loss.shape)}"
+        )

@@ -1,0 +1,120 @@
+"""A loss of one's own: what it may return, what it is registered with, and what it is called with."""
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from verl_turnkey.losses import TokenLoss, policy_loss, register_loss, registry
+
+
+@dataclass(frozen=True)
+class Plain:
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scaled:
+    scale: float = 1.0
+
+    def gradient_scale(self, norm):
+        return 1.0
+
+
+@contextmanager
+def registered(fn, params=Plain, **more):
+    try:
+        register_loss("mine", params=params, **more)(fn)
+        yield
+    finally:
+        registry._LOSSES.pop("mine", None)
+
+
+def two_rows(**fixed):
+    """Of 3 and 1 tokens: the mean over tokens of the two row means is not the mean over all tokens."""
+    log_prob = torch.tensor([[-0.4, -0.4, -0.4], [-1.2, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    return {
+        "log_prob": log_prob,
+        "old_log_prob": log_prob.detach(),
+        "advantages": torch.ones(2, 3),
+        "response_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+        **fixed,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fn", "params", "message"),
+    [
+        (
+            lambda i, p: TokenLoss((-i.log_prob).sum() / 4),
+            Plain,
+            r"TokenLoss.loss of shape \(2, 3\), .*, got shape \(\)",
+        ),
+        (lambda i, p: TokenLoss(-i.log_prob.mean(1, keepdim=True)), Plain, r".* got shape \(2, 1\)"),
+        (lambda i, p: TokenLoss(-i.log_prob[0]), Plain, r".* got shape \(3,\)"),
+        (lambda i, p: TokenLoss(0.5), Plain, ".* got float"),
+        (lambda i, p: TokenLoss(-i.log_prob.detach()), Plain, "TokenLoss.loss with a gradient, got a constant"),
+        (
+            lambda i, p: TokenLoss(-(i.log_prob - 1e-9 * i.mask).log()),
+            Plain,
+            ".* finite numbers, off the mask too.* got 6 not",
+        ),
+        (lambda i, p: TokenLoss(-i.log_prob / i.mask), Plain, r".* got 2 not finite in shape \(2, 3\)"),
+        (lambda i, p: -i.log_prob, Plain, "it to return a TokenLoss, got Tensor"),
+        (lambda i, p: None, Plain, "it to return a TokenLoss, got NoneType"),
+        (
+            lambda i, p: TokenLoss(-i.log_prob, bias=i.log_prob.sum()),
+            Plain,
+            r"TokenLoss.bias of shape .* got shape \(\)",
+        ),
+        (lambda i, p: TokenLoss(-i.log_prob), Scaled, "TokenLoss.bias, because its parameters scale the gradient"),
+    ],
+)
+def test_what_a_loss_returns_is_checked(fn, params, message):
+    with registered(fn, params), pytest.raises(ValueError, match=rf"^loss 'mine': expected {message}"):
+        policy_loss("mine", **two_rows())
+
+
+def test_what_a_loss_may_return():
+    """Nothing without a gradient to ask for; nothing to see on a batch without tokens; no blame for broken inputs."""
+    with registered(lambda i, p: TokenLoss(-i.log_prob)):
+        assert policy_loss("mine", **two_rows())[0].item() == pytest.approx(0.6)
+        broken = torch.full((2, 3), math.nan, dtype=torch.float64, requires_grad=True)
+        assert math.isnan(policy_loss("mine", **two_rows(log_prob=broken))[0].item())
+    with registered(lambda i, p: TokenLoss(-i.log_prob.detach())):
+        assert policy_loss("mine", **two_rows(log_prob=torch.zeros(2, 3)))[0].item() == 0
+        assert policy_loss("mine", **two_rows(response_mask=torch.zeros(2, 3)))[0].item() == 0
+
+
+def test_weights_are_one_per_token():
+    """A weight per row would be spread over the tokens, and its share be wrong."""
+    with (
+        registered(lambda i, p: TokenLoss(-i.weight * i.log_prob), weight=lambda i, p: i.mask.sum(1)),
+        pytest.raises(ValueError, match=r"loss 'mine': expected weights of shape \(2, 3\), .* got shape \(2,\)"),
+    ):
+        policy_loss("mine", **two_rows())
+
+
+def test_wrong_registrations():
+    for wrong in (("prior",), "prior", ["prior"]):
+        with (
+            pytest.raises(ValueError, match=r"loss 'mine': expected needs to be a dict, .*\{\"prior\": .*got .*prior"),
+            registered(print, needs=wrong),
+        ):
+            pass
+    with (
+        pytest.raises(ValueError, match=r"accepts to be a tuple of names such as \('turn',\), got a str"),
+        registered(print, accepts="turn"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("key", ["log_prob", "old_log_prob", "advantages", "response_mask", "staleness"])
+@pytest.mark.parametrize("wrong", [np.ones((2, 3)), [[1.0] * 3] * 2, None])
+def test_inputs_are_tensors(key, wrong):
+    given = two_rows(staleness=torch.zeros(2)) | {key: wrong}
+    with pytest.raises(TypeError, match=f"a3po: expected {key} to be a torch tensor, got {type(wrong).__name__}"):
+        policy_loss("a3po", **given)
