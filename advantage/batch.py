@@ -42,7 +42,7 @@ class StepBatch:
                     contiguous, and a discounted return takes one factor gamma from each step to the next one present
     reward          environment reward of the step
     score           outcome of the trajectory, given per row (rows may differ); default: the sum of its rewards
-    penalty         subtracted from the step's own return and score after discounting; default 0
+    penalty         >= 0, subtracted from the step's own return and score after discounting; default 0
     anchor          the state the action was taken in (the environment's ``info["state_key"]``); None never matches
     action          the parsed action; None never matches
     valid           did the action parse and apply; default True
@@ -65,8 +65,9 @@ class StepBatch:
     ``n_trajectories``.
 
     Raises:
-        ValueError: a column of another length, a value of the wrong type or not finite, a step that is negative or not
-            an integer, a repeated (trajectory, step), a trajectory in two groups. Names the column and the row.
+        ValueError: a column of another length, a value of the wrong type or not finite, a reward, score or penalty
+            beyond 1e18, a negative penalty, a step that is negative or not an integer, a repeated (trajectory, step), a
+            trajectory in two groups. Names the column and the row.
     """
 
     group: Ints
@@ -140,10 +141,8 @@ class StepBatch:
         self.first_rows = self.runs.order[self.runs.starts]
         self._check_trajectories()
 
-        def floats(name: str, default: float) -> Floats:
-            if name not in given:
-                return np.broadcast_to(np.float64(default), size)
-            return col.floats(name, given[name], self._place, nan_allowed=name == "value")
+        def constant(default: float) -> Floats:
+            return np.broadcast_to(np.float64(default), size)
 
         def bools(name: str, default: bool) -> Bools:
             if name not in given:
@@ -157,14 +156,18 @@ class StepBatch:
             result, self.ids[name] = col.encode(name, given[name], none_allowed=True)
             return result
 
-        self.reward = col.floats("reward", reward, self._place)
-        self.score = floats("score", 0.0) if "score" in given else run_sums(self.reward, self.runs)[self.trajectory]
-        self.penalty = floats("penalty", 0.0)
+        self.reward = col.amounts("reward", reward, self._place)
+        if score is None:
+            self.score = run_sums(self.reward, self.runs)[self.trajectory]
+        else:
+            self.score = col.amounts("score", score, self._place)
+        # It is subtracted: a negative one would pay for what it punishes.
+        self.penalty = constant(0.0) if penalty is None else col.amounts("penalty", penalty, self._place, low=0.0)
         self.anchor, self.action = codes("anchor"), codes("action")
         self.valid = bools("valid", True)
         self.terminated, self.truncated = bools("terminated", False), bools("truncated", False)
         self.success = bools("success", False)
-        self.value = floats("value", np.nan)
+        self.value = constant(np.nan) if value is None else col.values("value", value, self._place)
         self.tokens = np.broadcast_to(np.int64(0), size)
         if tokens is not None:
             self.tokens = col.ints("tokens", tokens, self._place)

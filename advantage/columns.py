@@ -16,6 +16,10 @@ Bools = NDArray[np.bool_]
 Column = Sequence[Any] | NDArray[Any]
 Place = Callable[[int], str]  # where a row is, for error messages
 
+#: Rewards, scores and penalties lie within it: the trainer computes in float32, which cannot square what is larger, and
+#: a sum of such numbers no longer knows the others.
+LARGEST_REWARD = 1e18
+
 
 def canonical(value: Any) -> Any:
     """A hashable stand-in for an id of any structure: equal stand-ins, equal ids."""
@@ -79,11 +83,18 @@ def encode(name: str, column: Any, none_allowed: bool) -> tuple[Ints, list[Any]]
     return codes, list(index)
 
 
-def floats(name: str, column: Any, place: Place, nan_allowed: bool = False) -> Floats:
-    """A column of finite numbers as float64 (S,)."""
+def amounts(name: str, column: Any, place: Place, low: float = -LARGEST_REWARD) -> Floats:
+    """A column of numbers from ``low`` to :data:`LARGEST_REWARD` as float64 (S,)."""
+    wanted = f"a number from {low:g} to {LARGEST_REWARD:g}".replace("+", "")
+    array = _numbers(name, column, place, wanted).astype(np.float64, copy=False)
+    _refuse(name, column, place, wanted, ~((low <= array) & (array <= LARGEST_REWARD)))  # nan neither
+    return array
+
+
+def values(name: str, column: Any, place: Place) -> Floats:
+    """A column of a critic's finite numbers as float64 (S,), nan where there is none."""
     array = _numbers(name, column, place, "a finite number").astype(np.float64, copy=False)
-    bad = np.isinf(array) if nan_allowed else ~np.isfinite(array)
-    _refuse(name, column, place, "a finite number", bad)
+    _refuse(name, column, place, "a finite number", np.isinf(array))
     return array
 
 

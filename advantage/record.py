@@ -15,10 +15,10 @@ the record travels through msgpack and pickle.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import did_you_mean
 
 RECORD_VERSION = 1
@@ -26,11 +26,11 @@ RECORD_VERSION = 1
 _NUMBER = (float, int)
 _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "step": ((int,), "an int >= 0"),
-    "reward": (_NUMBER, "a finite float"),
+    "reward": (_NUMBER, "a float from -1e18 to 1e18"),
     "anchor": ((str, int, type(None)), "a str, an int or None (hash a structured state to a str)"),
     "action": ((str, type(None)), "a str or None"),
     "valid": ((bool,), "a bool"),
-    "penalty": (_NUMBER, "a finite float >= 0 (it is subtracted)"),
+    "penalty": (_NUMBER, "a float from 0 to 1e18 (it is subtracted)"),
     "terminated": ((bool,), "a bool"),
     "truncated": ((bool,), "a bool"),
     "success": ((bool,), "a bool"),
@@ -134,9 +134,9 @@ def _check_step(entry: Any, where: str) -> None:
             _raise_value(entry, name, where)
     if entry["step"] < 0:
         _raise_value(entry, "step", where)
-    if not math.isfinite(entry["reward"]):
+    if not -LARGEST_REWARD <= entry["reward"] <= LARGEST_REWARD:  # nan neither
         _raise_value(entry, "reward", where)
-    if not 0 <= entry["penalty"] < math.inf:
+    if not 0 <= entry["penalty"] <= LARGEST_REWARD:
         _raise_value(entry, "penalty", where)
     for name, value in entry["extra"].items():
         if type(name) is not str or type(value) not in (float, int, str):
