@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from verl_turnkey.advantage.columns import LARGEST_REWARD
+
 Info = dict[str, Any]
 """``state_key`` (str, int or None), ``admissible`` (list of str or None), ``won`` (bool or None), ``invalid``,
 ``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes) and ``extra`` (plain values)"""
@@ -93,6 +95,8 @@ def _reward(value: Any, faults: list[Fault]) -> float:
         number = math.nan
     if not math.isfinite(number):
         faults.append(Fault("reward", f"a reward must be a finite number, not {shown(value)}"))
+    elif abs(number) > LARGEST_REWARD:
+        faults.append(Fault("reward", f"a reward must be at most 1e18 in size, not {shown(value)}"))
     return number
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.rewards import compose as compose_rewards
 from verl_turnkey.plugins import registration, seams
 from verl_turnkey.plugins.config import (
     TurnkeyConfig,
@@ -27,6 +26,7 @@ from verl_turnkey.plugins.config import (
     turnkey_config,
 )
 from verl_turnkey.plugins.derived import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.validate_rewards import check_rewards
 from verl_turnkey.plugins.validate_update import check_update, warn_ignored
 
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
@@ -72,7 +72,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
             f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env pays by it", stacklevel=2
         )
     if loop == "turnkey_env":
-        compose_rewards(turnkey.rewards)
+        check_rewards(turnkey)
         _check_agent_loop(config, turnkey, files)
     elif ours and loop in VERLS_LOOPS and not any(_has_column(file, "agent_name") for file in files):
         _check_derived(config, loop)

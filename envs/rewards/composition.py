@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
 from verl_turnkey.envs.modules import load_function
 from verl_turnkey.envs.rewards.components import Component, Steps, rewards
@@ -56,7 +57,7 @@ class Composition:
         """The rewards of an episode, given all of its steps; components that wait for a server wait at the same time.
 
         Raises:
-            RewardError: a component fails, or gives anything but one finite number per step.
+            RewardError: a component fails, or gives anything but one number per step, up to 1e18 in size.
         """
         if not steps:
             raise RewardError("an episode without steps has no rewards")
@@ -85,6 +86,10 @@ class Composition:
         for t, value in enumerate(values):
             if not math.isfinite(value):
                 raise RewardError(f"{where}: expected finite numbers, got {value} at step {t}")
+            if abs(part.weight * value) > LARGEST_REWARD:
+                raise RewardError(
+                    f"{where}: expected rewards up to 1e18 in size, got {value} at step {t} with weight {part.weight:g}"
+                )
         return [part.weight * value for value in values]
 
 

@@ -241,6 +241,15 @@ def test_keys_that_have_no_effect_warn_with_ours(compose: Compose, override, ins
     assert any(instead in str(warning.message) for warning in caught)
 
 
+def test_an_invalid_action_is_not_counted_twice(compose: Compose):
+    """Once before discounting, as a component of the reward, and once after, as the penalty of the step."""
+    component = "turnkey.rewards=[{name: step}, {name: invalid, weight: -0.1}]"
+    with pytest.raises(ConfigError, match=r"turnkey\.rewards\[1\].*twice.*turnkey\.rollout\.invalid_action_penalty=0"):
+        checked(compose("+turnkey=gigpo", component))
+    checked(compose("+turnkey=gigpo", component, "turnkey.rollout.invalid_action_penalty=0"))
+    checked(compose("+turnkey=gigpo", component.replace("-0.1", "0")))
+
+
 def test_no_tasks_at_all(compose: Compose, tmp_path, task_files):
     pd.read_parquet(task_files / "train.parquet").iloc[:0].to_parquet(tmp_path / "none.parquet")
     with pytest.raises(ConfigError, match=r"gives 0 tasks.*data\.train_batch_size=4"):

@@ -56,6 +56,7 @@ def test_a_reset_of_another_form(answer):
     [
         (step(observation=5), "observation", "an observation must be text, not int 5"),
         (step(reward=None), "reward", "a reward must be a finite number, not NoneType None"),
+        (step(reward=-1e308), "reward", "a reward must be at most 1e18 in size, not float -1e+308"),
         (step(reward="1.0"), "reward", "not str '1.0'"),
         (step(reward=float("nan")), "reward", "not float nan"),
         (step(reward=float("inf")), "reward", "not float inf"),

@@ -260,6 +260,10 @@ def infinite(steps):
     return [0.0, math.inf, 0.0]
 
 
+def huge(steps, value=1e308):
+    return [0.0, value, 0.0]
+
+
 def broken(steps):
     return {}["x"]
 
@@ -269,6 +273,12 @@ def broken(steps):
     [
         ({"name": f"{__name__}:too_few"}, r"^turnkey\.rewards\[0\] \(too_few\): expected 3 numbers, .*, got 1"),
         ({"name": f"{__name__}:infinite"}, r"expected finite numbers, got inf at step 1"),
+        ({"name": f"{__name__}:huge"}, r"\(huge\): expected rewards up to 1e18 in size, got 1e\+308 at step 1"),
+        ({"name": f"{__name__}:huge", "weight": 10}, r"got 1e\+308 at step 1 with weight 10$"),
+        (
+            {"name": f"{__name__}:huge", "value": 1e10, "weight": -1e9},
+            r"got 10000000000.0 at .* weight -1e\+09$",
+        ),
         ({"name": f"{__name__}:broken"}, r"\(broken\) failed: KeyError: 'x'"),
         (
             {"name": "potential", "gamma": 1, "key": "phi"},
