@@ -14,6 +14,8 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from verl_turnkey.advantage.aliases import ALIASES
+
 T = TypeVar("T")
 
 
@@ -37,9 +39,15 @@ def require_frozen(what: str, params: object) -> None:
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """``; did you mean 'x'?`` for the closest of ``known``, or an empty string when nothing comes near."""
+    """``; did you mean 'x'?`` for what ``name`` is called here, or for the closest of ``known``; empty without any.
+
+    A name that another framework has given to something else (:mod:`aliases`) is no misspelling of ours.
+    """
     by_lower = {str(k).lower(): str(k) for k in known}
-    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    lower = str(name).lower()
+    close = [alias for alias in ALIASES.get(lower, ()) if alias in by_lower]
+    if not close and ALIASES.get(lower) != ():
+        close = difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.5)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 

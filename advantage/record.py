@@ -86,7 +86,13 @@ def make_record(steps: Iterable[Mapping[str, Any]], failed: str | None = None) -
     Raises:
         RecordError: as :func:`validate_record`.
     """
-    record = {"version": RECORD_VERSION, "failed": failed, "steps": [dict(step) for step in steps]}
+    if isinstance(steps, Mapping | str) or not isinstance(steps, Iterable):
+        raise RecordError(f"make_record: steps: expected a list of steps (from make_step), got {_got(steps)}")
+    record = {
+        "version": RECORD_VERSION,
+        "failed": failed,
+        "steps": [dict(step) if isinstance(step, Mapping) else step for step in steps],
+    }
     validate_record(record, "make_record")
     return record
 

@@ -100,6 +100,11 @@ def compute_credit(name: str, batch: StepBatch, **params: Any) -> Credit:
         raise ConfigError(
             f"unknown estimator {name!r}{did_you_mean(name, _ESTIMATORS) or ';'} known: {', '.join(estimators())}"
         )
+    if not isinstance(batch, StepBatch):
+        raise ConfigError(
+            f"compute_credit: expected a StepBatch, got a {type(batch).__name__}: pass its columns by name, as in "
+            "StepBatch(group=..., trajectory=..., step=..., reward=...)"
+        )
     spec = _ESTIMATORS[name]
     parsed = parse(spec.params, params, where=name)
     for column in spec.needs:
@@ -114,10 +119,12 @@ def compute_credit(name: str, batch: StepBatch, **params: Any) -> Credit:
     if set(credit.extra) != set(spec.gives):
         raise ValueError(f"estimator {name!r}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
     for column, array in (("advantage", credit.advantage), ("returns", credit.returns), *credit.extra.items()):
-        if array is not None and (np.shape(array) != (len(batch),) or not np.isfinite(array).all()):
-            raise ValueError(
-                f"estimator {name!r}: expected {column} of shape ({len(batch)},) with finite numbers, got "
-                f"{np.count_nonzero(~np.isfinite(array))} not finite in shape {np.shape(array)}"
-            )
+        if array is None:
+            continue
+        expected = f"estimator {name!r}: expected {column} to be {len(batch)} finite numbers, one per step"
+        if np.shape(array) != (len(batch),):
+            raise ValueError(f"{expected}, got shape {np.shape(array)}")
+        if bad := np.count_nonzero(~np.isfinite(array)):
+            raise ValueError(f"{expected}, got {bad} that are not finite")
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
     return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})

@@ -239,7 +239,7 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
         ) from error
     try:
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-        _check_kwargs(spec.id, creator, kwargs)  # type: ignore[arg-type]
+        _check_kwargs(spec, creator, kwargs)  # type: ignore[arg-type]
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     except MissingPackageError:
         raise
@@ -287,14 +287,22 @@ def _is_there(package: str) -> bool:
         return False
 
 
-def _check_kwargs(env_id: str, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+def _check_kwargs(spec: EnvSpec, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
     parameters = inspect.signature(creator).parameters
+    named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [p.name for p in named if p.default is p.empty]
+    if missing := [name for name in required if name not in kwargs and name not in spec.kwargs]:
+        keys = " and ".join(f"turnkey.env.kwargs.{name}" for name in missing)
+        raise EnvironmentKwargsError(
+            f"environment {spec.id!r} needs {', '.join(map(repr, missing))}, which nobody gives: set {keys}, or the "
+            "tasks' own arguments (`turnkey tasks --kwargs`)"
+        )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     accepted = [name for name in parameters if name != "self"] + ["max_episode_steps"]
     for name in kwargs:
         if name not in accepted:
             raise EnvironmentKwargsError(
-                f"environment {env_id!r} takes no argument {name!r}.{did_you_mean(name, accepted)} "
+                f"environment {spec.id!r} takes no argument {name!r}.{did_you_mean(name, accepted)} "
                 f"It takes {', '.join(accepted)}; they are set in turnkey.env.kwargs or in the task's kwargs."
             )

@@ -17,6 +17,21 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"verl-turnkey {version('verl-turnkey')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+) -> None:
+    """Turn-level credit for LLM agents on stock verl."""
+
+
 @app.command()
 def doctor(
     ray: Annotated[bool, typer.Option(help="look inside a Ray worker too")] = True,
@@ -26,6 +41,14 @@ def doctor(
     from verl_turnkey.plugins.doctor import run
 
     raise typer.Exit(run(in_ray=ray, address=address))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+def check(context: typer.Context) -> None:
+    """Check a launch line without Ray: the same arguments as for verl.trainer.main_ppo; exit 1 on an error."""
+    from verl_turnkey.plugins.dry_run import dry_run
+
+    raise typer.Exit(dry_run(context.args))
 
 
 @app.command()

@@ -7,7 +7,7 @@ recipe files are written from them (``turnkey recipe NAME``), so each parameter 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage import EstimatorSpec, estimators
@@ -188,7 +188,7 @@ def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
     spec = estimator_of(config)
     if spec is None:
         return None
-    return parse(spec.params, turnkey.credit, "turnkey.credit")
+    return _params(spec, turnkey.credit, "credit")
 
 
 def loss_of(config: Mapping[str, Any]) -> LossSpec | None:
@@ -206,7 +206,35 @@ def loss_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
         ConfigError: unknown or ill-typed parameter under ``turnkey.loss``.
     """
     spec = loss_of(config)
-    return None if spec is None else parse(spec.params, turnkey.loss, "turnkey.loss")
+    return None if spec is None else _params(spec, turnkey.loss, "loss")
+
+
+def _params(spec: EstimatorSpec | LossSpec, given: dict[str, Any], node: Literal["credit", "loss"]) -> Any:
+    known = params_by_name(node)
+    for name in given:
+        if name not in known[spec.name]:
+            raise ConfigError(not_a_parameter(f"turnkey.{node}.{name}", spec.name, known))
+    return parse(spec.params, given, f"turnkey.{node}")
+
+
+def params_by_name(node: Literal["credit", "loss"]) -> dict[str, list[str]]:
+    """Every estimator (``credit``) or policy loss (``loss``) with the names of its parameters."""
+    if node == "credit":
+        specs: dict[str, Any] = dict(estimators())
+    else:
+        from verl_turnkey.losses import losses
+
+        specs = dict(losses())
+    return {name: [entry.name for entry in fields(spec.params) if entry.init] for name, spec in specs.items()}
+
+
+def not_a_parameter(key: str, chosen: str, known: dict[str, list[str]]) -> str:
+    """What to tell who gives ``key`` to ``chosen``, which has no such parameter: whose it is, or what was meant."""
+    name = key.rpartition(".")[2]
+    owners = [other for other, names in known.items() if name in names]
+    hint = f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it" if owners else ""
+    hint = did_you_mean(name, known[chosen]) or hint
+    return f"{key}: {chosen} has no such parameter{hint}. Its parameters: {', '.join(sorted(known[chosen]))}"
 
 
 def closest(name: str, choices: list[str]) -> str:

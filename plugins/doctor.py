@@ -8,6 +8,8 @@ import shutil
 import sys
 import tempfile
 import traceback
+import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
@@ -42,22 +44,29 @@ class Report:
     broken_imports: dict[str, str] = field(default_factory=dict)
 
     @property
-    def problems(self) -> int:
-        """The clash of an estimator is no problem: its other name is there."""
-        bad_points = sum(
-            point["status"] in ("missing", "failed") or (point["status"] == "clash" and point["kind"] != "estimator")
+    def problems(self) -> list[str]:
+        """What is wrong, by name. The clash of an estimator is no problem: its other name is there."""
+        bad_points = [
+            f"{point['kind']} {point['name']} is {point['status']}"
             for point in self.points
-        )
-        return (
-            bad_points + sum(p["status"] == "failed" for p in self.plugins) + len(self.seams) + len(self.broken_imports)
-        )
+            if point["status"] in ("missing", "failed") or (point["status"] == "clash" and point["kind"] != "estimator")
+        ]
+        bad_plugins = [f"verl's plugin {p['name']} failed to load" for p in self.plugins if p["status"] == "failed"]
+        moved = [f"verl changed: {seam.partition(' (')[0]}" for seam in self.seams]
+        return bad_points + bad_plugins + moved + [f"{module} cannot be imported" for module in self.broken_imports]
 
 
 def inspect_process(place: str) -> Report:
     """Look at this process: import verl and its homes, read the record, try every plugin's entry point."""
+    with warnings.catch_warnings():
+        # verl warns of every training engine that is not installed, and nobody has them all.
+        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
+        return _inspect(Report(place))
+
+
+def _inspect(report: Report) -> Report:
     import verl  # noqa: F401 - runs the entry points
 
-    report = Report(place)
     entry = sys.modules.get("verl_turnkey.plugins.entry")
     if entry is None:  # importing it here would repair what a training run lacks
         policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
@@ -86,10 +95,10 @@ def run(*, in_ray: bool, address: str | None) -> int:
     """Print everything; returns 0, or 1 when something is wrong."""
     console = Console(width=None if os.isatty(1) else 120)
     _versions(console)
-    problems = 0
     if importlib.util.find_spec("verl") is None:
         console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
         return 1
+    problems = [warning] if (warning := seams.unsupported_verl()) else []
     reports = [inspect_process("this process")]
     if in_ray:
         try:
@@ -97,13 +106,14 @@ def run(*, in_ray: bool, address: str | None) -> int:
         except Exception:
             console.print("Ray worker: could not look inside", style="bold red")
             console.print(traceback.format_exc(), markup=False)
-            problems += 1
+            problems.append("no look inside a Ray worker")
     for report in reports:
         _show(console, report)
-        problems += report.problems
+        problems += [f"{report.place}: {problem}" for problem in report.problems]
     _resources(console)
     if problems:
-        console.print(f"{problems} problem{'s' * (problems > 1)} found", style="bold red")
+        console.print(f"{len(problems)} problem{'s' * (len(problems) > 1)} found", style="bold red")
+        console.print("\n".join(f"  {problem}" for problem in problems), markup=False, style="red")
         return 1
     console.print("all good", style="bold green")
     return 0
@@ -150,7 +160,7 @@ def _versions(console: Console) -> None:
 def _show(console: Console, report: Report) -> None:
     table = Table("kind", "name", "status", "", title=f"extension points in {report.place}", title_justify="left")
     colours = {"registered": "green", "clash": "yellow", "missing": "red", "failed": "red"}
-    for point in report.points:
+    for point in one_per_name(report.points):
         detail = point["detail"].strip().splitlines()
         status = f"[{colours[point['status']]}]{point['status']}"
         table.add_row(point["kind"], point["name"], status, detail[-1] if detail else "")
@@ -166,6 +176,17 @@ def _show(console: Console, report: Report) -> None:
         console.print(f"{name}:\n{trace}", markup=False, style="red")
     for problem in report.seams:
         console.print(f"verl changed: {problem}", markup=False, style="red")
+
+
+def one_per_name(points: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Without the second names (``turnkey/gigpo``) that share the fate of the first."""
+    fate = {(point["kind"], point["name"]): point["status"] for point in points}
+    return [
+        point
+        for point in points
+        if fate.get((point["kind"], point["name"].removeprefix("turnkey/"))) != point["status"]
+        or not point["name"].startswith("turnkey/")
+    ]
 
 
 def _resources(console: Console) -> None:

@@ -109,10 +109,9 @@ def register_validation(module: ModuleType) -> None:
 
         @functools.wraps(original)
         def validate_config(config: Any, use_reference_policy: bool, use_critic: bool) -> None:
-            from verl_turnkey.plugins.validate import check
+            from verl_turnkey.plugins.driver import validate
 
-            check(config, use_critic=use_critic)
-            original(config, use_reference_policy, use_critic)
+            validate(config, use_reference_policy, use_critic, original)
 
         module.validate_config = validate_config  # type: ignore[attr-defined]
 

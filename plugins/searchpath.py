@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -16,7 +17,13 @@ def config_dir() -> Path:
 
 
 class TurnkeySearchPath(SearchPathPlugin):
-    """Appends our folder after verl's own, so that a user's files of the same name win."""
+    """Appends our folder after verl's own, so that a user's files of the same name win.
+
+    Hydra asks for it before it reads the launch line, which makes it the place to look at that first.
+    """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        from verl_turnkey.plugins.command_line import refuse
+
+        refuse(sys.argv[1:])
         search_path.append(provider="verl-turnkey", path=f"file://{config_dir()}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registration, seams
+from verl_turnkey.plugins.command_line import groups, near_miss
 from verl_turnkey.plugins.config import (
     TurnkeyConfig,
     closest,
@@ -26,6 +26,7 @@ from verl_turnkey.plugins.config import (
     turnkey_config,
 )
 from verl_turnkey.plugins.derived import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.selection import check_selection
 from verl_turnkey.plugins.validate_rewards import check_rewards
 from verl_turnkey.plugins.validate_update import check_update, warn_ignored
 
@@ -40,12 +41,12 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         ConfigError: names what was expected, what came and the key to change.
     """
     _check_root_keys(config)
-    _check_order(sys.argv[1:])
     _absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
     turnkey = turnkey_config(config)
     from verl_turnkey.envs.modules import import_modules
 
     import_modules(turnkey.modules)
+    check_selection(config, turnkey)
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registration.register_estimators()
         registration.register_losses()
@@ -109,32 +110,16 @@ def _has_column(file: str, column: str) -> bool:
     return column in pq.ParquetFile(Path(file).expanduser()).schema_arrow.names
 
 
-def _groups() -> list[str]:
-    from verl_turnkey.plugins.searchpath import config_dir
-
-    folders = [path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()]
-    return ["turnkey", *(f"turnkey/{folder}" for folder in sorted(folders))]
-
-
 def _check_root_keys(config: DictConfig) -> None:
     """Hydra turns ``+turnkey/enviroment=x`` into a root key without a word."""
     for key in map(str, config):
-        if key.startswith("turnkey") and key != "turnkey":
-            raise ConfigError(f"there is no config group {key!r}{closest(key, _groups())}")
+        if near_miss(key.split("/")[0]) or key.startswith("turnkey/"):
+            raise ConfigError(f"there is no config group {key!r}{closest(key, list(groups()))}")
     if isinstance(config.get("turnkey"), str):
         raise ConfigError(
             f"turnkey={config.turnkey!r} is a plain value: the config group was not found. Write +turnkey=<method> "
             "(with the plus), and see that the line 'verl-turnkey ... is loaded' was printed"
         )
-
-
-def _check_order(argv: Sequence[str]) -> None:
-    """Later groups override earlier ones: a method after its environment would put the defaults back."""
-    method = [i for i, arg in enumerate(argv) if arg.lstrip("+").startswith("turnkey=")]
-    groups = ("turnkey/env=", "turnkey/loss=")  # a device shares no key with a method
-    early = [arg for arg in argv[: method[0]] if arg.lstrip("+").startswith(groups)] if method else []
-    if early:
-        raise ConfigError(f"write {argv[method[0]]} before {', '.join(early)}: later groups override earlier ones")
 
 
 def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: bool, mode: str) -> None:

@@ -198,12 +198,6 @@ def test_group_not_found_because_the_search_path_was_missing(compose: Compose):
         checked(config)
 
 
-def test_a_method_after_its_environment_is_refused(compose: Compose, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["main_ppo", "+turnkey/env=babyai", "+turnkey=gigpo"])
-    with pytest.raises(ConfigError, match=r"write \+turnkey=gigpo before \+turnkey/env=babyai"):
-        checked(compose("+turnkey=gigpo", "+turnkey/env=babyai"))
-
-
 @pytest.fixture
 def needs_value() -> Iterator[str]:
     @dataclass(frozen=True)

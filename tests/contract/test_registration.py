@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_turnkey.advantage import estimators
-from verl_turnkey.plugins import registration, seams
+from verl_turnkey.plugins import doctor, registration, seams
 from verl_turnkey.plugins.entry import switches
 from verl_turnkey.plugins.seams import Seam
 
@@ -32,7 +32,8 @@ def second_plugin(folder: Path, source: str) -> dict[str, str]:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[verl.plugins]\nother = other_plugin\n")
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def run(command: list[str], env: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -126,7 +127,16 @@ def test_doctor_shows_a_broken_second_plugin(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert "in install" in done.stdout
     assert "OSError: the other plugin is broken" in done.stdout
-    assert "1 problem found" in done.stdout
+    summary = done.stdout.partition("1 problem found")[2]
+    assert "this process: verl's plugin other failed to load" in summary
+
+
+def test_doctor_is_not_content_with_an_unsupported_verl(monkeypatch, capsys):
+    monkeypatch.setattr(seams, "verl_version", lambda: "0.8.0")
+    monkeypatch.setattr(doctor, "inspect_process", doctor.Report)  # nothing else is wrong
+    assert doctor.run(in_ray=False, address=None) == 1
+    summary = " ".join(capsys.readouterr().out.partition("1 problem found")[2].split())
+    assert "verl 0.8.0 is outside the supported range" in summary
 
 
 def test_doctor_sees_that_verl_did_not_load_the_plugin(tmp_path):
@@ -142,9 +152,11 @@ def test_doctor_is_content_with_a_healthy_installation(tmp_path):
     assert "extension points in this process" in done.stdout
     assert "extension points in a Ray worker" in done.stdout
     worker = done.stdout.partition("extension points in a Ray worker")[2]
-    for name in ("turnkey/gigpo", "turnkey_separate_async", "turnkey_env", "hydra search path"):
+    for name in ("gigpo", "turnkey_separate_async", "turnkey_env", "hydra search path"):
         assert name in worker
+    assert "turnkey/gigpo" not in worker, "one row per name"
     assert "all good" in done.stdout
+    assert "engine is not available" not in done.stdout + done.stderr
     assert "clash" not in done.stdout
     assert "missing" not in done.stdout
 

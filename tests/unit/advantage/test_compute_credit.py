@@ -118,9 +118,9 @@ def test_registration_refuses_mutable_params_and_unknown_columns():
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (Credit(np.array([0.0, np.nan])), r"expected advantage of shape \(2,\) with finite numbers, got 1 not finite"),
-        (Credit(np.zeros(3)), r"expected advantage of shape \(2,\).* in shape \(3,\)"),
-        (Credit(np.zeros(2), returns=np.full(2, np.inf)), r"expected returns of shape \(2,\).* got 2 not finite"),
+        (Credit(np.array([0.0, np.nan])), r"expected advantage to be 2 finite numbers.* got 1 that are not finite"),
+        (Credit(np.zeros(3)), r"expected advantage to be 2 finite numbers, one per step, got shape \(3,\)$"),
+        (Credit(np.zeros(2), returns=np.full(2, np.inf)), r"expected returns to be 2 .* got 2 that are not finite"),
         (np.zeros(2), r"expected it to return a Credit, got ndarray"),
     ],
 )
@@ -131,6 +131,12 @@ def test_what_an_estimator_returns_is_checked(result, message):
 
     with pytest.raises(ValueError, match=message):
         compute_credit("broken", StepBatch(**ROWS))
+
+
+@pytest.mark.parametrize("table", [ROWS, list(ROWS.items()), None])
+def test_what_is_no_table_is_refused(table):
+    with pytest.raises(ConfigError, match=rf"expected a StepBatch, got a {type(table).__name__}: .*StepBatch\(group="):
+        compute_credit("gigpo", table)
 
 
 def test_importing_the_room_loads_numpy_alone():

@@ -9,7 +9,9 @@ from typing import Any, Literal, Optional
 import numpy as np
 import pytest
 
-from verl_turnkey.advantage.params import ConfigError, check, parse
+from verl_turnkey.advantage import estimators
+from verl_turnkey.advantage.aliases import ALIASES
+from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 
 
 @dataclass(frozen=True)
@@ -121,3 +123,29 @@ def test_missing_key_and_no_mapping():
         parse(Outer, ["name"], "node")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^name: missing"):
         parse(Outer, {}, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("mode", ("norm", "gamma"), "norm"),  # verl-agent
+        ("enable_similarity", ("similarity", "epsilon"), "similarity"),
+        ("step_reward_weight", ("step_advantage_w",), "step_advantage_w"),  # ROLL
+        ("high_level_gamma", ("gamma", "lam"), "gamma"),  # RAGEN
+        ("grpo", ("hgpo", "grpo_steps"), "grpo_steps"),
+        ("GAE", ("vc_gae", "turn_gae"), "turn_gae"),
+        ("gigop", ("gigpo", "hgpo"), "gigpo"),
+        ("mode", ("model",), "model"),  # nothing here that the other framework means
+    ],
+)
+def test_what_others_call_it(name, known, expected):
+    assert did_you_mean(name, known) == f"; did you mean {expected!r}?"
+
+
+@pytest.mark.parametrize("name", ["rloo", "remax", "gdpo"])
+def test_a_method_of_others_is_no_misspelling(name):
+    assert did_you_mean(name, ("proxmo", "hgpo", "hdpo", "rebn", "salt")) == ""
+
+
+def test_aliases_are_not_our_names():
+    assert not {"norm", "gamma", "step_advantage_w", "similarity", *estimators()} & set(ALIASES)

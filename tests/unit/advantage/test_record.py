@@ -128,6 +128,10 @@ def test_the_builder_refuses_at_once():
         make_record([make_step(step=0, reward=0.0)], failed="x")
     with pytest.raises(RecordError, match=r"^make_record: steps: expected at least one step"):
         make_record([])
+    with pytest.raises(RecordError, match=r"^make_record: steps: expected a list of steps .*got \{'step': 0"):
+        make_record(make_step(step=0, reward=0.0))
+    with pytest.raises(RecordError, match=r"^make_record: expected a step to be a dict, got 'a' "):
+        make_record(["a"])  # type: ignore[list-item]
 
 
 def test_checking_a_batch_is_fast():

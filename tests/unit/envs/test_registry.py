@@ -12,7 +12,14 @@ import gymnasium
 import pytest
 from typer.testing import CliRunner
 
-from verl_turnkey.envs import MissingPackageError, ModuleImportError, UnknownEnvironmentError, make, registry
+from verl_turnkey.envs import (
+    EnvironmentKwargsError,
+    MissingPackageError,
+    ModuleImportError,
+    UnknownEnvironmentError,
+    make,
+    registry,
+)
 from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.envs.registry import ADAPTERS, Adapter, listing
 from verl_turnkey.plugins.cli import app
@@ -24,6 +31,22 @@ class Own(gymnasium.Env):
 IMPORTS = globals().get("IMPORTS", 0) + 1
 gymnasium.register("own/Env-v0", entry_point=Own)
 """
+
+
+class Demanding(gymnasium.Env):
+    def __init__(self, path: str, size: int = 3) -> None:
+        self.path = path
+
+
+gymnasium.register("own/Demanding-v0", entry_point=Demanding)
+gymnasium.register("own/Given-v0", entry_point=Demanding, kwargs={"path": "registered"})
+
+
+def test_a_missing_argument_is_named_with_its_key():
+    with pytest.raises(EnvironmentKwargsError, match=r"'own/Demanding-v0' needs 'path'.*turnkey\.env\.kwargs\.path"):
+        make("own/Demanding-v0", {"size": 1})
+    assert make("own/Demanding-v0", {"path": "x"}).unwrapped.path == "x"
+    assert make("own/Given-v0").unwrapped.path == "registered"
 
 
 def test_unknown_id_names_the_closest():
