@@ -54,21 +54,55 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
         ConfigError: the environment cannot be made, raises, hangs, dies or answers what is no answer; its prompt
             exceeds the budget; or the model's chat template shows no tools although the action is a tool call.
     """
-    task = first_task(file)
-    env_id = task.env_id or turnkey.env.id
-    if not env_id:
-        raise ConfigError("neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
-    task = Task(env_id, task.seed, {**turnkey.env.kwargs, **task.kwargs})
+    task = _configured(first_task(file), turnkey)
     try:
         observation, info = asyncio.run(play(turnkey, task))
     except EnvironmentFailure as failure:
-        way_out = "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
-        raise ConfigError(
-            f"environment {env_id!r} with seed {task.seed} cannot be played ({failure.kind}): {failure.message}\n"
-            f"{way_out}"
-        ) from None
+        raise _refusal(task, failure) from None
     if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
         _measure(config, turnkey, observation, info["task"], info["admissible"])
+
+
+def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
+    """Play the first task once on every node of the Ray cluster: data, packages or a mount may be missing on one.
+
+    Raises:
+        ConfigError: names the node, and what is wrong there.
+    """
+    import ray
+    from ray.exceptions import RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = _configured(first_task(file), turnkey)
+    player = ray.remote(num_cpus=0, max_retries=0)(_play_here)
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    playing = [player.options(scheduling_strategy=place).remote(turnkey, task) for place in places]
+    for node, played in zip(nodes, playing, strict=True):
+        try:
+            ray.get(played)
+        except RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, EnvironmentFailure) else error
+            raise _refusal(task, cause, f" on node {node['NodeManagerAddress']} ({node['NodeName']})") from None
+
+
+def _play_here(turnkey: TurnkeyConfig, task: Task) -> None:
+    asyncio.run(play(turnkey, task))
+
+
+def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
+    env_id = task.env_id or turnkey.env.id
+    if not env_id:
+        raise ConfigError("neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
+    return Task(env_id, task.seed, {**turnkey.env.kwargs, **task.kwargs})
+
+
+def _refusal(task: Task, error: Exception, where: str = "") -> ConfigError:
+    what = f" ({error.kind}): {error.message}" if isinstance(error, EnvironmentFailure) else f": {error}"
+    return ConfigError(
+        f"environment {task.env_id!r} with seed {task.seed} cannot be played{where}{what}\n"
+        "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
+    )
 
 
 async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info]:
