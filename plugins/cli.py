@@ -82,6 +82,51 @@ def tasks(
 
 
 @app.command()
+def train(
+    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
+    model: Annotated[str, typer.Option(help="folder or hub name of the model")] = ...,  # type: ignore[assignment]
+    method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
+    device: Annotated[str | None, typer.Option(help="gpu or cpu; default: what is here")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
+    out: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/<environment>")] = None,
+    task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
+    n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
+    n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
+    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
+) -> None:
+    """Write the tasks, print the launch line that trains on ENVIRONMENT, and run it; verl checks it before Ray."""
+    import os
+
+    from verl_turnkey.plugins import launch
+
+    here, gpus = launch.device_here()
+    if device not in (None, "cpu", "gpu"):
+        raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
+    played = launch.resolve(environment)
+    folder = (out or Path("runs") / played.name).absolute()
+    tasks = (task_folder or folder / "tasks").absolute()
+    if launch.write_tasks(played, tasks, n_train, n_val):
+        typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
+    lines = launch.overrides(
+        played,
+        model=model,
+        method=method,
+        device=device or here,
+        gpus=max(1, gpus),
+        steps=steps,
+        tasks=tasks,
+        out=folder,
+        further=overrides or (),
+    )
+    typer.echo(launch.shown(lines))
+    if not print_only:
+        sys.stdout.flush()
+        command = launch.command(lines)
+        os.execv(command[0], command)
+
+
+@app.command()
 def envs(
     module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers environments")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
