@@ -45,22 +45,20 @@ class Job:
         return self.out / "train.log"
 
     def command(self, ray_dir: str) -> list[str]:
-        """``python -m verl.trainer.main_ppo`` as anybody would launch it; only the last block is about this machine."""
+        """``turnkey train`` as anybody would call it, which prints the whole launch line and becomes verl's program."""
+        turnkey = f"""
+            {Path(sys.executable).with_name("turnkey")} train babyai --model {self.out}/model --method {self.method}
+            --device cpu --steps {self.steps} --out {self.out}
+        """
         overrides = f"""
-            +turnkey={self.method}
-            +turnkey/env=babyai
             turnkey.rollout.template=minigrid
             turnkey.rollout.action_format=plain
-            +turnkey/device=cpu
             turnkey.rollout.history={HISTORY}
             turnkey.rollout.max_turns={MAX_TURNS}
-            data.train_files={self.out}/tasks/train.parquet
-            data.val_files={self.out}/tasks/val.parquet
             data.train_batch_size={GROUPS}
             data.max_prompt_length=80
             data.max_response_length=4
             data.seed={self.seed}
-            actor_rollout_ref.model.path={self.out}/model
             actor_rollout_ref.rollout.n={ROLLOUTS}
             actor_rollout_ref.rollout.temperature=1.0
             actor_rollout_ref.rollout.val_kwargs.do_sample=true
@@ -71,20 +69,15 @@ class Job:
             actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
             actor_rollout_ref.actor.optim.lr=5e-4
             actor_rollout_ref.actor.optim.weight_decay=0.0
-            trainer.total_training_steps={self.steps}
-            trainer.total_epochs=1000
             trainer.test_freq={self.validate_every or 1000000}
             trainer.save_freq=10
             trainer.max_actor_ckpt_to_keep=1
             trainer.resume_mode=auto
-            trainer.default_local_dir={self.out}/checkpoints
             trainer.project_name=quickstart
-            trainer.experiment_name={self.method}
             trainer.logger=[file]
-            hydra.run.dir={self.out}/hydra
             +ray_kwargs.ray_init._temp_dir={ray_dir}
         """
-        return [sys.executable, "-m", "verl.trainer.main_ppo", *overrides.split(), *self.overrides]
+        return [*turnkey.split(), *overrides.split(), *self.overrides]
 
 
 @contextmanager
