@@ -17,17 +17,6 @@ LEVEL = "MiniGrid-DoorKey-5x5-v0"
 
 
 @pytest.fixture
-def one_thread():
-    """The model is so small that threads only wait for each other, the longer the busier the machine is."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def quickstart(monkeypatch):
     """Import the scripts' modules the way the scripts do, and forget them afterwards: their names are common words."""
     names = ("demos", "model", "play", "warm_start")
@@ -78,7 +67,7 @@ def test_players_differ_in_quality_and_repeat_with_the_seed(quickstart):
     assert collect(LEVEL, range(120), history=1, max_turns=20, seed=0) == demos
 
 
-def test_tokenizer_and_model_survive_their_files(quickstart, one_thread, tmp_path):
+def test_tokenizer_and_model_survive_their_files(quickstart, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -114,7 +103,7 @@ def test_tokenizer_and_model_survive_their_files(quickstart, one_thread, tmp_pat
     assert summary["invalid"] > 0  # nothing has been learned yet
 
 
-def test_training_lowers_the_loss_of_the_answers_only(quickstart, one_thread):
+def test_training_lowers_the_loss_of_the_answers_only(quickstart):
     import torch
 
     demos = quickstart("demos").collect(LEVEL, range(20), history=1, max_turns=20, seed=0).steps[:128]

@@ -264,6 +264,9 @@ def test_a3po_rejects_tokens_whose_weight_is_too_large():
     assert loss.item() == pytest.approx((math.exp(4.0) + math.exp(3.0)) / 2)
     assert metrics["share_of_tokens_over_cap"] == 0.0
     assert policy_loss("a3po", **given, weight_cap=4.0)[0].item() == 0.0
+    # Not pi / pi_prox, which staler rows leave behind: here e^1 and e^0.7, with weights e^2 and e^1.4.
+    staler = {**given, "log_prob": torch.tensor([[3.0, 2.1, 9.0]]), "staleness": torch.tensor([3])}
+    assert policy_loss("a3po", **staler)[0].item() == pytest.approx(math.exp(2.1) / 2)
     with pytest.raises(ConfigError, match=r"weight_cap: expected null or a finite number > 1, got 1\.0"):
         policy_loss("a3po", **given, weight_cap=1.0)
 
@@ -361,6 +364,11 @@ def test_rebel_is_the_mean_over_pairs_of_a_group():
     assert compute("rebel", given, eta=0.5)[0].item() == pytest.approx(pairs.mean().item())
 
 
+def test_rebels_error_is_of_the_rows_that_have_tokens():
+    loss, metrics = compute("rebel", inputs())
+    assert metrics["regression_error"] == pytest.approx(loss.item() / 2)
+
+
 def test_segment_mask_leaves_sure_tokens_out():
     given = inputs(spread=0.0)
     given["old_log_prob"] = torch.where(MASK.cumsum(1) == 1, math.log(0.95), math.log(0.5)).double()
@@ -455,9 +463,31 @@ def test_errors_name_what_to_change():
         policy_loss("turn_ration", **usual)
     with pytest.raises(ConfigError, match=r"turn_ratio.clip_lo: unknown key; did you mean 'clip_low'"):
         policy_loss("turn_ratio", **usual, clip_lo=0.1)
-    with pytest.raises(ConfigError, match=r"clip_low: expected a number in \[0, 1\), got 1.5"):
-        policy_loss("turn_ratio", **usual, clip_low=1.5)
+    with pytest.raises(ConfigError, match=r"clip_low: expected a number in \[0, 1\), got 1\.0"):
+        policy_loss("turn_ratio", **usual, clip_low=1.0)
     with pytest.raises(ConfigError, match=r"needs 'staleness'.*asynchronous trainers"):
         policy_loss("a3po", **usual)
     with pytest.raises(ValueError, match=r"expected advantages of shape \(4, 5\)"):
         policy_loss("turn_ratio", **{**usual, "advantages": torch.zeros(4, 4)})
+
+
+@pytest.mark.parametrize("name", ["s_ppo", "turn_ratio", "psft", "segment_mask", "hdpo"])
+def test_the_clip_reaches_as_far_up_as_clip_high_and_as_far_down_as_clip_low(name):
+    ratios = torch.tensor([1.6, 1.4, 0.2, 0.6], dtype=torch.float64)
+    good = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    advantages = torch.ones(4) if name == "psft" else good  # psft takes every token for a good one
+    clipped = torch.tensor([1.5, 1.4, 0.2, 0.6] if name == "psft" else [1.5, 1.4, 0.7, 0.7])
+    mask = torch.eye(4)  # a turn each
+    old = torch.full((4, 4), -1.0, dtype=torch.float64)
+    loss, metrics = policy_loss(
+        name,
+        log_prob=old + ratios.log()[:, None],
+        old_log_prob=old,
+        advantages=good[:, None].expand(4, 4),
+        response_mask=mask,
+        clip_low=0.3,
+        clip_high=0.5,
+        **({"tool_advantages": torch.zeros(4, 4)} if name == "hdpo" else {}),
+    )
+    assert loss.item() == pytest.approx(-(clipped * advantages).mean().item())
+    assert metrics["pg_clipfrac"] == (0.25 if name == "psft" else 0.75)
