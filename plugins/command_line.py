@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.plugins.foreign_keys import FOREIGN, VERLS_ESTIMATORS
+from verl_turnkey.plugins.foreign_keys import VERLS_ESTIMATORS, foreign, refusal
 
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
 _GROUP = re.compile(r"turnkey(/\w+)?")
@@ -95,8 +95,8 @@ def check(arguments: Sequence[str]) -> None:
     _check_groups(line)
     _check_order(line)
     _check_estimator(line)
+    _check_foreign(line)
     for override in line.overrides:
-        _check_foreign(override)
         if override.key.startswith("turnkey.") and not override.plus and not line.own_files:
             _check_key(override, line)
 
@@ -180,11 +180,16 @@ def _check_estimator(line: CommandLine) -> None:
         )
 
 
-def _check_foreign(override: _Override) -> None:
-    if override.key in FOREIGN:
-        raise ConfigError(
-            f"{override.text}: verl has no {override.key} and nobody would read it; here it is {FOREIGN[override.key]}"
-        )
+def _check_foreign(line: CommandLine) -> None:
+    found = [(override.text, ours) for override in line.overrides if (ours := foreign(override.key))]
+    # verl-agent's further keys of environments; with a plus the root key may be the user's own.
+    rest = "turnkey.env.kwargs, or the tasks' own arguments (`turnkey tasks --kwargs`)"
+    known = {text for text, _ in found}
+    if not line.own_files:
+        bare = [o.text for o in line.overrides if o.key.startswith("env.") and not o.plus and o.text not in known]
+        found += [(text, rest) for text in bare]
+    if found:
+        raise ConfigError(refusal(found))
 
 
 def _check_key(override: _Override, line: CommandLine) -> None:

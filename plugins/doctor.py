@@ -48,7 +48,7 @@ class Report:
         """What is wrong, by name. The clash of an estimator is no problem: its other name is there."""
         bad_points = [
             f"{point['kind']} {point['name']} is {point['status']}"
-            for point in self.points
+            for point in one_per_name(self.points)
             if point["status"] in ("missing", "failed") or (point["status"] == "clash" and point["kind"] != "estimator")
         ]
         bad_plugins = [f"verl's plugin {p['name']} failed to load" for p in self.plugins if p["status"] == "failed"]

@@ -48,3 +48,14 @@ VERLS_ESTIMATORS = (
     *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "rloo_vectorized"),
     "tir_optimal_token_baseline",
 )
+
+
+def foreign(key: str) -> str | None:
+    """What ``key`` is called here, or None when it is of no other framework."""
+    return next((ours for other, ours in FOREIGN.items() if key == other or key.startswith(f"{other}.")), None)
+
+
+def refusal(found: list[tuple[str, str]]) -> str:
+    """The message for settings of other frameworks, each with what it is called here."""
+    rows = "".join(f"\n  {text}: {ours}" for text, ours in found)
+    return f"verl has no such key and nobody would read it; here it is{rows}"

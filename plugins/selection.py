@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config import TurnkeyConfig, estimator_of, loss_of
-from verl_turnkey.plugins.foreign_keys import FOREIGN
+from verl_turnkey.plugins.foreign_keys import FOREIGN, refusal
 from verl_turnkey.plugins.registration import TRAINERS
 
 
@@ -48,10 +48,9 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
             f"algorithm.adv_estimator={name}"
         )
-    for key, ours in FOREIGN.items():
-        value: Any = OmegaConf.select(config, key)
-        if value is not None:
-            raise ConfigError(f"{key}={value}: verl has no such key and nobody would read it; here it is {ours}")
+    values: list[tuple[str, Any, str]] = [(key, OmegaConf.select(config, key), ours) for key, ours in FOREIGN.items()]
+    if found := [(f"{key}={value}", ours) for key, value, ours in values if value is not None]:
+        raise ConfigError(refusal(found))
 
 
 def _check_trainer_name(mode: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
+from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli import app
 from verl_turnkey.plugins.command_line import check, refuse
 from verl_turnkey.plugins.recipes import names
 
@@ -39,6 +43,7 @@ REFUSED = {
         "turnkey.rollout.invalid_action_penalty"
     ],
     "+turnkey=gigpo env.max_steps=50": ["turnkey.rollout.max_turns"],
+    "+turnkey=gigpo env.resources_per_worker.num_cpus=0.1": ["turnkey.env.hosts"],
     "+turnkey=gigpo +agent_proxy.max_turn=5": ["turnkey.rollout.max_turns"],
     "+turnkey=gigpo turnkey.rollout.histori=3": ["turnkey.rollout.histori: unknown key", "'history'"],
     "+turnkey=gigpo turnkey.rollout.max_steps=3": ["turnkey.rollout.max_steps", "'max_turns'"],
@@ -80,6 +85,15 @@ def test_passes(line):
     check(line.split())
 
 
+def test_all_keys_of_another_framework_are_named_at_once():
+    keys = ["algorithm.gigpo.mode=mean_norm", "env.max_steps=50", "env.alfworld.eval_dataset=eval_in_distribution"]
+    with pytest.raises(ConfigError) as error:
+        check(["+turnkey=gigpo", "algorithm.adv_estimator=gigpo", *keys])
+    _, *rows = str(error.value).splitlines()
+    assert [row.split(": ")[0].strip() for row in rows] == keys
+    assert "turnkey.env.kwargs" in rows[2]
+
+
 def test_the_choices_of_a_method_stand_after_what_is_wrong():
     with pytest.raises(ConfigError) as error:
         check(["+turnkey=gigop"])
@@ -102,3 +116,8 @@ def test_refuse_shows_everything_when_asked(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ConfigError):
         refuse(["+turnky=gigpo"])
+
+
+def test_the_version_is_printed():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"verl-turnkey {version('verl-turnkey')}\n")
