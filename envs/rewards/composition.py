@@ -172,6 +172,10 @@ def _own(name: str, options: dict[str, Any], where: str) -> Component:
     names = names if inspect.isclass(target) else names[1:]  # the first one of a function takes the steps
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in names):
         _check_options(options, [parameter.name for parameter in names], where)
+    for parameter in names:
+        free = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if not free and parameter.default is parameter.empty and parameter.name not in options:
+            raise ConfigError(f"{where}.{parameter.name}: missing; {name} needs it, and there is no default")
     if not inspect.isclass(target):
         return partial(target, **options)
     try:

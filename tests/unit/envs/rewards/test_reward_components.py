@@ -147,6 +147,10 @@ def test_the_sum_and_its_parts():
     assert composition(episode()) == shaped, "a composition has no memory"
 
 
+def scaled(steps, scale):
+    return [scale for _ in steps]
+
+
 def last_word(steps, word="go", bonus=1.0):
     return [bonus * (step.action == word) for step in steps]
 
@@ -229,6 +233,7 @@ def test_ones_own_by_name():
             [{"name": f"{__name__}:Counted", "begin": 1}],
             r"\.begin: unknown key.*Known keys: name, weight, label, start",
         ),
+        ([{"name": f"{__name__}:scaled"}], r"^turnkey\.rewards\[0\]\.scale: missing; .*:scaled needs it"),
         ([{"name": "fractions:Fraction", "numerator": "x"}], r"cannot be made \(ValueError"),
         ([{"name": "fractions:Fraction"}], r"to have a method __call__"),
     ],
