@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from verl_turnkey.plugins.metrics import combine
+from verl_turnkey.advantage import RecordError, make_record, make_step
+from verl_turnkey.plugins.metrics import combine, episode_metrics
+from verl_turnkey.plugins.rows import read_rows
 
 
 def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) -> tuple[dict[str, float], np.ndarray]:
@@ -64,3 +67,30 @@ def test_one_batch_stays_as_it_is():
     metrics, _ = batch([3, 4], 1, 1, 2, 1)
     assert combine([metrics]) == pytest.approx(metrics)
     assert combine([]) == {}
+
+
+def rows(*episodes: list[bool] | str, mask: int = 0):
+    """A row per step that says whether the task is solved, or of an episode that failed, with this response mask."""
+    keys, extra_fields, masks = [], [], []
+    for session, episode in enumerate(episodes):
+        if isinstance(episode, str):
+            records = [make_record([], failed=episode)]
+        else:
+            records = [make_record([make_step(step=t, reward=0.0, success=s)]) for t, s in enumerate(episode)]
+        for index, record in enumerate(records):
+            keys.append(f"g_{session}_{index}")
+            extra_fields.append({"turnkey": record})
+            masks.append([mask if record["failed"] else 1])
+    return read_rows(keys, [{}] * len(keys), extra_fields, torch.tensor(masks))
+
+
+def test_a_failed_episode_counts_as_not_solved():
+    metrics = episode_metrics(rows([False, True, True], [False, False], [False], "it died"))
+    assert metrics["episode/success_rate"] == 1 / 4
+    assert (metrics["episode/count"], metrics["episode/failed"]) == (4, 1)
+    assert (metrics["episode/length/mean"], metrics["episode/length/max"]) == (2, 3)
+
+
+def test_a_failed_episode_has_nothing_to_train():
+    with pytest.raises(RecordError, match="g_1_0: a failed episode must be fully masked"):
+        rows([True], "it died", mask=1)
