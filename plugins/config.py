@@ -37,6 +37,8 @@ class EnvConfig:
     """seconds one environment step may take"""
     reset_timeout: float = 120.0
     """seconds one environment start and reset may take"""
+    patience: float = 300.0
+    """seconds in which batches are asked for again whose episodes all failed, before the run stops"""
     probe: bool = True
     """start one environment in the driver before Ray, to find a bad environment or prompt budget in seconds"""
 
@@ -47,6 +49,7 @@ class EnvConfig:
         check(self.restarts >= 0, "restarts", "zero or more", self.restarts)
         check(self.step_timeout > 0, "step_timeout", "positive seconds", self.step_timeout)
         check(self.reset_timeout > 0, "reset_timeout", "positive seconds", self.reset_timeout)
+        check(self.patience >= 0, "patience", "seconds, zero or more", self.patience)
 
 
 @dataclass(frozen=True)

@@ -1,91 +1,144 @@
-"""Stops a run whose episodes are lost faster than they can be replaced: verl would replace them for ever.
+"""When episodes are lost faster than they can be replaced: waiting for what broke, and an end to it.
 
 The asynchronous trainers, and group filtering in all of them, throw groups of rollouts away and ask for others before a
-batch is made: nothing downstream, and no log of the trainer, would ever tell that none of them is any good.
+batch is made: verl would do so for ever, and no log of the trainer would ever tell that none of them is any good. And a
+batch in which nothing was played trains nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import transfer_queue as tq
+from transfer_queue import KVBatchMeta
 
-from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.plugins.rows import failure
+from verl_turnkey.plugins.filtering import PlayedOnly, failures
 from verl_turnkey.plugins.turns import split_key
 
-# In the reason of an episode that found its host without any processes left to lose.
-EXHAUSTED = f"{EnvironmentFailure('restarts', '')}"
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE = 2.0
+"""seconds; each further one is twice as long"""
 
 
-def listed(reasons: Iterable[str | None]) -> str:
-    """A few reasons, one per line."""
-    return "\n".join(f"  {reason}" for reason in sorted({str(reason) for reason in reasons})[:5])
+class StarvedError(RuntimeError):
+    """Nothing could be played, and waiting did not help; the message says why."""
 
 
-def stop_when_exhausted(step: int, reasons: Iterable[str | None]) -> None:
-    """Raise when a host has no processes left: none of its episodes will ever begin again."""
-    for reason in reasons:
-        if reason and EXHAUSTED in reason:
-            raise RuntimeError(f"step {step}: {reason}")
+class Patience:
+    """Pauses, ever longer ones, until nothing was played for so many ``seconds``: what breaks may come back."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.restore()
+
+    def restore(self) -> None:
+        """Something was played."""
+        self._end: float | None = None
+        self._pause = FIRST_PAUSE
+
+    def lose(self, why: str) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            StarvedError: it was the last one.
+        """
+        now = time.monotonic()
+        self._end = now + self._seconds if self._end is None else self._end
+        if now >= self._end:
+            raise StarvedError(why)
+        pause = min(self._pause, self._end - now)
+        logger.warning("%s\nTrying again in %.0f s.", why, pause)
+        time.sleep(pause)
+        self._pause *= 2
 
 
 class Watch:
-    """Looks at what a replay buffer throws away in a training step.
+    """Looks at what a replay buffer throws away or hands out in a training step.
 
     Args:
-        buffer: verl's, or one of the user's own with the same method.
-        most: groups that may be lost because the agent loop raised, or because all their episodes failed.
+        buffer: verl's, or one of the user's own.
+        patience: see ``turnkey.env.patience``.
+        most: groups that may be lost because the agent loop raised, or because all their episodes failed, before that
+            counts as one attempt without any success.
+        refill: asks for that many groups more.
     """
 
-    def __init__(self, buffer: Any, most: int) -> None:
-        self._buffer, self._most = buffer, most
+    def __init__(self, buffer: Any, patience: float, most: int, refill: Callable[[int], Any]) -> None:
+        self._patience, self._most, self._refill = Patience(patience), most, refill
         self._begin(0)
-        self._evict = buffer._evict_terminal_groups
-        buffer._evict_terminal_groups = self._on_eviction
+        self._sample = buffer.sample
+        buffer.sample = self._on_sample
+        if hasattr(buffer, "_evict_terminal_groups"):  # not so a sampler of the user's own
+            self._filter = PlayedOnly(buffer)
+            self._evict = buffer._evict_terminal_groups
+            buffer._evict_terminal_groups = self._on_eviction
 
     def _begin(self, step: int) -> None:
+        """Count anew."""
         self._step = step
         self._raised = self._dead = self._equal = 0
         self._reasons: set[str] = set()
 
+    def _step_is(self, step: int) -> None:
+        if step != self._step:
+            self._begin(step)
+
+    def _on_sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        """A batch in which something was played."""
+        asked = {"global_steps": global_steps, "partition_id": partition_id, "batch_size": batch_size}
+        if partition_id == "val":
+            return self._sample(**asked)
+        self._step_is(global_steps)
+        while True:
+            batch, metrics = self._sample(**asked)
+            reasons = _nothing_played(batch)
+            if not reasons:
+                self._patience.restore()
+                return batch, metrics
+            if batch.keys:
+                tq.kv_clear(keys=batch.keys, partition_id=partition_id)
+            self._lose(f"all {len(batch)} episodes of a batch failed:\n{_listed(reasons)}")
+            self._refill(batch_size)
+
     def _on_eviction(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
-        if global_steps != self._step:
-            self._begin(global_steps)
+        self._step_is(global_steps)
         _, filtered, raised, _ = eviction_reasons
         self._raised += len(raised)
         if self._raised > self._most:
-            raise RuntimeError(
-                f"step {global_steps}: {self._raised} groups of rollouts were lost because the agent loop raised in "
-                "them: see the logs of the agent-loop workers"
+            self._lose(
+                f"{self._raised} groups of rollouts were lost because the agent loop raised in them: see the logs of "
+                "the agent-loop workers"
             )
-        failed = self._failures(partition_id, filtered - raised)
-        for reasons in failed:
-            stop_when_exhausted(global_steps, reasons)
-            self._reasons.update(reasons)
-        self._dead += len(failed)
-        self._equal += len(filtered - raised) - len(failed)
+        dead = {uid: self._filter.dead.pop(uid) for uid in filtered - raised if uid in self._filter.dead}
+        self._reasons.update(*dead.values())
+        self._dead += len(dead)
+        self._equal += len(filtered - raised) - len(dead)
         if self._dead > max(self._most, self._equal):
-            raise RuntimeError(
-                f"step {global_steps}: all episodes of {self._dead} groups failed, and group filtering would replace "
-                f"them for ever:\n{listed(self._reasons)}"
+            self._lose(
+                f"all episodes of {self._dead} groups failed, and group filtering would replace them for ever:\n"
+                f"{_listed(self._reasons)}"
             )
         return self._evict(global_steps, partition_id, eviction_reasons)
 
-    def _failures(self, partition_id: str, uids: set[str]) -> list[list[str]]:
-        """Why, for each group of which all episodes failed: such an episode is a single row."""
-        if not uids:
-            return []
-        groups: dict[str, list[str]] = {uid: [] for uid in uids}
-        for key in self._buffer.partitions[partition_id]:
-            if (uid := split_key(key)[0]) in groups:
-                groups[uid].append(key)
-        single = {uid: keys for uid, keys in groups.items() if keys and all(split_key(key)[2] == 0 for key in keys)}
-        if not single:
-            return []
-        keys = [key for group in single.values() for key in group]
-        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
-        reason = dict(zip(keys, (failure(extra, True) for extra in data.pop("extra_fields").tolist()), strict=True))
-        found = [[reason[key] for key in group] for group in single.values()]
-        return [[text for text in reasons if text] for reasons in found if all(reasons)]
+    def _lose(self, why: str) -> None:
+        self._patience.lose(f"step {self._step}: {why}")
+        self._begin(self._step)
+
+
+def _nothing_played(batch: KVBatchMeta) -> set[str]:
+    """Why, when all episodes of the batch failed; else empty."""
+    if any(split_key(key)[2] for key in batch.keys):  # a failed episode is a single row
+        return set()
+    reasons = failures(batch.keys, batch.partition_id).values()
+    if not reasons:
+        return {"the agent loop left no rows"}
+    return {reason for reason in reasons if reason} if None not in reasons else set()
+
+
+def _listed(reasons: Iterable[str]) -> str:
+    """A few reasons, one per line."""
+    return "\n".join(f"  {reason}" for reason in sorted(set(reasons))[:5])

@@ -15,18 +15,16 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.workers.utils.padding import response_to_nested
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.plugins import agent_loop, loss, loss_inputs, phases, registration, seams, starvation
+from verl_turnkey.plugins import agent_loop, dealing, loss, loss_inputs, phases, registration, seams, starvation
 from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
 from verl_turnkey.plugins.derived import listed_per_turn
@@ -80,10 +78,11 @@ class TurnkeyTrainer:
         switching = OmegaConf.select(config, f"trainer.v1.{self.base_mode}.hybrid_rollout.enable_switch")
         if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
             self.replay_buffer.poll_interval = POLL_SECONDS
-        if hasattr(self.replay_buffer, "_evict_terminal_groups"):  # not so a sampler of the user's own
-            starvation.Watch(self.replay_buffer, most=2 * config.data.train_batch_size)
+        patience, most = self.turnkey.env.patience, 2 * config.data.train_batch_size
+        starvation.Watch(self.replay_buffer, patience, most, self._ask_again)
+        self._saved: int | None = None  # the step of the newest checkpoint
         self._real_rows = 0
-        self._reasons: list[str | None] = []  # of the rows of this step, None: it was played
+        self._trained_rows = 0
         self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
         self._dp_size = 1
         self._table: Rows | None = None
@@ -121,6 +120,7 @@ class TurnkeyTrainer:
         nobody would ever ask for them, or clear them, again.
         """
         super()._load_checkpoint()  # type: ignore[misc]
+        self._saved = self.global_steps
         items = (tq.kv_list("train") or {}).get("train", {}) if self.base_mode != "sync" else {}
         prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
         left = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
@@ -130,9 +130,36 @@ class TurnkeyTrainer:
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """verl's own, with the metrics of episodes and credit combined by what they count."""
         self._updates = []
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        try:
+            batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        except starvation.StarvedError:
+            self._save_last_step()
+            raise
         metrics.update(combine(self._updates))
         return batch
+
+    # --- when nothing can be played ---------------------------------------------------------------------------------
+
+    def _ask_again(self, prompts: int) -> None:
+        """Other prompts for those whose episodes all failed; verl hands them out in whole ``gen_batch_size``."""
+        size = self.config.data.get("gen_batch_size") or self.config.data.train_batch_size
+        self._add_prompts_to_generate(math.ceil(prompts / size) * size)
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()  # type: ignore[misc]
+        self._saved = self.global_steps
+
+    def _save_last_step(self) -> None:
+        """A checkpoint of the last step that came to its end, in runs that write any, unless it is there already."""
+        if self.config.trainer.save_freq <= 0 or self._saved == self.global_steps - 1:
+            return
+        self.on_sample_end()  # verl saves when the servers have given their memory back
+        self.global_steps -= 1
+        try:
+            self._save_checkpoint()
+            logger.warning("wrote a checkpoint of step %d before stopping", self.global_steps)
+        finally:
+            self.global_steps += 1
 
     # --- a fixed number of optimizer steps --------------------------------------------------------------------------
 
@@ -142,6 +169,17 @@ class TurnkeyTrainer:
             return self.turnkey.update.mini_batches
         size = (self.config.critic if role == "critic" else self.config.actor_rollout_ref.actor).ppo_mini_batch_size
         return math.ceil(self.config.data.train_batch_size / self.parameter_sync_step / size)
+
+    def _filled_mini_batches(self, role: str, batch: KVBatchMeta) -> int:
+        """As many of them as have a row to train."""
+        wanted = self._mini_batches(role)
+        number = dealing.mini_batches(wanted, len(batch), self._trained_rows, self._dp_size)
+        if number < wanted:
+            logger.warning(
+                "step %d: %d rows to train on %d ranks are too few for %d mini-batches, the %s takes %d",
+                *(self.global_steps, self._trained_rows, self._dp_size, wanted, role, number),
+            )
+        return number
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Pad to whole mini-batches of whatever size; verl pads to a multiple of ppo_mini_batch_size * n rows."""
@@ -154,14 +192,19 @@ class TurnkeyTrainer:
         return dp_size * math.lcm(*updates)
 
     def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """Padding rows spread over the mini-batches, and enough of them to fill up any phase to a row for each rank."""
+        """Rows dealt to ranks and mini-batches, and padding rows enough to fill up any phase to a row for each rank."""
+        # verl balances the ranks and keeps the order of each one's rows.
+        batch.reorder(dealing.shuffled(batch.keys, (self.global_steps, self.local_trigger_step)))
         batch = super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
         padding = sum(tag.get("is_padding", False) for tag in batch.tags)
         if self._in_phases and padding < self._dp_size - 1:
             # To be divisible by its length and a bit, verl adds that bit.
             larger = len(batch) + self._get_required_batch_multiple(self._dp_size)
             batch = upsample_batch_to_divisible_size(batch, larger, self.tokenizer.eos_token_id)
-        batch.reorder(spread_padding([bool(tag.get("is_padding")) for tag in batch.tags], self._dp_size))
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        idle = [not mask.any() for mask in data["response_mask"].unbind()]  # padding rows and failed episodes
+        self._trained_rows = idle.count(False)
+        batch.reorder(dealing.spread(idle, self._dp_size))
         return batch
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
@@ -169,7 +212,9 @@ class TurnkeyTrainer:
         batch.fields = [name for name in seams.queue_fields(batch) if name not in NOT_FOR_WORKERS]
         if method in ("update_actor", "train_mini_batch"):
             actor = method == "update_actor"
-            number = 1 if actor and self._in_phases else self._mini_batches("actor" if actor else "critic")
+            number = (
+                1 if actor and self._in_phases else self._filled_mini_batches("actor" if actor else "critic", batch)
+            )
             if actor and self._carries_log_ratios:
                 batch.extra_info["epochs"] = 1  # each is a phase of its own
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
@@ -179,6 +224,12 @@ class TurnkeyTrainer:
             batch.extra_info["global_batch_size"] = max(1, self._real_rows) / number
 
     # --- credit -----------------------------------------------------------------------------------------------------
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+        # Meant for this call; left there, the critic would compute its values without its adapter too.
+        batch.extra_info.pop("no_lora_adapter", None)
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's own advantage step, with the records of the steps at the estimator's hand."""
@@ -199,32 +250,18 @@ class TurnkeyTrainer:
             values=padded.get("values", None),
             lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
         )
-        if self._real_rows:
-            with credit_step(step):
-                batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        else:
-            batch = self._without_credit(batch, data["response_mask"], metrics)
+        with credit_step(step):
+            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if step.rows is None and step.has_records:
             step.read()
         metrics.update(step.metrics)
         self._updates.append({name: metrics[name] for name in metrics if name.startswith(("episode/", "credit/"))})
         self._table = step.rows
-        if self._real_rows and self.loss is not None:
+        if self.loss is not None:
             rejects = bool(OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"))
             made_of = (self._steps, step.extra, batch.tags, self.global_steps, data["response_mask"], rejects)
             batch = loss_inputs.write(batch, self.loss, self.loss_params, loss_inputs.Batch(*made_of))
         return batch
-
-    def _without_credit(self, batch: KVBatchMeta, response_mask: torch.Tensor, metrics: dict[str, Any]) -> KVBatchMeta:
-        """One update of several, all of whose episodes failed."""
-        none = response_to_nested(torch.zeros_like(response_mask.to_padded_tensor(0)).float(), response_mask)
-        # verl reads these of all updates together, and a column that some rows lack of none of them.
-        names = ["advantages", "returns"] + ["token_level_rewards"] * self.config.algorithm.use_kl_in_reward
-        columns = TensorDict(dict.fromkeys(names, none), batch_size=len(batch))
-        for name in [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]:
-            del metrics[name]  # a mean over no tokens, which would be the whole step's
-        metrics.pop("training/rollout_probs_diff_valid", None)
-        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=columns)
 
     def _steps(self) -> Rows:
         if self._table is None:
@@ -235,15 +272,10 @@ class TurnkeyTrainer:
             )
         return self._table
 
-    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._update_critic(batch, metrics) if self._real_rows else batch  # type: ignore[misc]
-
     # --- the actor's update in phases -------------------------------------------------------------------------------
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's own update, or several on parts of the batch; none when all its episodes failed."""
-        if not self._real_rows:
-            return batch
+        """verl's own update, or several on parts of the batch."""
         if not self._in_phases:
             return super()._update_actor(batch, metrics)  # type: ignore[misc]
         calls = phases.Calls(self._actor_log_probs, self._update_part)
@@ -274,23 +306,10 @@ class TurnkeyTrainer:
     def _count(
         self, batch: KVBatchMeta, extra_fields: list[Any], response_mask: torch.Tensor, metrics: dict[str, Any]
     ) -> None:
-        """Rows and episodes that are really there.
-
-        A dead environment costs its own episode; when all of a training step die, the cause is not one environment,
-        and the run stops. One update of several may be without any: what fails at once is first in line.
-        """
+        """Rows and episodes that are really there."""
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         has_tokens = response_mask.any(1).tolist()
-        reasons = [failure(extra_fields[i], has_tokens[i]) for i in real]
-        self._real_rows = sum(reason is None for reason in reasons)
-        self._reasons = reasons if self.local_trigger_step == 0 else self._reasons + reasons
-        last = self.local_trigger_step == self.parameter_sync_step - 1
-        if last and self._reasons and None not in self._reasons:
-            raise RuntimeError(
-                f"all {len(self._reasons)} episodes of step {self.global_steps} failed:\n"
-                f"{starvation.listed(self._reasons)}"
-            )
-        starvation.stop_when_exhausted(self.global_steps, reasons)
+        self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
         # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
         asked = prompts * self.config.actor_rollout_ref.rollout.n
@@ -305,23 +324,6 @@ class TurnkeyTrainer:
 
 def _verify_worker(worker: Any) -> None:
     registration.verify(("estimator",))
-
-
-def spread_padding(is_padding: list[bool], ranks: int) -> list[int]:
-    """An order of the rows in which the padding rows of each rank stand evenly between its others.
-
-    verl sorts a rank's rows by length and cuts mini-batches from front to end: the padding rows, all alike, would be a
-    mini-batch of their own. Nothing else changes its order.
-    """
-    order: list[int] = []
-    share = len(is_padding) // ranks
-    for start in range(0, len(is_padding), max(1, share)):
-        part = range(start, min(start + share, len(is_padding)))
-        padding = [i for i in part if is_padding[i]]
-        real = iter([i for i in part if not is_padding[i]])
-        at = {int((k + 0.5) * len(part) / len(padding)): i for k, i in enumerate(padding)}
-        order += [at[place] if place in at else next(real) for place in range(len(part))]
-    return order
 
 
 class WorkerCalls:

@@ -275,12 +275,6 @@ def test_episodes_that_left_no_row_are_counted(queue, trainer, caplog):
 # --- what is wrong is named -------------------------------------------------------------------------------------------
 
 
-def test_all_episodes_failed_stops_with_the_reasons(queue, trainer):
-    batch = fill({"a": ["the lake is frozen", "the lake is frozen"], "b": ["no key fits"]})
-    with pytest.raises(RuntimeError, match=r"all 3 episodes of step 1 failed:\n  no key fits\n  the lake is frozen"):
-        advance(trainer(), batch)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -448,6 +442,7 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
     made.actor_rollout_wg = made.critic_wg = WorkerCalls(recorder, made._before_call)
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields", "response_mask"])
     extra_fields = data.pop("extra_fields").tolist()
+    made._trained_rows = real - 1
     made._count(batch, extra_fields, data.to_padded_tensor()["response_mask"], {})
     made._update_critic(batch, {})
     made._update_actor(batch, {})
@@ -472,7 +467,8 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
         ([], 2 * 2),  # 4 tasks in mini-batches of 2, on 2 ranks
         (["turnkey.update.mini_batches=3"], 2 * 3),
         (["critic.enable=true", "critic.ppo_mini_batch_size=1"], 2 * 4),
-        (["trainer.critic_warmup=5"], 2),  # no actor update yet
+        (["trainer.critic_warmup=2"], 2),  # at step 1 no actor update yet
+        (["trainer.critic_warmup=1"], 2 * 2),
     ],
 )
 def test_batches_are_padded_to_mini_batches_and_not_to_rollouts(trainer, overrides, multiple):

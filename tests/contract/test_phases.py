@@ -20,7 +20,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.trainer import WorkerCalls, spread_padding
+from verl_turnkey.plugins.trainer import WorkerCalls
 
 MOVE = 0.03
 
@@ -132,6 +132,33 @@ def test_the_last_turn_needs_no_forward_pass_before_it_and_the_first_none_after(
     assert [real(keys)[0][-1] for keys in policy.forwards] == ["2", "1", "1", "0"]
 
 
+LATER = [  # updates whose old log-probabilities are not those of the policy as it is
+    pytest.param(["algorithm.rollout_correction.bypass_mode=true"], 0, id="bypass"),
+    pytest.param([], 1, id="second update of separate_async"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "update"), LATER)
+def test_the_last_turn_starts_from_the_policy_as_it_is(queue, trainer, overrides, update):
+    made = trainer(*overrides, recipe="seeupo")
+    batch, policy = ready(made)
+    made.local_trigger_step, policy.version = update, 2
+    made._update_actor(batch, {})
+    assert [real(keys)[0][-1] for keys in policy.forwards] == ["2", "2", "1", "1", "0"]
+    for key, old in policy.updates[0]["old_log_probs"].items():
+        assert old == pytest.approx([policy.log_prob(key, i, 2) for i in range(len(old))])
+
+
+@pytest.mark.parametrize(("overrides", "update"), LATER)
+def test_rebels_first_step_knows_how_far_the_policy_has_moved(queue, trainer, overrides, update):
+    made = trainer("+turnkey/loss=rebel", *overrides, recipe="grpo_steps")
+    batch, policy = ready(made)
+    made.local_trigger_step, policy.version = update, 2
+    made._update_actor(batch, {})
+    moved = policy.updates[0]["turnkey_group_log_ratio"]
+    assert all(abs(moved[key]) > 0.01 for key in ("a_1_0", "a_2_0", "a_2_1"))
+
+
 def test_ranks_without_padding_rows_get_some(queue, trainer):
     made = trainer(recipe="seeupo")
     made.tokenizer = SimpleNamespace(eos_token_id=EOS)
@@ -158,23 +185,6 @@ def test_a_critics_mini_batches_still_fit(queue, trainer):
     everything = fill(EPISODES)
     batch = batch_of(dict(zip(everything.keys[:8], everything.tags[:8], strict=True)))
     assert len(made._balance_batch(batch, metrics={})) % (2 * 4) == 0
-
-
-def test_padding_is_spread_over_the_mini_batches():
-    """150 of 1440 rows on 8 ranks in 20 mini-batches, as verl leaves them: at the end of each rank's part."""
-    ranks, share, number = 8, 180, 20
-    padded = [19] * 6 + [18] * 2
-    flags = [i >= share - padded[rank] for rank in range(ranks) for i in range(share)]
-    order = spread_padding(flags, ranks)
-    assert sorted(order) == list(range(ranks * share))
-    for rank in range(ranks):
-        part = order[rank * share : (rank + 1) * share]
-        assert {i // share for i in part} == {rank}
-        for k in range(number):
-            assert sum(flags[i] for i in part[k * 9 : (k + 1) * 9]) <= 1
-    real = [i for i in order if not flags[i]]
-    assert real == sorted(real), "the others keep their order"
-    assert spread_padding([], 2) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import transfer_queue as tq
-from contract_tools import PARTITION, Compose, advance, fill, read
+from contract_tools import PARTITION, Compose, advance, fill
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls, trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.plugins import seams
-from verl_turnkey.plugins.metrics import combine
+from verl_turnkey.plugins import seams, starvation
+from verl_turnkey.plugins.starvation import StarvedError
 from verl_turnkey.plugins.trainer import (
     TurnkeyTrainerColocateAsync,
     TurnkeyTrainerSeparateAsync,
@@ -55,7 +55,7 @@ def test_trainers_take_the_place_of_verls(compose: Compose, cls, mode, buffer, o
 
 @pytest.fixture
 def build(compose: Compose) -> Callable[..., Any]:
-    """A trainer of either asynchronous kind that has not started its workers."""
+    """A trainer of any kind that has not started its workers."""
 
     def made(mode: str, *overrides: str) -> Any:
         overrides = (*(SEPARATE if mode == "separate_async" else ()), *overrides)
@@ -69,6 +69,8 @@ def build(compose: Compose) -> Callable[..., Any]:
 
 # --- groups that are lost before there is a batch ---------------------------------------------------------------------
 
+AT_ONCE = "turnkey.env.patience=0"
+
 
 def prompts(uids: list[str], status: str) -> None:
     tags = [{"is_prompt": True, "status": status, "global_steps": 1} for _ in uids]
@@ -76,7 +78,7 @@ def prompts(uids: list[str], status: str) -> None:
         tq.kv_put(key=uid, partition_id=PARTITION, tag=tag)
 
 
-def endless(play: Callable[[str], None], status: str) -> Callable[[int], int]:
+def endless(play: Callable[[str], Any], status: str = "finished", name: str = "group") -> Callable[[int], int]:
     """Ever more groups that go as ``play`` says; verl's own trainers would ask for them until the night is over."""
     asked = 0
 
@@ -84,7 +86,7 @@ def endless(play: Callable[[str], None], status: str) -> Callable[[int], int]:
         nonlocal asked
         asked += number
         assert asked < 50, "nobody stops this"
-        uids = [f"group{asked - i}" for i in range(number)]
+        uids = [f"{name}{asked - i}" for i in range(number)]
         for uid in uids:
             play(uid)
         prompts(uids, status)
@@ -94,35 +96,184 @@ def endless(play: Callable[[str], None], status: str) -> Callable[[int], int]:
 
 
 def sample(trainer: Any, refill: Callable[[int], int]) -> KVBatchMeta:
-    trainer.replay_buffer.refill_fn = refill
+    trainer.replay_buffer.refill_fn = trainer._add_prompts_to_generate = refill
     refill(4)
     return trainer.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=4)[0]
 
 
+def groups(batch: KVBatchMeta) -> set[str]:
+    return {key.split("_")[0] for key in batch.keys}
+
+
+def frozen(uid: str) -> None:
+    fill({uid: ["the lake is frozen"] * 2})
+
+
 def test_an_agent_loop_that_always_raises_stops_the_run(queue, build):
-    with pytest.raises(RuntimeError, match=r"groups of rollouts were lost.*raised.*agent-loop workers"):
-        sample(build("colocate_async"), endless(lambda uid: None, "failure"))
+    with pytest.raises(StarvedError, match=r"groups of rollouts were lost.*raised.*agent-loop workers"):
+        sample(build("colocate_async", AT_ONCE), endless(lambda uid: None, "failure"))
 
 
 FILTERED = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
 
 
 def test_filtering_does_not_replace_dead_environments_for_ever(queue, build):
-    with pytest.raises(RuntimeError, match=r"all episodes of \d+ groups failed.*\n  the lake is frozen"):
-        sample(
-            build("colocate_async", *FILTERED), endless(lambda uid: fill({uid: ["the lake is frozen"] * 2}), "finished")
-        )
+    with pytest.raises(StarvedError, match=r"step 1: all episodes of \d+ groups failed.*\n  the lake is frozen"):
+        sample(build("colocate_async", *FILTERED, AT_ONCE), endless(frozen))
 
 
-def test_filtering_does_not_hide_a_host_without_processes(queue, build):
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [("sync", frozen), ("colocate_async", frozen), ("colocate_async", lambda uid: None)],  # None: they left no rows
+)
+def test_a_batch_of_failed_episodes_alone_is_asked_for_again(queue, build, mode, lost):
+    """Twice: what was played in between gives the next failure its time anew."""
+    trainer = build(mode, "turnkey.env.patience=0.01")
+    for name in ("first", "second"):
+        plays = iter([lost] * 4 + [lambda uid: fill({uid: [PLAYED, "it died"]})] * 4)
+        batch = sample(trainer, endless(lambda uid, plays=plays: next(plays)(uid), name=name))
+        assert sorted(batch.keys) == [f"{name}{i}_{session}_0" for i in range(5, 9) for session in range(2)]
+        assert set(tq.kv_list(PARTITION)[PARTITION]) == set(batch.keys), "the lost rows are cleared"
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_an_exhausted_host_costs_its_episodes_and_not_the_run(queue, build):
     worn_out = str(EnvironmentFailure("restarts", "no more processes"))
-    with pytest.raises(RuntimeError, match=r"step 1: .*no more processes"):
-        sample(build("colocate_async", *FILTERED), endless(lambda uid: fill({uid: [worn_out] * 2}), "finished"))
+    played = endless(lambda uid: fill({uid: [worn_out, PLAYED]}))
+    made = build("colocate_async", AT_ONCE)
+    batch = sample(made, played)
+    metrics: dict[str, Any] = {}
+    advance(made, batch, metrics)
+    assert (metrics["episode/count"], metrics["episode/failed"]) == (8, 4)
+
+
+def test_pauses_grow_until_patience_ends(monkeypatch):
+    clock = [100.0]
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(starvation.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(starvation.time, "sleep", sleep)
+    patience = starvation.Patience(seconds=20)
+    for _ in range(2):
+        pauses.clear()
+        patience.lose("a")
+        clock[0] += 3  # what the attempt takes
+        for _ in range(2):
+            patience.lose("a")
+        patience.lose("a")
+        assert pauses == [2, 4, 8, 3]
+        with pytest.raises(StarvedError, match="the reason"):
+            patience.lose("the reason")
+        patience.restore()
+
+
+class Saves:
+    """Stands in the place of everything that saves and sleeps: what it was asked for, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def sleep_replicas(self) -> None:
+        self.calls.append("sleep")
+
+    def save_checkpoint(self, path: str, remote: Any, step: int, max_ckpt_to_keep: Any) -> None:
+        self.calls.append(f"{path.rsplit('/', 2)[-2]} {step}")
+
+    def load_checkpoint(self, local_path: str, del_local_after_load: bool) -> None:
+        self.calls.append(local_path.rsplit("/", 2)[-2])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def starving(queue, build, tmp_path) -> Callable[..., tuple[Any, Saves]]:
+    """A trainer at step 5 all of whose episodes fail."""
+
+    def made(*overrides: str) -> tuple[Any, Saves]:
+        trainer = build("sync", AT_ONCE, f"trainer.default_local_dir={tmp_path}", *overrides)
+        saves = Saves()
+        trainer.checkpoint_manager = trainer.actor_rollout_wg = trainer.train_dataloader = saves
+        trainer.curr_step_profile = False
+        trainer.global_steps = 5
+        refill = endless(frozen)
+        trainer._add_batch_to_generate = lambda: refill(4)
+        return trainer, saves
+
+    return made
+
+
+def test_a_run_that_can_play_nothing_saves_its_last_step_and_stops(starving, tmp_path):
+    made, saves = starving("trainer.save_freq=20")
+    with pytest.raises(StarvedError, match=r"step 5: all 8 episodes of a batch failed:\n  the lake is frozen"):
+        made.step({}, {})
+    assert saves.calls == ["sleep", "global_step_4 4"]  # the memory of the servers is free before anything is saved
+    assert made.global_steps == 5
+    resumed, saves = starving("trainer.save_freq=20")
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 4
+    resumed.global_steps += 1
+    saves.calls.clear()
+    with pytest.raises(StarvedError):
+        resumed.step({}, {})
+    assert saves.calls == [], "it is there already"
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_nothing_is_saved_twice_or_unasked(starving, saved):
+    made, saves = starving("trainer.save_freq=1" if saved else "trainer.save_freq=-1")
+    if saved:
+        made.global_steps = 4
+        made._save_checkpoint()
+        made.global_steps = 5
+        saves.calls.clear()
+    with pytest.raises(StarvedError):
+        made.step({}, {})
+    assert saves.calls == []
+
+
+# --- group filtering --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["acc", "reward"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_groups_are_filtered_by_what_was_played(queue, build, mode, metric):
+    made = build(mode, FILTERED[0], f"algorithm.filter_groups.metric={metric}")
+    won, lost = PLAYED, OTHER
+    kept = {"a": [won, lost, won, won], "b": [won, lost, "it died", "it died"], "c": [lost, won, "it died", won]}
+    alike = {
+        "d": [won] * 4,
+        "e": [won, won, "it died", won],
+        "f": [lost, lost, "it died", "it died"],
+        "g": ["it died", "it died", "it died", won],
+        "h": ["it died"] * 4,
+    }
+    fill(kept | alike)
+    prompts([*kept, *alike], "finished")
+    made.replay_buffer.refill_fn = lambda number: number
+    batch, metrics = made.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=3)
+    assert groups(batch) == set(kept)
+    assert metrics["training/filter_groups/evicted_samples"] == len(alike)
+
+
+def test_a_metric_that_no_row_has_is_still_an_error(queue, build):
+    made = build("colocate_async", FILTERED[0], "algorithm.filter_groups.metric=accuracy")
+    fill({"a": [PLAYED, "it died"]})
+    prompts(["a"], "finished")
+    with pytest.raises(RuntimeError, match="missing DAPO metric 'accuracy'"):
+        made.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=1)
 
 
 def test_groups_without_a_difference_are_replaced_as_long_as_verl_wants(queue, build):
     """More of them than may fail: they are no failures."""
-    equal = endless(lambda uid: fill({uid: [OTHER, OTHER]}), "finished")
+    equal = endless(lambda uid: fill({uid: [OTHER, OTHER]}))
 
     def refill(number: int) -> int:
         try:
@@ -152,57 +303,8 @@ def test_rows_left_by_the_batch_of_a_checkpoint_are_cleared(queue, build):
     fill({"trained": [PLAYED, OTHER], "waiting": [PLAYED, OTHER]})
     prompts(["waiting", "asked"], "finished")
     build("colocate_async", "trainer.resume_mode=disable")._load_checkpoint()
-    assert {key.split("_")[0] for key in tq.kv_list(PARTITION)[PARTITION]} == {"waiting", "asked"}
-
-
-# --- several updates in a step ----------------------------------------------------------------------------------------
-
-
-def parts(*episodes: dict[str, list[Any]]) -> list[KVBatchMeta]:
-    """A batch for each, as they are sampled one after the other."""
-    batches = []
-    for each in episodes:
-        known = set(tq.kv_list(PARTITION).get(PARTITION, {}))
-        batch = fill(each)
-        new = [i for i, key in enumerate(batch.keys) if key not in known]
-        batches.append(
-            KVBatchMeta(keys=[batch.keys[i] for i in new], tags=[batch.tags[i] for i in new], partition_id=PARTITION)
-        )
-    return batches
-
-
-def test_an_update_of_which_all_episodes_failed_is_left_out(queue, build):
-    made = build("separate_async", "critic.enable=true")
-    updates: list[str] = []
-    made.actor_rollout_wg = made.critic_wg = type("Group", (), {"__getattr__": lambda _, name: updates.append(name)})()
-    dead, alive = parts({"a": ["it died", "it died"]}, {"b": [PLAYED, OTHER]})
-    found: list[dict[str, float]] = []
-    for made.local_trigger_step, batch in enumerate((dead, alive)):
-        metrics = {"actor/entropy": float("nan") if batch is dead else 0.5}
-        batch = advance(made, batch, metrics)
-        found.append(metrics)
-        if batch.keys[0].startswith("a"):
-            made._update_critic(batch, {})
-            made._update_actor(batch, {})
-            assert updates == []
-            for name in ("advantages", "returns"):
-                assert read(batch, name) == {"a_0_0": [0.0], "a_1_0": [0.0]}
-        else:
-            assert any(any(row) for row in read(batch, "advantages").values())
-    combined = combine(made._updates)
-    assert (combined["episode/count"], combined["episode/failed"]) == (4, 2)
-    assert combined["episode/success_rate"] == 0.25
-    assert "actor/entropy" not in found[0]
-    assert "actor/entropy" in found[1]
-
-
-def test_a_step_of_which_all_episodes_failed_stops_the_run(queue, build):
-    made = build("separate_async")
-    first, second = parts({"a": ["it died", "it died"]}, {"b": ["it burnt"]})
-    advance(made, first)
-    made.local_trigger_step = 1
-    with pytest.raises(RuntimeError, match=r"all 3 episodes of step 1 failed:\n  it burnt\n  it died"):
-        advance(made, second)
+    left = set(tq.kv_list(PARTITION)[PARTITION])
+    assert left == {"waiting", "asked", "waiting_0_0", "waiting_1_0", "waiting_1_1"}
 
 
 # --- verl's own slip --------------------------------------------------------------------------------------------------

@@ -157,8 +157,6 @@ def test_a_dead_environment_costs_its_own_episode(broken: Run) -> None:
         assert len(rows) == 1, "one row, the earlier steps dropped"
         assert by_key[rows[0]].sum() == 0
     assert len(real) == sum(len(episode["records"]) for episode in episodes)
-    # Resets die first, so such a row leads the batch and is what verl copies its padding rows from.
-    assert by_key[real[0]].sum() == 0
     assert any(seen["padding"])
 
 
