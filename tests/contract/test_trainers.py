@@ -284,15 +284,15 @@ def test_groups_without_a_difference_are_replaced_as_long_as_verl_wants(queue, b
             prompts(uids, "finished")
             return number
 
-    batch = sample(build("colocate_async", *FILTERED), refill)
+    batch = sample(build("colocate_async", *FILTERED, AT_ONCE), refill)
     assert {key.split("_")[0] for key in batch.keys} == {"good0", "good1", "good2", "good3"}
 
 
 def test_losses_of_another_step_do_not_count(queue, build):
-    trainer = build("colocate_async")
+    trainer = build("colocate_async", AT_ONCE)
     fill({f"good{i}": [PLAYED, OTHER] for i in range(8)})
     for step in (1, 2):
-        prompts([f"lost{step}{i}" for i in range(7)], "failure")
+        prompts([f"lost{step}{i}" for i in range(8)], "failure")
         prompts([f"good{step * 4 - i}" for i in range(1, 5)], "finished")
         trainer.replay_buffer.refill_fn = lambda number: number
         batch, _ = trainer.replay_buffer.sample(global_steps=step, partition_id=PARTITION, batch_size=4)

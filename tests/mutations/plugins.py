@@ -3,15 +3,17 @@
 C = "tests/contract"
 STEP, LOOP, ROWS = f"{C}/test_advantage_step.py", f"{C}/test_agent_loop.py", f"{C}/test_rows_without_records.py"
 LOSSES, PHASES, TRAINERS = f"{C}/test_policy_losses.py", f"{C}/test_phases.py", f"{C}/test_trainers.py"
-CONFIG = f"{C}/test_config.py"
+CONFIG, DEALING = f"{C}/test_config.py", f"{C}/test_dealing.py"
 TESTS = {
     "plugins/action_reader.py": f"{C}/test_action_reader.py {LOOP}",
     "plugins/agent_loop.py": LOOP,
     "plugins/clipping_bias.py": f"{C}/test_clipping_bias.py",
     "plugins/config.py": f"{CONFIG} {LOSSES}",
     "plugins/credit.py": f"{STEP} {ROWS}",
+    "plugins/dealing.py": f"tests/unit/plugins/test_dealing.py {DEALING}",
     "plugins/derived.py": ROWS,
     "plugins/episode.py": LOOP,
+    "plugins/filtering.py": TRAINERS,
     "plugins/hooks.py": "tests/unit/plugins/test_hooks.py",
     "plugins/loss_inputs.py": f"{LOSSES} {PHASES}",
     "plugins/metrics.py": f"tests/unit/plugins/test_metrics.py {STEP}",
@@ -21,7 +23,7 @@ TESTS = {
     "plugins/registration.py": f"{C}/test_registration.py",
     "plugins/rows.py": f"{STEP} {ROWS}",
     "plugins/starvation.py": TRAINERS,
-    "plugins/trainer.py": f"{STEP} {TRAINERS} {PHASES}",
+    "plugins/trainer.py": f"{STEP} {DEALING} {TRAINERS} {PHASES}",
     "plugins/trajectory_log.py": LOOP,
     "plugins/turns.py": f"{STEP} {ROWS}",
     "plugins/validate.py": CONFIG,
@@ -150,12 +152,19 @@ MUTATIONS = [
         "len({split_key(batch.keys[i])[0] for i in real})",
         STEP,
     ),
-    (
-        "plugins/trainer.py",
-        "reasons if self.local_trigger_step == 0 else self._reasons + reasons",
-        "self._reasons + reasons",
-        TRAINERS,
-    ),
+    ("plugins/trainer.py", "(self.global_steps, self.local_trigger_step)", "(self.global_steps, 0)", DEALING),
+    ("plugins/trainer.py", "self._trained_rows = idle.count(False)", "self._trained_rows = len(batch)", DEALING),
+    ("plugins/trainer.py", 'batch.extra_info.pop("no_lora_adapter", None)', "pass", DEALING),
+    ("plugins/trainer.py", "self.on_sample_end()  # verl saves", "pass  # verl saves", TRAINERS),
+    ("plugins/trainer.py", "self._saved == self.global_steps - 1", "self._saved == self.global_steps", TRAINERS),
+    ("plugins/dealing.py", "sorted(range(len(keys)), key=keys.__getitem__)", "list(range(len(keys)))"),
+    ("plugins/dealing.py", "int((k + 0.5) * len(part) / len(resting))", "k"),
+    ("plugins/dealing.py", "-(-trained // ranks)", "trained"),
+    ("plugins/filtering.py", "if len(set(values)) > 1 else", "if len(set(values)) != 1 else"),
+    ("plugins/filtering.py", "for key in keys if not reasons[key]]", "for key in keys]"),
+    ("plugins/starvation.py", "                self._patience.restore()\n", ""),
+    ("plugins/starvation.py", "self._pause *= 2", "pass"),
+    ("plugins/starvation.py", "if now >= self._end:", "if now > self._end:"),
     ("plugins/starvation.py", "if self._raised > self._most:", "if self._raised >= self._most:"),
     ("plugins/starvation.py", "self._dead > max(self._most, self._equal)", "self._dead > self._most"),
     # --- episodes
