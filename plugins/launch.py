@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import did_you_mean
+from verl_turnkey.plugins import command_line
 
 # What fits a first run on one node with GPUs, and one on a CPU with a model of a few million parameters.
 SIZES: dict[str, dict[str, Any]] = {
@@ -147,7 +148,11 @@ def overrides(
     out: Path,
     further: Sequence[str] = (),
 ) -> list[list[str]]:
-    """The overrides of the launch line, one list per line as it is shown; ``further`` come last and win."""
+    """The overrides of the launch line, one list per line as it is shown; ``further`` come last and win.
+
+    Raises:
+        ConfigError: the line would be refused, as a misspelt ``method``.
+    """
     chosen = {**SIZES[device]}
     given = {entry.lstrip("+~").partition("=")[0] for entry in further}
     batch = next((e.partition("=")[2] for e in further if e.startswith("data.train_batch_size=")), None)
@@ -173,7 +178,9 @@ def overrides(
     lines += [[f"data.train_files={tasks / 'train.parquet'}", f"data.val_files={tasks / 'val.parquet'}"]]
     lines += [[f"actor_rollout_ref.model.path={model}"]]
     lines += [[f"{key}={value}"] for key, value in chosen.items() if key not in given]
-    return [*lines, *([entry] for entry in further)]
+    lines += [[entry] for entry in further]
+    command_line.check([entry for line in lines for entry in line])
+    return lines
 
 
 def command(lines: Sequence[Sequence[str]]) -> list[str]:

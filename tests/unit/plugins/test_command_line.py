@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins import launch
 from verl_turnkey.plugins.cli import app
 from verl_turnkey.plugins.command_line import check, refuse
 from verl_turnkey.plugins.recipes import names
@@ -121,3 +124,11 @@ def test_refuse_shows_everything_when_asked(monkeypatch):
 def test_the_version_is_printed():
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.output) == (0, f"verl-turnkey {version('verl-turnkey')}\n")
+
+
+def test_turnkey_train_refuses_what_the_run_would():
+    played = launch.Played("turnkey/MiniGrid-v0", recipe="babyai")
+    sizes: dict[str, Any] = {"device": "cpu", "gpus": 1, "steps": 1, "tasks": Path("t"), "out": Path("o")}
+    launch.overrides(played, model="m", method="gigpo", **sizes)
+    with pytest.raises(ConfigError, match=r"no method 'grpo'; did you mean 'grpo_steps'"):
+        launch.overrides(played, model="m", method="grpo", **sizes)
