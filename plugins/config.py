@@ -40,7 +40,7 @@ class EnvConfig:
     patience: float = 300.0
     """seconds in which batches are asked for again whose episodes all failed, before the run stops"""
     probe: bool = True
-    """start one environment in the driver before Ray, to find a bad environment or prompt budget in seconds"""
+    """play the first task for a few steps, in the driver before Ray starts and then on every node"""
 
     def __post_init__(self) -> None:
         for name in ("hosts", "instances_per_host"):
