@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 #: Seconds for a test and its fixtures, by part: many times what the slowest takes, so that only a hang exceeds them.
-#: Then the run ends with the stack of every thread (``timeout_method`` in pyproject.toml: SIGALRM is the driver's own).
 TIMEOUTS = {"unit": 120, "contract": 600, "openenv": 120, "e2e": 1800}
 
 _gaps: list[str] = []

@@ -11,6 +11,7 @@ PLAYER = f"{HOSTS} {U}/test_registry.py"
 REWARDS = f"{U}/rewards"
 TESTS = {
     "envs/actions.py": ACTIONS,
+    "envs/answers.py": f"{U}/test_answers.py {U}/test_check.py",
     "envs/appworld.py": f"{U}/test_appworld.py",
     "envs/base.py": f"{BASE} {U}/test_toytext.py {U}/test_minigrid.py",
     "envs/check_credit.py": f"{U}/test_check.py",
@@ -57,7 +58,7 @@ MUTATIONS = [
     ("envs/actions.py", 'said.strip().partition("\\n")[0]', 'said.partition("\\n")[0]'),
     ("envs/actions.py", 'text.rfind("<action>", 0, end)', 'text.find("<action>", 0, end)'),
     ("envs/actions.py", 'start = text.rfind("\\\\boxed{")', 'start = text.find("\\\\boxed{")'),
-    ("envs/actions.py", 'not closed and said.lstrip().startswith("<think>")', 'said.lstrip().startswith("<think>")'),
+    ("envs/actions.py", 'said.lstrip().startswith("<think>")', 'said.startswith("<think>")'),
     ("envs/memory.py", "min(self.window, len(self.turns)) - cut", "self.window - cut"),
     (
         "envs/memory.py",
@@ -76,7 +77,7 @@ MUTATIONS = [
     # --- hosts
     ("envs/player.py", "self._env is None or self._made_for != (env_id, kwargs)", "self._env is None"),
     ("envs/player.py", 'metadata.get("thread_safe") is True', 'metadata.get("thread_safe") is not False'),
-    ("envs/player.py", "if not math.isfinite(reward):", "if math.isnan(reward):"),
+    ("envs/answers.py", "elif abs(number) > LARGEST_REWARD:", "elif number > LARGEST_REWARD:", f"{U}/test_answers.py"),
     ("envs/host.py", "self._taken + cost > self._room", "self._taken + cost >= self._room"),
     (
         "envs/host.py",
@@ -97,7 +98,7 @@ MUTATIONS = [
     # --- environments
     ("envs/minigrid.py", "bool(over and float(reward) > 0)", "bool(over)"),
     ("envs/minigrid.py", "            env.step_count += 1\n", ""),
-    ("envs/minigrid.py", "_encode(env.carrying), env.mission", "env.mission"),
+    ("envs/minigrid.py", "int(x), int(y), int(env.agent_dir), ", "int(x), int(y), "),
     ("envs/minigrid.py", "(cell[0] == DOOR and cell[2] == OPEN)", "cell[0] == DOOR"),
     ("envs/toytext.py", "won = bool(over) and self._wins(int(self.world.s))", "won = bool(over)"),
     (
@@ -130,7 +131,7 @@ MUTATIONS = [
     ("envs/rewards/matchtir.py", "(2.0 + len(theirs))", "(2.0 + len(ours))"),
     ("envs/rewards/matchtir.py", "predicted.name.lower() != gold.name.lower()", "predicted.name != gold.name"),
     ("envs/rewards/stepsearch.py", "best[j] = max(best[j], scores[j])", "best[j] = scores[j]"),
-    ("envs/rewards/stepsearch.py", "if not answers or text[answers[-1].end() :].strip():", "if not answers:"),
+    ("envs/rewards/stepsearch.py", "answers and not text[answers[-1].end() :].strip() else None", "answers else None"),
     (
         "envs/rewards/judge.py",
         "self.status in (408, 429) or self.status >= 500",

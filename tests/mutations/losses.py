@@ -82,10 +82,10 @@ MUTATIONS = [
     # --- what every loss goes through
     ("losses/registry.py", "if spec.per_row else mask\n", "if not spec.per_row else mask\n"),
     ("losses/registry.py", "torch.where(total > 0, mask.sum() / total, 0.0)", "mask.sum() / total"),
-    ("losses/registry.py", "clean(old_log_prob).detach()", "clean(old_log_prob)"),
-    ("losses/registry.py", "(shape[:1],) if spec.per_row else (shape, shape[:1])", "(shape, shape[:1])"),
-    ("losses/registry.py", "torch.where(mask, tensor.to(dtype), 0.0)", "tensor.to(dtype) * mask"),
-    ("losses/registry.py", "torch.float64 if log_prob.dtype == torch.float64 else torch.float32", "log_prob.dtype"),
+    ("losses/tensors.py", "clean(old_log_prob).detach()", "clean(old_log_prob)"),
+    ("losses/tensors.py", "(shape[:1],) if spec.per_row else (shape, shape[:1])", "(shape, shape[:1])"),
+    ("losses/tensors.py", "torch.where(mask, tensor.to(dtype), 0.0)", "tensor.to(dtype) * mask"),
+    ("losses/tensors.py", "torch.float64 if log_prob.dtype == torch.float64 else torch.float32", "log_prob.dtype"),
     (
         "losses/registry.py",
         "inputs.extra[WEIGHT_SHARE] if WEIGHT_SHARE in inputs.extra else _share(inputs.mask, weight)",

@@ -8,6 +8,7 @@ TESTS = {
     "plugins/action_reader.py": f"{C}/test_action_reader.py {LOOP}",
     "plugins/agent_loop.py": LOOP,
     "plugins/clipping_bias.py": f"{C}/test_clipping_bias.py",
+    "plugins/command_line.py": "tests/unit/plugins/test_command_line.py",
     "plugins/config.py": f"{CONFIG} {LOSSES}",
     "plugins/credit.py": f"{STEP} {ROWS}",
     "plugins/dealing.py": f"tests/unit/plugins/test_dealing.py {DEALING}",
@@ -65,7 +66,6 @@ MUTATIONS = [
         'logged in this process: %s", error)\n            self._folder = None',
         'logged in this process: %s", error)',
     ),
-    ("plugins/probe.py", "signal.signal(signal.SIGALRM, before)", "pass"),
     # --- from configuration to parameters
     ("plugins/action_reader.py", "_called(calls[0], admissible)", "_called(calls[-1], admissible)"),
     ("plugins/config.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
@@ -78,7 +78,7 @@ MUTATIONS = [
     ("plugins/config.py", "self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0", "True"),
     ("plugins/validate.py", "if tasks < config.data.train_batch_size:", "if tasks <= config.data.train_batch_size:"),
     ("plugins/validate.py", "if limit is not None and limit > budget:", "if limit is not None and limit >= budget:"),
-    ("plugins/validate.py", "argv[: method[0]]", "argv[method[0] :]"),
+    ("plugins/command_line.py", 'line.overrides[: keys.index("turnkey")]', 'line.overrides[keys.index("turnkey") :]'),
     ("plugins/validate_update.py", "{*PROVIDED, *(estimator.gives if estimator else ())}", "{*PROVIDED}"),
     (
         "plugins/validate_update.py",

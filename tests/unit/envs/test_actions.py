@@ -39,6 +39,7 @@ def test_found(text, fmt, action):
         ("", "plain", "empty", "format"),
         (" \n ", "plain", "empty", "format"),
         ("<think>\nturn left", "plain", "no action in the format 'plain'", "format"),
+        ("\n <think>turn left", "plain", "no action in the format 'plain'", "format"),
         ("fly", "plain", "not an admissible action: 'fly'", "admissible"),
         ("turn left", "tags", "no action in the format 'tags'", "format"),
         ("<action>turn left", "tags", "no action", "format"),

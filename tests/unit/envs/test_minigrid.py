@@ -187,3 +187,33 @@ def test_done_is_offered_only_where_it_means_something():
 def test_bad_arguments(kwargs, error, words):
     with pytest.raises(error, match=words):
         make("turnkey/MiniGrid-v0", kwargs)
+
+
+def test_lava_ends_an_episode_without_a_success():
+    env = make("turnkey/MiniGrid-v0", {"level": "MiniGrid-LavaGapS5-v0", "reward": "success"})
+    rng = random.Random(0)
+    ends = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        over = cut = False
+        while not (over or cut):
+            _, reward, over, cut, info = env.step(rng.choice(WORDS))
+        assert info["won"] == (reward > 0)
+        ends.add((over, info["won"]))
+    assert (True, False) in ends, "nobody fell into the lava"
+    assert (True, True) in ends, "nobody reached the goal"
+
+
+def test_words_that_are_no_action_use_up_the_levels_own_time():
+    env = make("turnkey/MiniGrid-v0", {"reward": "time_decay"})
+    env.reset(seed=3)
+    limit = env.unwrapped.grid_env.max_steps
+    plan = shortest_plan(env.unwrapped)
+    for _ in range(10):
+        *_, info = env.step("dance")
+        assert info["invalid"]
+    rewards = [env.step(action)[1] for action in plan]
+    assert rewards[-1] == pytest.approx(1 - 0.9 * (10 + len(plan)) / limit)
+    env.reset(seed=3)
+    ends = [env.step("dance")[2:4] for _ in range(limit)]
+    assert ends == [(False, False)] * (limit - 1) + [(False, True)]

@@ -209,3 +209,13 @@ def test_pygame_is_not_needed():
         f"for id in {IDS}: env = make(id); env.reset(seed=0); env.step('up'); env.close()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_oracle_may_take_the_whole_limit_and_no_more():
+    lakes = [make("turnkey/FrozenLake-v0", {"map": "4x4", "max_steps": steps}) for steps in (5, 6)]
+    for lake in lakes:
+        lake.reset(seed=0)
+    too_short, enough = (lake.unwrapped.oracle() for lake in lakes)
+    assert too_short is None
+    assert len(enough) == 6
+    assert [lakes[1].step(action) for action in enough][-1][1:4] == (1.0, True, False)

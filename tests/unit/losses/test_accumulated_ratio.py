@@ -1,5 +1,7 @@
 """SeeUPO's accumulated ratio; the reference's outputs are in the test of the estimator ``seeupo``, which it weighs."""
 
+import math
+
 import pytest
 import torch
 
@@ -12,3 +14,10 @@ def test_extreme_moves_are_clipped_and_rows_without_tokens_are_left_alone():
     after = torch.tensor([[50.0, 50.0], [-50.0, 9.0], [9.0, 9.0]])
     found = accumulated_ratio(torch.tensor([1.1, 1.0, 0.9]), zeros, after, mask)
     assert found.tolist() == pytest.approx([1.2, 0.8, 0.9])
+
+
+def test_the_turns_ratio_is_of_its_tokens_alone_and_clipped_before_it_is_multiplied():
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]])
+    after = torch.tensor([[0.1, 0.05, 9.0, 9.0], [9.0, 0.5, 9.0, 9.0]])
+    found = accumulated_ratio(torch.tensor([0.9, 0.9]), torch.zeros(2, 4), after, mask)
+    assert found.tolist() == pytest.approx([0.9 * math.exp(0.075), 0.9 * 1.2])
