@@ -57,7 +57,11 @@ MUTATIONS = [
         "torch.where(where, ratio * inputs.advantages, 0.0)",
         "torch.where(where, inputs.advantages, 0.0)",
     ),
-    ("losses/st_ppo.py", "params.clip_low, params.clip_high) & inputs.mask", "params.clip_low, params.clip_high)"),
+    (
+        "losses/st_ppo.py",
+        "return _with_bias(inputs, log_ratio.exp(), params)",
+        "return _with_bias(inputs, log_ratio, params)",
+    ),
     (
         "losses/st_ppo.py",
         "turns.mean(inputs.log_prob - inputs.old_log_prob)",

@@ -32,7 +32,7 @@ def test_every_signal_that_kills_is_told(monkeypatch, tmp_path, number, name):
 
 @pytest.mark.parametrize(("threads", "kept"), [(None, "1"), ("4", "4")])
 def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kept):
-    """It would take memory of the GPU, or the address of the cluster for its own; its threads would fill the machine."""
+    """It would take memory of the GPU, or the cluster for its own; its threads would fill the machine."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("SOMETHING_ELSE", "stays")

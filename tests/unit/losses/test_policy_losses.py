@@ -9,7 +9,7 @@ import torch
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import losses, policy_loss
-from verl_turnkey.losses.registry import weight_share
+from verl_turnkey.losses.registry import token_loss, weight_share
 from verl_turnkey.losses.turns import turn_ids
 
 ORACLE = Path(__file__).parents[2] / "data" / "oracle"
@@ -278,6 +278,20 @@ def test_a3po_holds_the_proximal_policy_fixed(log_ratio, advantage):
     loss, metrics = policy_loss("a3po", **given, staleness=torch.tensor([2.0]))
     assert metrics["pg_clipfrac"] == 1
     assert torch.autograd.grad(loss, given["log_prob"])[0].item() == 0
+
+
+@pytest.mark.parametrize("name", ["st_ppo", "s_ppo"])
+def test_the_clipping_bias_is_what_the_clip_took_away(name):
+    """The unclipped surrogate of the clipped tokens, with its gradient: added to the loss's it is that without clip."""
+    ratios = torch.tensor([[1.5, 1.1, 0.5, 0.5]], dtype=torch.float64)
+    log_prob = ratios.log().T.clone().requires_grad_()  # a row each
+    old, mask = torch.zeros(4, 1, dtype=torch.float64), torch.tensor([[1], [1], [1], [0]])
+    advantages = torch.tensor([[2.0], [2.0], [-3.0], [-3.0]], dtype=torch.float64)
+    given = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages, "response_mask": mask}
+    term = token_loss(losses()[name], losses()[name].params(), **given, extra={})
+    assert term.bias.flatten().tolist() == pytest.approx([3.0, 0.0, -1.5, 0.0])
+    slope = torch.autograd.grad(term.bias.sum() - term.loss.sum(), log_prob)[0]
+    assert slope.flatten().tolist() == pytest.approx([3.0, 2.2, -1.5, 0.0])
 
 
 @pytest.mark.parametrize(
