@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
     from transfer_queue import KVBatchMeta
 
 SUPPORTED_VERL = ">=0.9,<0.10"
@@ -117,6 +118,12 @@ SEAMS = (
         "a list of outputs becomes rows {uid}_{session}_{index}",
     ),
     Seam(_BASE, "PPOTrainer.fit", "self, agent_loop_manager", "agent-loop workers are asked before the first step"),
+    Seam(
+        "verl.trainer.ppo.v1.agent_loop_tq",
+        "AgentLoopManagerTQ.generate_sequences",
+        "self, prompts",
+        "deals a call's prompts to agent_loop_workers, from the first on",
+    ),
     *(
         Seam("verl.workers.engine_workers", f"{name}", "self, data", "fields and mini-batches are set before the call")
         for name in (
@@ -197,6 +204,23 @@ def logger_of(module: ModuleType) -> Iterator[None]:
         yield
     finally:
         module.logger = original  # type: ignore[attr-defined]
+
+
+def deal_in_turn(manager: Any) -> None:
+    """Let each call of ``manager.generate_sequences`` go on with the agent-loop worker after the last one's.
+
+    verl begins with the first worker every time, and so gives it all the prompts that are asked for one by one.
+    """
+    generate = manager.generate_sequences
+
+    def generate_sequences(prompts: TensorDict) -> Any:
+        workers = manager.agent_loop_workers
+        used = len(prompts.chunk(len(workers)))
+        result = generate(prompts)
+        manager.agent_loop_workers = workers[used:] + workers[:used]
+        return result
+
+    manager.generate_sequences = generate_sequences
 
 
 def queue_fields(batch: KVBatchMeta) -> list[str]:

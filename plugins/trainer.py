@@ -111,6 +111,7 @@ class TurnkeyTrainer:
         texts = bool(getattr(self.credit_params, "compares_texts", False))
         workers = agent_loop_manager.agent_loop_workers
         ray.get([worker.__ray_call__.remote(agent_loop.prepare, texts) for worker in workers])
+        seams.deal_in_turn(agent_loop_manager)
         super().fit(agent_loop_manager)  # type: ignore[misc]
 
     def _load_checkpoint(self) -> None:

@@ -1,0 +1,53 @@
+"""verl's own manager of agent-loop workers deals prompts to all of them, also one by one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import torch
+from tensordict import TensorDict
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """Notes the prompts it is given; of its configuration, all that is asked for is the name of the agent loop."""
+
+    def __init__(self) -> None:
+        agent = SimpleNamespace(default_agent_loop="mine")
+        self.config = SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(agent=agent)),
+        )
+        self.given: list[int] = []
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        self.given += prompts["prompt"].tolist()
+
+    def seen(self) -> list[int]:
+        return self.given
+
+
+def test_every_worker_gets_its_part_of_the_refills(ray_queue, trainer, monkeypatch):
+    manager: Any = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)  # its construction starts model servers
+    workers = manager.agent_loop_workers = [Worker.remote() for _ in range(4)]
+    sizes = [1, 1, 1, 5, 4, 1]
+
+    def fit(self: PPOTrainer, manager: Any) -> None:
+        start = 0
+        for size in sizes:
+            prompts = torch.arange(start, start + size)
+            manager.generate_sequences(TensorDict({"prompt": prompts}, batch_size=[size]))
+            start += size
+
+    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    trainer().fit(manager)
+    # One by one; 5 are dealt by twos and so to three of four; each call goes on where the last one ended.
+    assert ray.get([worker.seen.remote() for worker in workers]) == [
+        [0, 5, 6, 10],
+        [1, 7, 11],
+        [2, 8, 12],
+        [3, 4, 9],
+    ]
