@@ -9,14 +9,17 @@ _SHARE_OF_MEMORY = 0.5  # of what is free when a host starts; the rest is for wh
 _CPUS_PER_HOST = 4
 _MOST_HOSTS = 4
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def cpus() -> int:
     """CPUs that this process may use: its affinity, or its container's quota when that is less."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _words(_CGROUP / "cpu.max")
-    if len(quota) == 2 and quota[0] != "max":
-        count = min(count, round(int(quota[0]) / int(quota[1])))
+    for group in _groups("cpu"):
+        old = _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
+        quota = _words(group / "cpu.max") or old
+        if len(quota) == 2 and quota[0] not in ("max", "-1"):
+            count = min(count, round(int(quota[0]) / int(quota[1])))
     return max(1, count)
 
 
@@ -24,21 +27,29 @@ def free_memory_mb() -> int:
     """Memory that is available: of the machine, or of this process's container when that is less. 4096 if unknown."""
     lines = [line.split() for line in _text(Path("/proc/meminfo")).splitlines()]
     free = next((int(line[1]) // 1024 for line in lines if line[0] == "MemAvailable:"), 4096)
-    for group in _cgroups():
-        limit, used = _words(group / "memory.max"), _words(group / "memory.current")
+    for group in _groups("memory"):
+        limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
+        used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
         if limit and used and limit[0] != "max":
             # Files in the cache (a model's weights, just read) count as used, and go when memory is asked for.
             stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-            cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+            names = ("inactive_file", "active_file")  # version 1 has the sums over its children beside its own
+            cache = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
             free = min(free, (int(limit[0]) - int(used[0]) + cache) >> 20)
     return max(0, free)
 
 
-def _cgroups() -> list[Path]:
-    """The control groups (version 2) that this process is in, the innermost first; inside a container often one."""
-    line = next((line for line in _text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "0::/")
-    inner = _CGROUP / line[3:].lstrip("/")
-    return [group for group in (inner, *inner.parents) if group.is_relative_to(_CGROUP)]
+def _groups(controller: str) -> list[Path]:
+    """The control groups that may limit this process, of versions 2 and 1; inside a container often the root alone."""
+    found = []
+    for line in (_text(_MEMBERSHIP) or "0::/").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _CGROUP / controller if controllers else _CGROUP  # version 2 has one tree for all of them
+        inner = root / path.lstrip("/")
+        found += [group for group in (inner, *inner.parents) if group.is_relative_to(root)]
+    return found
 
 
 def hosts(sharers: int) -> int:
