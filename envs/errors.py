@@ -46,8 +46,8 @@ class EnvironmentFailure(RuntimeError):
 
     ``kind`` is one of ``make`` (unknown id, missing package or wrong arguments), ``reset``, ``step``, ``reward``,
     ``timeout``, ``process`` (its process died), ``closed``, ``clone``, ``images``, ``host`` (the host is gone) and
-    ``restarts`` (it lost too many processes and takes no more episodes). Plain strings only, so that it crosses process
-    borders whatever the environment raised.
+    ``restarts`` (the host has lost too many processes to begin another episode; ``HostPool`` then begins it elsewhere
+    or later). Plain strings only, so that it crosses process borders whatever the environment raised.
     """
 
     def __init__(self, kind: str, message: str):

@@ -8,20 +8,23 @@ agent loops (see ``EnvHost``), with a deadline per call, and whatever goes wrong
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
 from verl_turnkey.envs import sizing
-from verl_turnkey.envs.budget import Losses
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.host import EnvHost, over
 from verl_turnkey.envs.player import Info
 
 LIVENESS_SECONDS = 60.0  # how long a host may be silent before it is asked whether it lives, and to answer that
-RESTART_SECONDS = 60.0  # how long Ray may take to restart a host
+PAUSE_SECONDS = 30.0  # a host lives at least so long before another one takes its place, and one that is over rests
+TRIES = 3  # hosts that one start may lose: an environment whose start kills its host must not kill them all
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,8 @@ class Step:
 class Episode:
     """An open episode in some host: ``observation`` and ``info`` of its start, then ``step`` until it ends."""
 
-    def __init__(self, pool: HostPool, host: int, name: str, observation: str, info: Info) -> None:
+    def __init__(self, pool: HostPool, host: _Host, name: str, observation: str, info: Info) -> None:
         self._pool, self._host, self._name = pool, host, name
-        self._life = pool.life(host)
         self._open = True
         self._latest = (observation, info)
         self.observation = observation
@@ -52,13 +54,12 @@ class Episode:
             raise over(self._name)
         try:
             timeout = self._pool.step_timeout
-            step = Step(*await self._pool.call(self._host, self._life, "step", self._name, action, timeout))
+            step = Step(*await self._pool.call(self._host, "step", self._name, action, timeout))
         except EnvironmentFailure:
             self._end()
             raise
         self._latest = (step.observation, step.info)
         if step.terminated or step.truncated:
-            self._pool.gained()
             self._end()
         return step
 
@@ -82,17 +83,32 @@ class Episode:
         """Give the episode up without waiting for the host. Closing twice, or after its end, does nothing."""
         if self._open:
             self._pool.tell_close(self._host, self._name)
-            self._pool.gained()
             self._end()
 
     def _end(self) -> None:
         if self._open:
             self._open = False
-            self._pool.release(self._host)
+            self._pool.leave(self._host)
+
+
+@dataclass(eq=False)
+class _Host:
+    """One Ray actor; its successor is another ``_Host``, so that nothing is looked for where it was not opened."""
+
+    number: int
+    generation: int
+    actor: Any
+    born: float
+    load: int = 0  # episodes that are open or being opened
+    successor_due: float | None = None  # None: it takes episodes; else when another one takes its place
 
 
 class HostPool:
     """Finds the named hosts, or creates them, and opens each episode where the fewest are open.
+
+    A host that dies costs the episodes open in it. Another one takes its place, and a start that met its death is tried
+    again. A host that has lost more threads and processes than it may gets no more episodes and is replaced after
+    a pause; those open in it go on to their end.
 
     Every process that names the same ``namespace_tag`` shares the same hosts. To be used inside one asyncio loop of a
     process that is connected to Ray.
@@ -102,7 +118,7 @@ class HostPool:
         namespace_tag: distinguishes runs that share a Ray cluster.
         places: open episodes per host; ``auto``: by free memory and what the environments declare.
         sharers: pools on this machine, which share its CPUs and memory.
-        restarts: see ``EnvHost``; also the hosts themselves that may be lost beyond the episodes that went well.
+        restarts, calls: see ``EnvHost``.
         step_timeout, reset_timeout: seconds; ``reset_timeout`` includes importing and making the environment.
         modules: user modules that the hosts import.
     """
@@ -117,43 +133,44 @@ class HostPool:
         step_timeout: float = 30.0,
         reset_timeout: float = 120.0,
         modules: Sequence[str] = (),
+        calls: int | Literal["auto"] = "auto",
     ) -> None:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         count = sizing.hosts(sharers) if hosts == "auto" else hosts
         if count < 1:
             raise ValueError(f"turnkey.env.hosts must be auto or at least 1, not {hosts}")
         self.step_timeout = step_timeout
         self.reset_timeout = reset_timeout
-        actor_class = ray.remote(EnvHost)
-        self._hosts = [
-            actor_class.options(
-                # Beside its episodes' agent loop, not on a node that somebody keeps free of work.
-                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
-                name=f"turnkey_env_host_{namespace_tag}_{i}",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,  # a lost host costs its open episodes, not the run
-                max_concurrency=10_000,  # starts that wait for a place must not keep out the steps they wait for
-            ).remote(tuple(modules), places, sharers * count, restarts)
-            for i in range(count)
-        ]
-        self._loads = [0] * count
-        self._lives = [0] * count  # how often each host was lost; a loss that ends many calls is counted once
-        self._restarting: set[int] = set()
-        self._losses = Losses("environment hosts", restarts)
+        self._tag = namespace_tag
+        self._arguments = (tuple(modules), places, sharers * count, restarts, calls)
+        self._hosts = [self._new(number, 0) for number in range(count)]
         self._turn = os.getpid()  # ties go round, and not every process begins with the same host
 
+    def _new(self, number: int, generation: int) -> _Host:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        host = ray.remote(EnvHost).options(
+            # Beside its episodes' agent loop, not on a node that somebody keeps free of work.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
+            name=f"turnkey_env_host_{self._tag}_{number}_{generation}",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=10_000,  # starts that wait for a place must not keep out the steps they wait for
+        )
+        return _Host(number, generation, host.remote(*self._arguments), time.monotonic())
+
     async def start(self, env_id: str, kwargs: Mapping[str, Any] | None, seed: int | None) -> Episode:
-        """Open an episode; waits for a free place. Raises ``EnvironmentFailure``."""
-        self._losses.check()
-        n = len(self._loads)
-        self._turn += 1
-        host = min(range(n), key=lambda i: (i in self._restarting, self._loads[i], (i - self._turn) % n))
-        name = uuid4().hex
-        observation, info = await self._open(host, "start", name, env_id, dict(kwargs or {}), seed, self.reset_timeout)
-        return Episode(self, host, name, observation, info)
+        """Open an episode; waits for a host and for a free place. Raises ``EnvironmentFailure``."""
+        lost = 0
+        while True:
+            host, name = await self._pick(), uuid4().hex
+            try:
+                arguments = (name, env_id, dict(kwargs or {}), seed, self.reset_timeout)
+                return Episode(self, host, name, *await self._open(host, "start", *arguments))
+            except EnvironmentFailure as failure:
+                lost += failure.kind == "host"
+                if failure.kind not in ("host", "restarts") or lost == TRIES:
+                    raise
 
     async def clone(self, original: Episode, observation: str, info: Info) -> Episode:
         """See ``Episode.clone``."""
@@ -161,97 +178,85 @@ class HostPool:
         await self._open(host, "clone", name, original._name, self.reset_timeout, self.step_timeout)
         return Episode(self, host, name, observation, {**info, "task": original.info["task"]})
 
-    async def _open(self, host: int, method: str, name: str, *args: Any) -> Any:
-        self._loads[host] += 1
+    async def _pick(self) -> _Host:
+        """The host with the fewest episodes among those that take any; waits until there is one."""
+        while True:
+            now = time.monotonic()
+            for host in list(self._hosts):
+                if host.successor_due is not None and host.successor_due <= now:
+                    self._hosts[host.number] = self._new(host.number, host.generation + 1)
+                    self._end_unless_used(host)
+            well = [host for host in self._hosts if host.successor_due is None]
+            if well:
+                self._turn += 1
+                return min(well, key=lambda host: (host.load, (host.number - self._turn) % len(self._hosts)))
+            await asyncio.sleep(min(host.successor_due or now for host in self._hosts) - now)
+
+    async def _open(self, host: _Host, method: str, name: str, *args: Any) -> Any:
+        host.load += 1
         try:
-            if host in self._restarting:
-                await self._wait_for(host)
-            return await self.call(host, self._lives[host], method, name, *args)
-        except asyncio.CancelledError:
-            self.tell_close(host, name)  # nobody is left who could
-            self.release(host)
-            raise
-        except BaseException:
-            self.release(host)
+            return await self.call(host, method, name, *args)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self.tell_close(host, name)  # nobody is left who could
+            self.leave(host)
             raise
 
-    def life(self, host: int) -> int:
-        """How often a host was lost: what was opened in an earlier life is gone."""
-        return self._lives[host]
-
-    async def call(self, host: int, life: int, method: str, *args: Any) -> Any:
-        """Call a method of a host in its ``life``; a host that is gone is a failure of kind ``host``."""
+    async def call(self, host: _Host, method: str, *args: Any) -> Any:
+        """Call a method of a host; a host that is gone is a failure of kind ``host``."""
         import ray
         from ray.exceptions import ActorUnavailableError, RayActorError
 
-        if life != self._lives[host]:
-            raise EnvironmentFailure("host", f"environment host {host} died, and the episode with it")
-        answer = asyncio.wrap_future(getattr(self._hosts[host], method).remote(*args).future())
+        answer = asyncio.wrap_future(getattr(host.actor, method).remote(*args).future())
         try:
             while not (await asyncio.wait({answer}, timeout=LIVENESS_SECONDS))[0]:
                 await self._check_alive(host)  # the answer may rightly take long: its deadline runs in the host
             return answer.result()
         except EnvironmentFailure as error:  # Ray's own subclass of it, with a remote traceback: keep the plain words
             if error.kind == "host":
-                self._note_death(host, life, error.message)
+                self._replace(host, host.born, error.message)
+            elif error.kind == "restarts":
+                self._replace(host, time.monotonic(), error.message)
             raise EnvironmentFailure(error.kind, error.message) from None
         except RayActorError as error:
-            # It may live, with episodes that nobody would close any more.
-            if isinstance(error, ActorUnavailableError) and life == self._lives[host]:
-                ray.kill(self._hosts[host], no_restart=False)
-            message = f"environment host {host} died: {error}"
-            self._note_death(host, life, message)
+            if isinstance(error, ActorUnavailableError):  # it may live, with episodes that nobody would close any more
+                ray.kill(host.actor)
+            message = f"environment host {host.number} died: {error}"
+            self._replace(host, host.born, message)
             raise EnvironmentFailure("host", message) from error
 
-    async def _check_alive(self, host: int) -> None:
+    async def _check_alive(self, host: _Host) -> None:
         """A host that cannot even say how busy it is (an environment that blocks its whole process) is a lost one."""
         import ray
 
         try:
-            await asyncio.wait_for(asyncio.wrap_future(self._hosts[host].load.remote().future()), LIVENESS_SECONDS)
+            await asyncio.wait_for(asyncio.wrap_future(host.actor.load.remote().future()), LIVENESS_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
-            ray.kill(self._hosts[host], no_restart=False)
-            raise EnvironmentFailure(
-                "host", f"environment host {host} has not answered for {LIVENESS_SECONDS:g} s: its process is blocked"
-            ) from None
+            ray.kill(host.actor)
+            message = (
+                f"environment host {host.number} has not answered for {LIVENESS_SECONDS:g} s: its process is blocked"
+            )
+            raise EnvironmentFailure("host", message) from None
 
-    def _note_death(self, host: int, life: int, message: str) -> None:
-        """Count it once, however many calls it ended."""
-        if self._lives[host] == life:
-            self._lives[host] += 1
-            self._restarting.add(host)
-            self._losses.lost(message)
+    def _replace(self, host: _Host, since: float, reason: str) -> None:
+        """Give a host no more episodes, and its place to another one a pause after ``since``; once for each host."""
+        if host.successor_due is None:
+            host.successor_due = since + PAUSE_SECONDS
+            wait = max(0.0, host.successor_due - time.monotonic())
+            logger.warning("environment host %d is replaced in %.0f s: %s", host.number, wait, reason)
 
-    async def _wait_for(self, host: int) -> None:
-        """Wait until Ray has restarted a host: until then it refuses every call.
-
-        The same process has to answer twice: killing takes its time, and may hit the one that was just restarted.
-        """
-        from ray.exceptions import ActorUnavailableError, RayActorError
-
-        before = None
-        for _ in range(round(RESTART_SECONDS / 0.5)):
-            try:
-                process = (await asyncio.wrap_future(self._hosts[host].load.remote().future()))["process"]
-            except ActorUnavailableError:
-                process = None
-            except RayActorError:
-                break  # for good
-            if process is not None and process == before:
-                self._restarting.discard(host)
-                return
-            before = process
-            await asyncio.sleep(0.5)
-        raise EnvironmentFailure("host", f"environment host {host} died and has not come back")
-
-    def tell_close(self, host: int, name: str) -> None:
-        """Ask a host to close an episode, without waiting."""
-        self._hosts[host].close.remote(name)
-
-    def release(self, host: int) -> None:
+    def leave(self, host: _Host) -> None:
         """Note that an episode on ``host`` is over."""
-        self._loads[host] -= 1
+        host.load -= 1
+        self._end_unless_used(host)
 
-    def gained(self) -> None:
-        """Note that an episode ended without a failure."""
-        self._losses.gained()
+    def _end_unless_used(self, host: _Host) -> None:
+        """End a host that has a successor, as soon as no episode is open in it."""
+        import ray
+
+        if host.load == 0 and self._hosts[host.number] is not host:
+            ray.kill(host.actor)
+
+    def tell_close(self, host: _Host, name: str) -> None:
+        """Ask a host to close an episode, without waiting."""
+        host.actor.close.remote(name)

@@ -49,6 +49,7 @@ class _Process:
             # Hosts are shared by the rollouts of one worker: with its process dies its episodes' owner.
             namespace_tag=ray.get_runtime_context().get_actor_id() or uuid4().hex,
             places=env.instances_per_host,
+            calls=env.calls_per_host,
             sharers=_workers_per_node(config),
             restarts=env.restarts,
             step_timeout=env.step_timeout,

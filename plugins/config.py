@@ -31,8 +31,10 @@ class EnvConfig:
     """environment hosts per agent-loop worker; auto: one for every four CPUs that fall to the worker, 1 to 4"""
     instances_per_host: int | Literal["auto"] = "auto"
     """episodes a host holds at once, further ones wait; auto: what fits into its part of half the free memory"""
+    calls_per_host: int | Literal["auto"] = "auto"
+    """environment calls that run at once in a host; auto: four for every CPU that falls to it, at least 8"""
     restarts: int = 100
-    """processes a host may lose to hangs and crashes beyond its episodes that went well, before it takes no more"""
+    """processes a host may lose in ten minutes beyond its episodes that went well; then another takes its place"""
     step_timeout: float = 30.0
     """seconds one environment step may take"""
     reset_timeout: float = 120.0
@@ -43,7 +45,7 @@ class EnvConfig:
     """play the first task for a few steps, in the driver before Ray starts and then on every node"""
 
     def __post_init__(self) -> None:
-        for name in ("hosts", "instances_per_host"):
+        for name in ("hosts", "instances_per_host", "calls_per_host"):
             value = getattr(self, name)
             check(value == "auto" or value > 0, name, "auto or a positive integer", value)
         check(self.restarts >= 0, "restarts", "zero or more", self.restarts)

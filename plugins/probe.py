@@ -16,10 +16,10 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.actions import INSTRUCTIONS, TOOL_CALL
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY
 from verl_turnkey.envs.memory import Memory, View
 from verl_turnkey.envs.processes import Child
 from verl_turnkey.envs.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.seats import CLOSE_SECONDS, RESET_KEY, STEP_KEY
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.config import TurnkeyConfig
 

@@ -370,7 +370,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Exits, "runs", "fail", "SystemExit"),
     (ShortAnswer, "runs", "fail", "step must return (observation, reward"),
     (RaisesOnLongText, "any_text", "fail", "ValueError: 'too long'"),
-    (Slow, "deadline", "fail", "slowest step 0.05"),
+    (Slow, "deadline", "fail", "s of 0.04 s: raise turnkey.env.reset_timeout or step_timeout"),
     (NoGenerator, "gymnasium", "fail", "super().reset(seed=seed)"),
     (NarrowSpace, "gymnasium", "warn", "AnyText"),
     (NoText, "observation", "fail", "list [1]"),

@@ -41,7 +41,7 @@ def run() -> Iterator[Run]:
 
 
 @pytest.fixture(scope="module")
-def host(run: Run) -> Iterator[EnvHost]:
+def shared_host(run: Run) -> Iterator[EnvHost]:
     """A host that has imported everything, with the budget to lose many processes."""
     shared = EnvHost([FAULTY], places=3, restarts=100)
 
@@ -55,13 +55,29 @@ def host(run: Run) -> Iterator[EnvHost]:
 
 
 @pytest.fixture
-def made(run: Run, host: EnvHost) -> Iterator[Callable[..., EnvHost]]:
+def host(run: Run, shared_host: EnvHost) -> Iterator[EnvHost]:
+    """The shared one, without episodes: what a test that fails leaves open would keep out the next one's."""
+    yield shared_host
+
+    async def clear() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for name in list(shared_host._open):
+            shared_host._drop(name)
+
+    run(clear())
+
+
+@pytest.fixture
+def made(run: Run, shared_host: EnvHost) -> Iterator[Callable[..., EnvHost]]:
     """``made(**arguments)``: a host of the test's own, which need not find out again what classes declare."""
     hosts = []
 
     def make(modules: list[str] | None = None, **arguments: Any) -> EnvHost:
         hosts.append(EnvHost(modules or [FAULTY], **arguments))
-        hosts[-1]._declared.update(host._declared)
+        hosts[-1]._admission.declared.update(shared_host._admission.declared)
         return hosts[-1]
 
     yield make
@@ -84,7 +100,7 @@ async def failure(awaitable: Any) -> EnvironmentFailure:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second one when it ends while the file is read
         return False
 
 
@@ -116,13 +132,28 @@ def test_an_episode_from_start_to_end(run, host, env_id):
     run(main())
 
 
-def test_where_environments_live(run, host):
+def test_a_truncated_episode_gives_its_place_back(run, made):
     async def main():
+        host = made(places=1)
+        name, *_ = await opened(host, SAFE, steps=1)
+        assert (await host.step(name, "go", 5))[2:4] == (False, True)
+        assert (await host.load())["open"] == 0
+        await asyncio.wait_for(opened(host, SAFE), 10)
+
+    run(main())
+
+
+def test_where_environments_live(run, made, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    async def main():
+        host = made(places=3)
         names = [(await opened(host, env_id))[0] for env_id in (SAFE, ALONE, ALONE)]
         pids = [int((await host.step(name, "pid", 5))[0]) for name in names]
         assert pids[0] == os.getpid()
         assert len(set(pids)) == 3
         assert (await host.step(names[1], "known", 5))[0] == "[]"
+        assert (await host.step(names[1], "gpus", 5))[0] == "''"
         for name in names:
             await host.close(name)
         name, *_ = await opened(host, ALONE)
@@ -366,7 +397,8 @@ def test_a_module_that_takes_its_time_is_imported_before_any_episode_starts(run,
 
     async def main():
         host = made([str(slow)], places=4)
-        host._declared["test/Slow-v0"] = Declared(thread_safe=True)  # or a process would find it out, one at a time
+        # Or a process would find it out, one at a time.
+        host._admission.declared["test/Slow-v0"] = Declared(thread_safe=True)
         episodes = await asyncio.gather(*(opened(host, "test/Slow-v0") for _ in range(4)))
         assert [episode[1] for episode in episodes] == ["here"] * 4
 
@@ -472,6 +504,27 @@ def test_who_gives_up_waiting_lets_the_next_one_in(run, made, monkeypatch):
     run(main())
 
 
+@pytest.mark.parametrize("places", [1, "auto"])
+def test_who_is_let_in_and_goes_away_at_the_same_moment_leaves_the_place(run, made, monkeypatch, places):
+    monkeypatch.setattr(sizing, "memory_for_a_host_mb", lambda sharers: 1)
+
+    async def main():
+        host = made(places=places)
+        first = await opened(host, SAFE)
+        if places == "auto":  # this one would be the first to find out what the class declares
+            del host._admission.declared[SAFE]
+        start = asyncio.create_task(opened(host, SAFE))
+        await asyncio.sleep(0)
+        assert (await host.load())["waiting"] == 1
+        host._rest(first[0])  # lets the start in, which is cancelled before it knows
+        assert (await host.load())["waiting"] == 0
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await asyncio.wait_for(opened(host, SAFE), 20)
+
+    run(main())
+
+
 def test_the_first_wave_is_let_in_by_what_the_class_declares(run, made, monkeypatch):
     """Not by the guess for a class that nobody has seen: two by the guess, all by the declaration."""
     monkeypatch.setattr(sizing, "memory_for_a_host_mb", lambda sharers: 2 * Declared().memory_mb)
@@ -499,20 +552,53 @@ def test_an_environment_larger_than_the_room_runs_alone(run, made, monkeypatch):
     run(main())
 
 
-def test_sizes_follow_the_machine_or_its_container(tmp_path, monkeypatch):
+@pytest.fixture
+def cgroups(tmp_path, monkeypatch) -> Path:
+    """A machine of 64 CPUs on which ``/proc/self/cgroup`` and ``/sys/fs/cgroup`` are ours to fill."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     monkeypatch.setattr(sizing, "_CGROUP", tmp_path)
+    monkeypatch.setattr(sizing, "_MEMBERSHIP", tmp_path / "membership")
+    return tmp_path
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_sizes_follow_the_machine_or_its_container(cgroups):
     assert (sizing.cpus(), sizing.hosts(8), sizing.hosts(1)) == (64, 2, 4)
     assert (sizing.calls_at_once(8), sizing.starts_at_once(8)) == (32, 8)
     free = sizing.free_memory_mb()
     assert free > 100
-    (tmp_path / "cpu.max").write_text("200000 100000\n")
-    (tmp_path / "memory.max").write_text(f"{512 << 20}\n")
-    (tmp_path / "memory.current").write_text(f"{112 << 20}\n")
+    write(cgroups, cpu__max="200000 100000", memory__max=f"{512 << 20}", memory__current=f"{112 << 20}")
     assert (sizing.cpus(), sizing.hosts(8), sizing.calls_at_once(8), sizing.starts_at_once(8)) == (2, 1, 8, 1)
     assert sizing.free_memory_mb() == min(400, free)
-    (tmp_path / "cpu.max").write_text("max 100000\n")
+    write(cgroups, cpu__max="max 100000")
     assert sizing.cpus() == 64
+
+
+def test_the_tightest_control_group_counts(cgroups):
+    write(cgroups, membership="0::/slice/job")
+    write(cgroups / "slice", cpu__max="300000 100000", memory__max=f"{50 << 20}", memory__current="0")
+    write(cgroups / "slice" / "job", cpu__max="500000 100000", memory__max="max", memory__current="0")
+    assert (sizing.cpus(), sizing.free_memory_mb()) == (3, 50)
+
+
+@pytest.mark.parametrize("folder", [".", "docker/a1"], ids=["of the container", "of the host"])
+def test_control_groups_of_version_1(cgroups, folder):
+    """Inside a container the folder that the membership names is often the mount's root."""
+    write(cgroups, membership="5:memory:/docker/a1\n4:cpu,cpuacct:/docker/a1\n1:name=systemd:/docker/a1\n0::/")
+    cpu, memory = cgroups / "cpu" / folder, cgroups / "memory" / folder
+    write(cpu, cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    write(memory, memory__limit_in_bytes="9223372036854771712", memory__usage_in_bytes=f"{90 << 20}")
+    assert sizing.cpus() == 64
+    assert sizing.free_memory_mb() > 100
+    write(cpu, cpu__cfs_quota_us="400000")
+    cache = "inactive_file 1\nactive_file 1\n" + f"total_inactive_file {20 << 20}\ntotal_active_file {5 << 20}"
+    write(memory, memory__limit_in_bytes=f"{100 << 20}", memory__stat=cache)
+    assert (sizing.cpus(), sizing.free_memory_mb()) == (4, 35)
 
 
 # --- callers that change their mind -----------------------------------------------------------------------------------
@@ -585,25 +671,44 @@ def test_the_restart_budget(run, made):
         assert (await lose(host, 2)).kind == "process"
         name, *_ = await opened(host, ALONE)
         assert (await failure(host.step(name, "raise", 5))).kind == "step"  # costs no process
-        last = await lose(host, 3)
-        for error in (last, await failure(opened(host, SAFE))):
+        name, *_ = await opened(host, ALONE)
+        waiting = asyncio.create_task(opened(host, SAFE))
+        assert (await failure(host.step(name, "vanish 3", 5))).kind == "process"  # its own reason, not the host's
+        for refused in (waiting, opened(host, SAFE)):
+            error = await failure(refused)
             assert error.kind == "restarts"
             assert "turnkey.env.restarts allows 1" in error.message
             assert "exit status 2" in error.message
             assert "exit status 3" in error.message
+        assert not host._admission.is_exceeded_by(1)  # who was let in and refused holds no place
 
     run(main())
 
 
 def test_losses_show_the_last_reasons_only():
-    losses = Losses("things", 9)
+    losses = Losses(9)
     for n in range(9):
         losses.lost(f"reason {n} " + "x" * 1000)
+    losses.check()
+    losses.lost("reason 9")
     with pytest.raises(EnvironmentFailure) as caught:
-        losses.lost("reason 9")
+        losses.check()
     assert [f"reason {n}" in caught.value.message for n in (6, 7, 8, 9)] == [False, True, True, True]
     assert len(caught.value.message) < 2000
     losses.gained()
+    losses.check()
+
+
+def test_losses_count_for_ten_minutes(monkeypatch):
+    times = iter([0.0, 500.0, 599.0, 599.0, 601.0, 1101.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    losses = Losses(1)
+    for _ in range(3):
+        losses.lost("a stall")
+    with pytest.raises(EnvironmentFailure, match="3 environment processes or threads"):
+        losses.check()
+    with pytest.raises(EnvironmentFailure, match="2 environment processes or threads"):
+        losses.check()
     losses.check()
 
 
@@ -656,6 +761,25 @@ def test_a_clone_that_is_not_the_same_fails_alone(run, made, env_id, seed, actio
             assert words in error.message
         assert (await host.step(name, "go", 5))[0] == "fine"
         await host.close(name)
+        if words is not None:
+            await asyncio.wait_for(opened(host, env_id), 10)  # the one that failed has left
+
+    run(main())
+
+
+def test_a_clone_whose_caller_goes_away_gives_its_place_back(run, made):
+    async def main():
+        host = made(places=1)
+        name, *_ = await opened(host, SAFE)
+        await host.step(name, "sleep 0.5", 5)
+        clone = next(_names)
+        cloning = asyncio.create_task(host.clone(clone, name, 20, 5))
+        await asyncio.sleep(0.2)  # in the replay of the step
+        await host.close(clone)
+        with pytest.raises(asyncio.CancelledError):
+            await cloning
+        await host.close(name)
+        await asyncio.wait_for(opened(host), 10)
 
     run(main())
 
