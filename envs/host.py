@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from verl_turnkey.envs.admission import Admission
+from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.budget import Losses
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.lanes import Threaded
-from verl_turnkey.envs.player import Info
 from verl_turnkey.envs.seats import Seat, Seats
 
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from verl_turnkey.envs import sizing
+from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.host import EnvHost, over
-from verl_turnkey.envs.player import Info
 
 LIVENESS_SECONDS = 60.0  # how long a host may be silent before it is asked whether it lives, and to answer that
 PAUSE_SECONDS = 30.0  # a host lives at least so long before another one takes its place, and one that is over rests
