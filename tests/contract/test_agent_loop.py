@@ -19,6 +19,7 @@ import torch
 from contract_tools import AWKWARD, Compose, Worker
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -567,7 +568,9 @@ def test_the_trainer_tells_the_workers_whether_the_method_compares_texts(
 
     worker = Worker.remote(compose("+turnkey=base", LOOP_OF_VERL))
     monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: None)
-    trainer(*credit).fit(SimpleNamespace(agent_loop_workers=[worker]))
+    manager = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)  # its construction starts model servers
+    manager.agent_loop_workers = [worker]
+    trainer(*credit).fit(manager)
     assert ray.get(worker.__ray_call__.remote(asked)) is kept
 
 
