@@ -23,6 +23,7 @@ TESTS = {
     "plugins/recipes.py": "tests/unit/docs",
     "plugins/registration.py": f"{C}/test_registration.py",
     "plugins/rows.py": f"{STEP} {ROWS}",
+    "plugins/seams.py": f"{C}/test_refills.py",
     "plugins/starvation.py": TRAINERS,
     "plugins/trainer.py": f"{STEP} {DEALING} {TRAINERS} {PHASES}",
     "plugins/trajectory_log.py": LOOP,
@@ -31,6 +32,8 @@ TESTS = {
     "plugins/validate_update.py": LOSSES,
 }
 MUTATIONS = [
+    ("plugins/trainer.py", "        seams.deal_in_turn(agent_loop_manager)\n", "", f"{C}/test_refills.py"),
+    ("plugins/seams.py", "len(prompts.chunk(len(workers)))", "1"),
     # --- these survived once
     ("plugins/agent_loop.py", "{**env.kwargs, **task.kwargs}", "{**task.kwargs, **env.kwargs}"),
     ("plugins/agent_loop.py", 'last["terminated"] and last["reward"] > 0', 'last["reward"] > 0'),

@@ -181,9 +181,6 @@ class Faulty(gymnasium.Env[str, str]):
         known = [name for name in sys.modules if name in ("ray", "torch", "verl")]
         return str(known + [name for name in os.environ if name.startswith("RAY_")]), 0.0
 
-    def do_gpus(self, _: str) -> Any:
-        return repr(os.environ.get("CUDA_VISIBLE_DEVICES")), 0.0
-
 
 class Safe(Faulty):
     """The same in threads."""
