@@ -62,6 +62,7 @@ def test_penalties():
     pattern = r"<think>.*</think>\s*<action>.*</action>"
     assert values(steps, "format", -0.2, pattern=pattern) == [0.0, 0.0, -0.2]
     assert values(episode(text=" <think>a\nb</think><action>c</action>\n"), "format", -1, pattern=pattern)[-1] == 0
+    assert values(episode(text="<think>a</think><action>c</action> so"), "format", -1, pattern=pattern)[-1] == -1
 
 
 def test_length():
