@@ -139,7 +139,11 @@ MUTATIONS = [
     ("envs/rewards/components.py", "self.gamma * there - here", "there - here"),
     ("envs/rewards/components.py", ' == "keep" and not steps[-1].terminated:', ' == "keep":'),
     ("envs/rewards/components.py", "expression.fullmatch(step.text.strip())", "expression.match(step.text.strip())"),
-    ("envs/rewards/composition.py", 'spec.cost and ("weight" not in entry or weight > 0)', 'spec.cost and "weight" not in entry'),
+    (
+        "envs/rewards/composition.py",
+        'spec.cost and ("weight" not in entry or weight > 0)',
+        'spec.cost and "weight" not in entry',
+    ),
     ("envs/rewards/progress.py", "decay**distance", "decay * distance"),
     ("envs/rewards/progress.py", "changes[k : k + lookahead + 1]", "changes[k : k + lookahead]"),
     ("envs/rewards/progress.py", "max(above, common[j - 1])", "above"),
