@@ -278,7 +278,7 @@ def test_episodes_that_left_no_row_are_counted(queue, trainer, caplog):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"reward": "much"}, "c_0_0: reward: expected a finite float"),
+        ({"reward": "much"}, "c_0_0: reward: expected a float from -1e18 to 1e18"),
         ({"anchro": 1}, "c_0_0: anchro: unknown field.*'anchor'"),
         ({"step": -1}, "c_0_0: step: expected an int >= 0"),
     ],
