@@ -188,6 +188,18 @@ def test_bad_input_is_refused_with_the_key_to_change(compose: Compose, case):
         assert word in str(error.value)
 
 
+def test_what_just_fits_is_taken(compose: Compose):
+    """As many tasks as a batch has, and turns as long as a response may be."""
+    checked(
+        compose(
+            "+turnkey=gigpo",
+            "+turnkey/env=babyai",
+            "data.train_batch_size=8",
+            "turnkey.rollout.max_tokens_per_turn=16",
+        )
+    )
+
+
 def test_group_not_found_because_the_search_path_was_missing(compose: Compose):
     from omegaconf import open_dict
 

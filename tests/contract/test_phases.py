@@ -20,6 +20,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins import loss_inputs
 from verl_turnkey.plugins.trainer import WorkerCalls
 
 MOVE = 0.03
@@ -220,3 +221,7 @@ def test_staleness_counts_weight_versions(queue, trainer):
     made.global_steps = 4
     batch = advance(made, fill(EPISODES))  # whose rows were generated at version 1; step 4 begins with version 3
     assert set(read_rows(batch, "turnkey_staleness").values()) == {2.0}
+    # A row that was generated across versions counts by its newest.
+    across = [{"min_global_steps": 0, "max_global_steps": 3}, {"min_global_steps": 1, "max_global_steps": 2}]
+    made_of = loss_inputs.Batch(made._steps, {}, across, 4, torch.ones(2, 1), rejects=False)
+    assert loss_inputs.staleness(made_of).tolist() == [0.0, 1.0]
