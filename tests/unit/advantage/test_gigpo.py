@@ -220,6 +220,19 @@ def test_similarity_asks_how_like_the_new_text_is_to_the_old_one():
     assert clusters_of(["diet", "tide"], 0.4) == [0, 1]
 
 
+@pytest.mark.parametrize("before", [0, 9])
+def test_similarity_rules_out_no_text_that_is_just_similar_enough(before):
+    """As few runs of one, two and three characters in common as 18 matching ones of 20 allow: every bound is reached.
+
+    Clusters before it take the comparison through the longest common subsequence, too.
+    """
+    one, other = "abcdefghi", "abcXdefXghi"
+    others = [chr(ord("A") + k) * 9 for k in range(before)]
+    assert clusters_of([*others, one, other], 18 / 20)[-1] == before
+    assert clusters_of([*others, other, one], 18 / 20)[-1] == before
+    assert clusters_of([*others, one, other], 18.1 / 20)[-1] == before + 1
+
+
 def test_similarity_never_matches_none_nor_another_group():
     rows = {**HAND, "text": [None, None, "Nothing happens.", "Nothing happens!", None]}
     metrics = compute_credit("gigpo", StepBatch(**rows), similarity=0.9).metrics
