@@ -42,7 +42,9 @@ class StepBatch:
                     contiguous, and a discounted return takes one factor gamma from each step to the next one present
     reward          environment reward of the step
     score           outcome of the trajectory, given per row (rows may differ); default: the sum of its rewards
-    penalty         >= 0, subtracted from the step's own return and score after discounting; default 0
+    penalty         >= 0, of an invalid action: taken from the step's own advantage at the end, in units of
+                    advantage (or, as released codes do, from its return and score before statistics: see ``scope``);
+                    default 0
     anchor          the state the action was taken in (the environment's ``info["state_key"]``); None never matches
     action          the parsed action; None never matches
     valid           did the action parse and apply; default True

@@ -128,7 +128,7 @@ def numbers_or_objects(column: Any) -> NDArray[Any]:
     if not all(issubclass(t, int | float | np.number | np.bool_ | None) for t in types):
         return objects(column)
     array = np.array(values, dtype=np.float64)
-    exact = not (np.abs(array) >= 2**53).any() or not any(issubclass(t, int) for t in types)
+    exact = not (np.abs(array) >= 2**53).any() or not any(issubclass(t, int | np.integer) for t in types)
     return array if exact else objects(column)  # a large integer is a key, and as a float it would meet its neighbours
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.levels import Scope, Singleton, episode_level
+from verl_turnkey.advantage.levels import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.metrics import describe, describe_groups
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -22,7 +22,9 @@ class GigpoParams:
     gamma: float = 0.95  # discount of the step returns
     step_advantage_w: float = 1.0  # omega: weight of the step level
     norm: Norm = "mean_std"  # F: the group's sample std, or 1; the same at both levels
-    scope: Scope = "trajectories"  # episode statistics over one value per trajectory, or over step rows (released code)
+    scope: Scope = "outcomes"
+    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
+    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
     similarity: float | None = None
     """also compare states whose texts are so similar (difflib's ratio, in (0, 1); released code); null: equal states"""
@@ -56,20 +58,22 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
         A_E(i)   = (R_i - mean_g) / F_g                                episode level         (Eq 3)
         G(s)     = { (j,k) in the same group : s(j,k) = s }            anchor group          (Eq 6)
         A_S(i,t) = (R(i,t) - mean_G) / F_G                             step level            (Eq 7)
-        A(i,t)   = A_E(i) + step_advantage_w A_S(i,t)                                        (Eq 8)
+        A(i,t)   = A_E(i) + step_advantage_w A_S(i,t) - penalty(i,t)                         (Eq 8, and the penalty)
 
-    ``F`` is the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``). Needs ``anchor``. The penalty of
-    an invalid action is subtracted from the step's own return and score after discounting, so earlier steps do not feel
-    it. A state that occurs once in its group has A_S = 0; one that a single trajectory visits twice is a group of two.
-    ``Credit.returns`` is R(i,t) less the penalty. ``similarity`` puts steps with similar texts (``text`` when given,
-    else the anchors) into one anchor group, by the greedy rule of :func:`~verl_turnkey.advantage.texts.similar_states`.
+    ``F`` is the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``). Needs ``anchor``. No other step
+    feels the penalty of an invalid action, unless ``scope`` is one of the released code's. A state that occurs once in
+    its group has A_S = 0; one that a single trajectory visits twice is a group of two. ``Credit.returns`` is R(i,t)
+    less the penalty. ``similarity`` puts steps with similar texts (``text`` when given, else the anchors) into one
+    anchor group, by the greedy rule of :func:`~verl_turnkey.advantage.texts.similar_states`.
 
     Source: arXiv:2505.10978; released code verl-agent ``gigpo/core_gigpo.py``. Where they differ: the code takes
-    episode statistics over step rows (``scope="steps"``) and gives a group of one its raw score
-    (``singleton="score"``); it discounts in batch row order, we in step order; it computes in float32, where the
-    division blows up the rounding of a constant group, we give exactly 0. That a group of one gets 0 is our reading.
+    penalties from returns and scores before both levels, and episode statistics over step rows (``scope="steps"``) or
+    over first steps (``scope="trajectories"``); it gives a group of one its raw score (``singleton="score"``); it
+    discounts in batch row order, we in step order; it computes in float32, where the division blows up the rounding of
+    a constant group, we give exactly 0. That a group of one gets 0 is our reading.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    inside, after = penalties(batch, params.scope)
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
     )
@@ -79,8 +83,8 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     else:
         anchor_group, n = similar_states(batch, params.similarity)
         groups = describe_groups("anchor", anchor_group, n)
-    stats = group_stats(returns, anchor_group, n)
-    step = normalise(returns, anchor_group, stats, params.norm, params.epsilon)
+    own = returns - inside
+    step = normalise(own, anchor_group, group_stats(own, anchor_group, n), params.norm, params.epsilon)
     metrics = {
         "credit/groups": float(batch.n_groups),
         **groups,
@@ -88,4 +92,4 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
         **describe("episode_level", episode),
         **describe("step_level", step),
     }
-    return Credit(episode + params.step_advantage_w * step, returns, metrics)
+    return Credit(episode + params.step_advantage_w * step - after, returns - batch.penalty, metrics)

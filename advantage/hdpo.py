@@ -37,7 +37,7 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
 
     ::
 
-        A(i)      = (R_i - mean_g R) / (std_g R + epsilon)               as grpo_steps
+        A(i)      = (R_i - mean_g R) / (std_g R + epsilon) - penalty     as grpo_steps
         A_tool(i) = (e_i - mean e) / (std e + epsilon),  e = 1 / (T + 1)   over the solved trajectories of the group
 
     T is the number of tool calls of the trajectory, the sum of the column ``extra.tool_calls``. A group with fewer than
@@ -47,7 +47,7 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     Source: arXiv:2604.08545 and its released code. A comment there asks for tools to have been used; the code, and
     this, also credit T = 0. The outcome R is the environment's score; the paper's mixes answer and format 0.9 to 0.1.
     """
-    advantage = episode_level(batch, norm="mean_std", scope="trajectories", singleton="zero", epsilon=params.epsilon)
+    episode = episode_level(batch, norm="mean_std", scope="outcomes", singleton="zero", epsilon=params.epsilon)
     per_step = np.asarray(batch.extra["tool_calls"], np.float64)
     wrong = np.flatnonzero(~(np.isfinite(per_step) & (per_step >= 0)))
     if len(wrong):
@@ -62,4 +62,6 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     tool[solved] = normalise(efficiency[solved], group[solved], stats, "mean_std", params.epsilon)
     per_step = tool[batch.trajectory]
     metrics = {"credit/tool_calls/mean": float(calls.mean()) if len(calls) else 0.0}
-    return Credit(advantage, metrics=metrics | describe("tool", per_step), extra={"tool_advantages": per_step})
+    return Credit(
+        episode - batch.penalty, metrics=metrics | describe("tool", per_step), extra={"tool_advantages": per_step}
+    )

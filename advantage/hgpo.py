@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.levels import Scope, Singleton, episode_level
+from verl_turnkey.advantage.levels import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -34,7 +34,9 @@ class HgpoParams:
     std: Std = "population"  # std of the step levels (the released code's; the paper does not say)
     weights: Literal["paper", "code"] = "paper"  # level k weighs (k+1)^alpha, or (k+2)^alpha (released code)
     episode_level: bool = False  # add the trajectory's own credit as one more level of weight 1
-    scope: Scope = "trajectories"  # of the episode level: one value per trajectory, or step rows (released code)
+    scope: Scope = "outcomes"
+    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
+    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
     epsilon: float = 1e-6  # added to the std
 
@@ -60,20 +62,24 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
         C_k(t) = (s(t-k), ..., s(t))                            context of depth k = 0..history
         G_k    = { steps of the same group with equal C_k }     G_0 is GiGPO's anchor group
         A_k    = (R - mean of G_k) / F                          0 in a group of one
-        A      = sum_k w_k A_k / sum_k w_k                      over the levels with A_k != 0
+        A      = sum_k w_k A_k / sum_k w_k - penalty            over the levels with A_k != 0
         w_k    = (k + 1)^alpha
 
-    ``R`` is the discounted return less the step's own penalty, ``F`` the group's std plus epsilon (``norm="mean_std"``)
-    or 1. A step with fewer than k predecessors has no level k. Without any level that says something the credit is 0.
-    ``episode_level=True`` adds :func:`~verl_turnkey.advantage.levels.episode_level` as one more level of weight 1.
-    Needs ``anchor``. ``Credit.returns`` is R.
+    ``R`` is the discounted return, ``F`` the group's std plus epsilon (``norm="mean_std"``) or 1. A step with fewer
+    than k predecessors has no level k. Without any level that says something the credit is 0, but for the penalty,
+    which no other step feels unless ``scope`` is one of the released code's. ``episode_level=True`` adds
+    :func:`~verl_turnkey.advantage.levels.episode_level` as one more level of weight 1. Needs ``anchor``.
+    ``Credit.returns`` is R less the penalty.
 
     Source: arXiv:2602.22817, from detailed notes of the paper; released code: verl-agent ``recipe/hgpo``. Where they
-    differ: the code weighs level k by (k+2)^alpha and adds epsilon to the sum of the weights (``weights="code"``); its
-    episode level counts step rows (``scope="steps"``, ``singleton="score"``). Our reading, as in the code: a level is
-    left out by the step's own A_k = 0, also for a step that is exactly average; the std is the population's.
+    differ: the code weighs level k by (k+2)^alpha and adds epsilon to the sum of the weights (``weights="code"``); it
+    takes penalties from the returns before all levels, and its episode level counts step rows (``scope="steps"``,
+    ``singleton="score"``). Our reading, as in the code: a level is left out by the step's own A_k = 0, also for a step
+    that is exactly average; the std is the population's.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    inside, after = penalties(batch, params.scope)
+    own = returns - inside
     weighted, weights = np.zeros(len(batch)), np.zeros(len(batch))
     metrics = {"credit/groups": float(batch.n_groups)}
 
@@ -93,8 +99,8 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
         level = np.zeros(len(batch))
         if reaches.any():
             rows = np.flatnonzero(reaches)
-            stats = group_stats(returns[rows], context[rows], n, params.std)
-            level[rows] = normalise(returns[rows], context[rows], stats, params.norm, params.epsilon)
+            stats = group_stats(own[rows], context[rows], n, params.std)
+            level[rows] = normalise(own[rows], context[rows], stats, params.norm, params.epsilon)
             shared = np.count_nonzero(stats.size[context[rows]] >= 2) / len(batch)
             metrics[f"credit/level_{k}/share_steps_in_groups"] = float(shared)
         metrics |= describe(f"level_{k}", level)
@@ -108,4 +114,4 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
 
     total = weights + (params.epsilon if params.weights == "code" else 0.0)
     advantage = np.divide(weighted, total, out=np.zeros(len(batch)), where=weights > 0)
-    return Credit(advantage, returns, metrics)
+    return Credit(advantage - after, returns - batch.penalty, metrics)

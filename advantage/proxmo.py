@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.levels import Scope, Singleton, episode_level
+from verl_turnkey.advantage.levels import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
@@ -46,7 +46,9 @@ class ProxmoParams:
     """share of solved trajectories, or the mean score over step rows cut to [0, 1] (released code)"""
     neighbours: Literal["same_step", "all_steps"] = "same_step"
     """compared states: those of the same step number, or all of the group (released code)"""
-    scope: Scope = "trajectories"  # episode statistics over one value per trajectory, or over step rows (released code)
+    scope: Scope = "outcomes"
+    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
+    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
     max_features: int = 1024  # words of the tf-idf vocabulary
     epsilon: float = 1e-6  # added to the std
@@ -80,30 +82,33 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
         A_E'   = (1 + beta f) (R_i - mean_g) / F_g                      episode level
         w(t,j) = softmax over j of cos(x_t, x_j) / temperature          x: tf-idf of the observation texts
         A_S(t) = R(t) - sum_j w(t,j) R(j)                               step level
-        A      = A_E' + step_advantage_w A_S
+        A      = A_E' + step_advantage_w A_S - penalty
 
     The steps j are those of the same group with the same step number, t itself included; with
-    ``neighbours="all_steps"`` all of the group. ``R(t)`` is the discounted return less the step's own penalty. The
-    texts are ``text`` when given, else the anchors. A batch without any word (of two letters or more) has A_S = 0.
-    Needs ``anchor``, and ``success`` for ``success_rate="trajectories"``; scikit-learn. ``Credit.returns`` is R(t).
+    ``neighbours="all_steps"`` all of the group. ``R(t)`` is the discounted return. No other step feels the penalty of
+    an invalid action, unless ``scope`` is one of the released code's. The texts are ``text`` when given, else the
+    anchors. A batch without any word (of two letters or more) has A_S = 0. Needs ``anchor``, and ``success`` for
+    ``success_rate="trajectories"``; scikit-learn. ``Credit.returns`` is R(t) less the penalty.
 
     Source: arXiv:2602.19225; released code ProxMO-RL. Where they differ: the code's success rate is the mean score over
     step rows cut to [0, 1] (``success_rate="clamped_score"``), which is 1 as soon as a reward of 10 is paid now and
     then, so that every outcome gets the same weight whatever the success rate; it compares all steps
     (``neighbours="all_steps"``), and leaves the episode level unscaled (``norm="mean"``) over step rows
-    (``scope="steps"``, ``singleton="score"``). Our reading: "same step number", as third-party readers understand the
-    paper; a group of one gets 0; a step whose text is None is compared with nothing, and nothing with it.
+    with penalties inside (``scope="steps"``, ``singleton="score"``). Our reading: "same step number", as third-party
+    readers understand the paper; a group of one gets 0; a step whose text is None is compared with nothing, and nothing
+    with it.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    inside, after = penalties(batch, params.scope)
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
     )
-    rate, success = success_rates(batch, params.success_rate)
+    rate, success = success_rates(batch, batch.score - inside, params.success_rate)
     weight = outcome_weight(rate[batch.group], success, params.alpha, params.beta)
     neighbourhood = batch.group
     if params.neighbours == "same_step":
         neighbourhood, _ = joint_codes(batch.group, batch.step)
-    step = proximity_level(batch, returns, neighbourhood, params)
+    step = proximity_level(batch, returns - inside, neighbourhood, params)
     metrics = {
         "credit/groups": float(batch.n_groups),
         "credit/success_rate": float(rate.mean()) if len(rate) else 0.0,
@@ -111,13 +116,12 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
         **describe("episode_level", weight * episode),
         **describe("step_level", step),
     }
-    return Credit(weight * episode + params.step_advantage_w * step, returns, metrics)
+    return Credit(weight * episode + params.step_advantage_w * step - after, returns - batch.penalty, metrics)
 
 
-def success_rates(batch: StepBatch, how: str) -> tuple[Floats, Bools]:
-    """Success rate of each group (n_groups,), and whether each row counts as a success (S,)."""
+def success_rates(batch: StepBatch, own: Floats, how: str) -> tuple[Floats, Bools]:
+    """Success rate of each group (n_groups,), and whether each row counts as a success (S,); ``own``: row scores."""
     if how == "clamped_score":
-        own = batch.score - batch.penalty
         stats = group_stats(own, batch.group, batch.n_groups)
         alone = stats.size == 1  # the released code takes 0 there
         return np.where(alone, 0.0, np.clip(stats.mean, 0.0, 1.0)), (own > 0.5) & ~equal(own, np.float64(0.5))

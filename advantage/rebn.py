@@ -37,18 +37,18 @@ def rebn(batch: StepBatch, params: RebnParams) -> Credit:
     ::
 
         G(t) = r(t) + gamma G(t+1)                      return of the step
-        A(t) = (G(t) - mean G) / (std G + epsilon)      over all steps of all episodes of the batch
+        A(t) = (G(t) - mean G) / (std G + epsilon) - penalty(t)      over all steps of all episodes of the batch
 
-    A step's penalty is subtracted from its own return after discounting. A batch of one step, or one whose returns
-    are all equal, gives 0. ``Credit.returns`` is G less the penalty.
+    No other step feels a penalty. A batch of one step, or one whose returns are all equal, gives 0 but for penalties.
+    ``Credit.returns`` is G less the penalty.
 
     Source: GEM, arXiv:2510.01051, Eq 1 to 4; the released code has the sample std (``train_tinker``) and the population
     std (``train_oat``), the paper does not say. One of its examples normalises the padded (rows x tokens) tensor, so
     that padding enters the statistics: not offered. The sample std as the default, and the penalty, are our reading.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma) - batch.penalty
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     everything = np.zeros(len(batch), dtype=np.int64)
     stats = group_stats(returns, everything, 1, params.std)
     advantage = normalise(returns, everything, stats, "mean_std", params.epsilon)
     metrics = {"credit/return/mean": float(stats.mean[0]), "credit/return/std": float(stats.std[0])}
-    return Credit(advantage, returns, metrics)
+    return Credit(advantage - batch.penalty, returns - batch.penalty, metrics)

@@ -55,14 +55,15 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
     ::
 
         A_i  = (R_i - mean_g) / F_g      base="grpo"      or      n/(n-1) (R_i - mean_g)      base="rloo"
-        e(t) = (s(t), a(t), s(t+1))      edge of a step, inside its group
-        A(t) = mean of A_i over the steps on the same edge
+        e(t) = (s(t), a(t), s(t+1))      edge of a step, inside its group; one that terminates is another
+        A(t) = mean of A_i over the steps on the same edge - penalty(t)
 
     An edge that one trajectory alone takes keeps that trajectory's A_i. ``average="trajectories"`` averages inside each
     trajectory first, so that walking in circles adds no weight. The next state is ``extra["next_anchor"]`` (None: the
-    end) when given, else the state of the trajectory's next step, or the end after the last. Needs ``anchor`` and
+    end) when given, else the state of the trajectory's next step, or the end after the last. A step that terminated its
+    episode shares no edge with one that did not, such as the last before a limit. Needs ``anchor`` and
     ``action``, the parsed action; a None among them never matches. Groups of one trajectory, and groups whose scores
-    are all equal, give 0. A step's penalty is subtracted from its own score before A_i, not from its trajectory's.
+    are all equal, give 0. A step's penalty is its own: it enters no mean.
 
     Source: arXiv:2510.20022, from a restatement in a competing paper; no code is known. Exact equality of edges, the
     average over occurrences and ``history`` are our reading.
@@ -92,12 +93,12 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
         "credit/share_steps_on_shared_edges": float(shared.mean()) if len(batch) else 0.0,
         **describe("trajectory_credit", trajectory_credit),
     }
-    return Credit(advantage, metrics=metrics)
+    return Credit(advantage - batch.penalty, metrics=metrics)
 
 
 def _base(batch: StepBatch, params: SaltParams) -> Floats:
     norm: Norm = params.norm if params.base == "grpo" else "mean"
-    credit = episode_level(batch, norm=norm, scope="trajectories", singleton="zero", epsilon=params.epsilon)
+    credit = episode_level(batch, norm=norm, scope="outcomes", singleton="zero", epsilon=params.epsilon)
     if params.base == "grpo":
         return credit
     n = np.bincount(batch.group[batch.first_rows], minlength=batch.n_groups)[batch.group]
@@ -105,7 +106,7 @@ def _base(batch: StepBatch, params: SaltParams) -> Floats:
 
 
 def _edges(batch: StepBatch) -> Ints:
-    """Codes of (state, action, next state), (S,). A None among them has a code of its own, so its edge matches none."""
+    """Codes of (state, action, next state, terminated), (S,). A None has a code of its own: its edge matches none."""
     following = next_values(batch.anchor, batch.runs, TERMINAL)
     if "extra.next_anchor" in batch.given:
         given = [None if isinstance(v, float) and v != v else v for v in batch.extra["next_anchor"].tolist()]
@@ -113,4 +114,5 @@ def _edges(batch: StepBatch) -> Ints:
         following = np.where(codes < len(ids), codes, TERMINAL)
     edge, _ = joint_codes(batch.anchor, batch.action)
     edge, _ = joint_codes(edge, following - TERMINAL)
+    edge, _ = joint_codes(edge, batch.terminated.astype(np.int64))
     return edge

@@ -41,16 +41,16 @@ def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
         A_i = clip((A_i - mean A) / std A, -clamp, clamp)     over all trajectories of the batch, sample std
 
     The turns before the last get ``A_i`` times the ratio that the later turns' updates left behind (Eq 8): that is the
-    trainer's part, ``turnkey.update.order=reverse_turns``. A batch whose groups are constant gives 0. Penalties as in
-    :func:`verl_turnkey.advantage.levels.episode_level`: on a trajectory's first step one also enters the statistics.
+    trainer's part, ``turnkey.update.order=reverse_turns``. A batch whose groups are constant gives 0. At the end
+    each step's own penalty is subtracted; it enters no statistics.
 
     Source: arXiv:2602.06554, Eq 9. The clamp, the sample std and the group of one are the released code's, whose
     trajectories are padded to the longest with empty turns, so that the statistics of every turn are over all
     trajectories, as they are here.
     """
-    centred = episode_level(batch, norm="mean", scope="trajectories", singleton=params.singleton, epsilon=1.0)
+    centred = episode_level(batch, norm="mean", scope="outcomes", singleton=params.singleton, epsilon=1.0)
     everything = np.zeros(len(batch), dtype=np.int64)
     stats = group_stats(centred[batch.first_rows], everything[batch.first_rows], 1)
     norm = "mean_std" if stats.std[0] > SMALLEST_STD else "mean"
     advantage = normalise(centred, everything, stats, norm, 0.0).clip(-params.clamp, params.clamp)
-    return Credit(advantage, metrics={"credit/outcome/std": float(stats.std[0])})
+    return Credit(advantage - batch.penalty, metrics={"credit/outcome/std": float(stats.std[0])})

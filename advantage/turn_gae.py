@@ -47,9 +47,9 @@ def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
         target   = A(n) + V(n)                            what the critic learns (Credit.returns)
 
     V after the end of an episode is 0. An episode that a limit cut off goes on somewhere that nobody has valued:
-    ``truncated="zero"`` takes 0 there, ``"value"`` the value of its last turn once more. A turn's penalty is
-    subtracted from its own advantage and target only. ``whiten="turns"`` brings the advantages, not the targets, to
-    mean 0 and sample std 1 over the turns that have tokens. Needs ``value``.
+    ``truncated="zero"`` takes 0 there, ``"value"`` the value of its last turn once more. ``whiten="turns"`` brings
+    the advantages, not the targets, to mean 0 and sample std 1 over the turns that have tokens. At the end a turn's
+    penalty is subtracted from its own advantage and target. Needs ``value``.
 
     Source: Turn-PPO, arXiv:2512.17008, from summaries and two third-party implementations; no official code is known.
     Whitening over turns is HiPER-agent's; another implementation whitens over tokens, so that long turns weigh more:
@@ -59,8 +59,7 @@ def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
     bootstrap = np.where(batch.truncated, batch.value, 0.0) if params.truncated == "value" else 0.0
     advantage = gae(batch, params.gamma, params.lam, bootstrap)
     returns = advantage + batch.value - batch.penalty
-    advantage = whiten(advantage - batch.penalty, batch, params.whiten)
-    return Credit(advantage, returns, describe_critic(batch, returns))
+    return Credit(whiten(advantage, batch, params.whiten) - batch.penalty, returns, describe_critic(batch, returns))
 
 
 def gae(batch: StepBatch, gamma: float, lam: float, bootstrap: Floats | float = 0.0) -> Floats:

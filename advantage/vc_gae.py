@@ -40,12 +40,12 @@ def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
         A(n)     = delta(n) + gamma lam_actor A(n+1)
         target   = V(n) + sum_k (gamma lam_critic)^k delta(n+k)
 
-    With ``lam_critic=1`` the target is the discounted return, free of the critic's own error. A turn's penalty is
-    subtracted from its own advantage and target only. Needs ``value``.
+    With ``lam_critic=1`` the target is the discounted return, free of the critic's own error. At the end
+    a turn's penalty is subtracted from its own advantage and target. Needs ``value``.
 
     Source: VC-PPO, arXiv:2503.01491, whose steps are tokens; taking turns instead is our reading. Its other half,
     training the critic before the policy, is verl's ``trainer.critic_warmup``. Truncated episodes end with value 0.
     """
-    actor = gae(batch, params.gamma, params.lam_actor) - batch.penalty
+    actor = gae(batch, params.gamma, params.lam_actor)
     returns = gae(batch, params.gamma, params.lam_critic) + batch.value - batch.penalty
-    return Credit(whiten(actor, batch, params.whiten), returns, describe_critic(batch, returns))
+    return Credit(whiten(actor, batch, params.whiten) - batch.penalty, returns, describe_critic(batch, returns))

@@ -166,7 +166,6 @@ class EnvAgentLoop(AgentLoopBase):
                     break
                 turn = await self._generate(request_id, prompt, sampling_params)
                 parsed = await self.reader.read(turn.ids, turn.text, info["admissible"])
-                key = info["state_key"] if options.anchor == "state_key" else None
                 started = perf_counter()
                 # What is no action does not reach the environment: nothing changes.
                 answer = (
@@ -185,13 +184,16 @@ class EnvAgentLoop(AgentLoopBase):
                         record=make_step(
                             step=t,
                             reward=answer.reward,
-                            anchor=observation if key is None else key,
+                            anchor=self._anchor(observation, info),
                             action=parsed.action,
                             valid=valid,
                             penalty=0.0 if valid else options.invalid_action_penalty,
                             terminated=answer.terminated,
                             truncated=answer.truncated or (not answer.terminated and t + 1 == options.max_turns),
-                            extra=countable(extra, next_extra) | ({"text": observation} if _keep_texts else {}),
+                            # The last record has no next one to say where its step led.
+                            extra={"next_anchor": str(self._anchor(answer.observation, answer.info))}
+                            | countable(extra, next_extra)
+                            | ({"text": observation} if _keep_texts else {}),
                         ),
                         observation=observation,
                         invalid=None if valid else parsed.reason or "the environment refused the action",
@@ -212,6 +214,11 @@ class EnvAgentLoop(AgentLoopBase):
         episode.success = bool(info["won"]) if info["won"] is not None else last["terminated"] and last["reward"] > 0
         for step in episode.steps:
             step.record["success"] = episode.success
+
+    def _anchor(self, observation: str, info: dict[str, Any]) -> str | int:
+        """By what methods tell a state apart."""
+        key = info["state_key"] if self.options.anchor == "state_key" else None
+        return observation if key is None else key
 
     async def _prompt(self, goal: str, memory: Memory, observation: str, info: dict[str, Any]) -> Prompt:
         """The prompt of the next step, measured here: verl would cut a long one from the left, task first."""

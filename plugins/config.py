@@ -73,7 +73,7 @@ class RolloutConfig:
     max_tokens_per_turn: int | None = None
     """tokens the model may write per turn; null: data.max_response_length"""
     invalid_action_penalty: float = 0.1
-    """subtracted from the step's own return and score when the action did not parse or apply"""
+    """subtracted from the step's own advantage, in its unit, when the action did not parse or apply"""
     action_format: str = "plain"
     """where the action stands in the model's turn: plain, tags, boxed, json (a tool call) or module:function"""
     template: str = "default"

@@ -1,4 +1,5 @@
 # What the launch scripts share: the settings of the GiGPO paper that do not depend on the environment. To be sourced.
+# Statistics and penalties as its released code has them: turnkey.credit.scope=steps turnkey.credit.singleton=score.
 METHOD="${METHOD:-gigpo}"
 MODEL="${MODEL:-Qwen/Qwen2.5-1.5B-Instruct}"
 LAUNCH="${LAUNCH:-python -m verl.trainer.main_ppo}"

@@ -59,11 +59,13 @@ def forget_records(batch: KVBatchMeta) -> None:
 def naive_gigpo(
     episodes: dict[str, list[Episode]], gamma: float = 0.95, kl: Callable[[str], float] = lambda key: 0.0
 ) -> dict[str, float]:
-    """GiGPO by row key: (R - mean)/std over episodes, plus the same over steps from one state. ``kl``: more reward."""
+    """GiGPO by row key: (R - mean)/std over episodes, plus the same over steps from one state, minus the penalty.
+
+    ``kl``: more reward.
+    """
     advantages: dict[str, float] = {}
     for group, sessions in episodes.items():
         score: dict[int, float] = {}
-        own: dict[str, float] = {}
         returns: dict[str, float] = {}
         anchors: dict[str, list[str]] = {}
         for session, episode in enumerate(sessions):
@@ -73,19 +75,17 @@ def naive_gigpo(
             rewards = [step["reward"] + kl(key) for key, step in zip(keys, episode, strict=True)]
             score[session] = sum(rewards)
             for t, (key, step) in enumerate(zip(keys, episode, strict=True)):
-                penalty = step.get("penalty", 0.0)
-                own[key] = score[session] - penalty
-                returns[key] = sum(gamma**k * reward for k, reward in enumerate(rewards[t:])) - penalty
+                returns[key] = sum(gamma**k * reward for k, reward in enumerate(rewards[t:]))
+                advantages[key] = -step.get("penalty", 0.0)
                 anchors.setdefault(step["anchor"], []).append(key)
-        first = [own[f"{group}_{session}_0"] for session in score]
-        mean, std = np.mean(first), np.std(first, ddof=1)
+        mean, std = np.mean([*score.values()]), np.std([*score.values()], ddof=1)
         for keys in anchors.values():
             values = [returns[key] for key in keys]
             for key in keys:
                 step_level = 0.0
                 if len(values) > 1 and max(values) > min(values):
                     step_level = (returns[key] - np.mean(values)) / (np.std(values, ddof=1) + 1e-6)
-                advantages[key] = (own[key] - mean) / (std + 1e-6) + step_level
+                advantages[key] += (score[int(key.split("_")[1])] - mean) / (std + 1e-6) + step_level
     return advantages
 
 

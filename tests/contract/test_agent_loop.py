@@ -25,7 +25,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_turnkey.advantage import ConfigError, validate_record
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, validate_record
 from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.hosts import HostPool
 from verl_turnkey.envs.tasks import Task
@@ -551,7 +551,8 @@ def test_records_carry_the_observation_when_the_method_compares_texts(play, comp
     monkeypatch.setattr(agent_loop, "_keep_texts", not keep)
     agent_loop.prepare(SimpleNamespace(config=compose("+turnkey=base", LOOP_OF_VERL)), keep)
     outputs, _ = play(["look", "win"], awkward())
-    assert [step["extra"] for step in steps(outputs)] == [{"text": t} if keep else {} for t in ("a room 3", "a room")]
+    found = [step["extra"].get("text") for step in steps(outputs)]
+    assert found == (["a room 3", "a room"] if keep else [None, None])
 
 
 @pytest.mark.parametrize(("credit", "kept"), [([], False), (["++turnkey.credit.similarity=0.9"], True)])
@@ -672,6 +673,29 @@ def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
     (row,) = play(["win"], awkward(), rewards)[0]
     assert "no such book" in row.extra_fields["turnkey"]["failed"]
     assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "reward/broken"], 0.0)
+
+
+@pytest.mark.parametrize("anchor", ["state_key", "observation"])
+def test_each_record_says_where_its_step_led(play, anchor):
+    """Also the last one, so that an episode cut by the limit shares its last edge with those that went on from there,
+    and a solved one shares its own with neither."""
+    task, override = Task("turnkey/MiniGrid-v0", 3, LEVEL), f"turnkey.rollout.anchor={anchor}"
+    long, _ = play(["turn left"] * 3, task, override, "turnkey.rollout.max_turns=3")
+    cut, _ = play(["turn left"] * 2, task, override, "turnkey.rollout.max_turns=2")
+    rows = steps(long) + steps(cut)
+    following = [row["extra"]["next_anchor"] for row in rows]
+    assert following[:2] == [row["anchor"] for row in rows[1:3]] == following[3:]
+    assert following[2] not in [row["anchor"] for row in rows], "the state after three turns, seen by nobody"
+
+    batch = StepBatch(
+        group=["g"] * 5,
+        trajectory=["long"] * 3 + ["cut"] * 2,
+        extra={"next_anchor": following},
+        **{name: [row[name] for row in rows] for name in ("step", "anchor", "action", "terminated", "truncated")},
+        reward=[0.0, 0.0, 1.0, 0.0, 0.0],
+    )
+    credit = compute_credit("salt", batch, norm="mean").advantage
+    assert credit.tolist() == [0.0, 0.0, 0.5, 0.0, 0.0]
 
 
 def test_the_anchor_may_be_the_text_that_is_seen(play):

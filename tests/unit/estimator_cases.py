@@ -19,7 +19,7 @@ EPSILON = {"epsilon": st.sampled_from([1e-6, 1e-3])}
 NORM = {"norm": st.sampled_from(["mean_std", "mean"]), **EPSILON}
 EPISODE = {
     **NORM,
-    "scope": st.sampled_from(["trajectories", "steps"]),
+    "scope": st.sampled_from(["outcomes", "trajectories", "steps"]),
     "singleton": st.sampled_from(["zero", "score"]),
 }
 

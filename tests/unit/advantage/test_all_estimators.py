@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, estimators
 
-EPISODE = {"norm": "mean_std", "scope": "trajectories", "singleton": "zero", "epsilon": 1e-6}
+EPISODE = {"norm": "mean_std", "scope": "outcomes", "singleton": "zero", "epsilon": 1e-6}
 DEFAULTS = {
     "gigpo": {"gamma": 0.95, "step_advantage_w": 1.0, "similarity": None, **EPISODE},
     "grpo_steps": EPISODE,
@@ -58,6 +58,7 @@ NEEDS = {
 VARIANTS = [
     *((name, {}) for name in DEFAULTS),
     ("gigpo", {"norm": "mean", "scope": "steps", "singleton": "score"}),
+    ("gigpo", {"scope": "trajectories"}),
     ("gigpo", {"similarity": 0.9}),
     ("hgpo", {"norm": "mean", "std": "sample", "weights": "code", "episode_level": True, "scope": "steps"}),
     ("salt", {"base": "rloo", "average": "trajectories", "history": 2}),
@@ -155,6 +156,80 @@ def test_a_constant_group_gets_exactly_nothing(case):
 def test_a_group_of_one_compares_with_nobody(name, params):
     nothing = {"singleton": "zero"} if "singleton" in params else {"whiten": "turns"} if "whiten" in params else {}
     assert compute_credit(name, batch_of(1, 10.0), **{**params, **nothing}).advantage.tolist() == [0]
+
+
+#: All but the statistics of released codes: a penalty is the penalised step's alone.
+OWN_PENALTY = [(name, params) for name, params in VARIANTS if params.get("scope", "outcomes") == "outcomes"]
+
+
+@pytest.mark.parametrize(("name", "params"), OWN_PENALTY, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@settings(max_examples=25, deadline=None)
+@given(rows=FULL)
+def test_a_penalty_is_taken_from_its_own_step_and_nothing_else(name, params, rows):
+    free = compute_credit(name, as_batch([{**row, "penalty": 0.0} for row in rows]), **params)
+    got = compute_credit(name, as_batch(rows), **params)
+    assert got.advantage.tolist() == (free.advantage - [row["penalty"] for row in rows]).tolist()
+
+
+def lost_group(first_invalid, steps=5):
+    """Four episodes from the same state, nothing won; those at first_invalid begin with an invalid action."""
+    return as_batch(
+        [
+            {
+                "group": "g",
+                "trajectory": trajectory,
+                "step": step,
+                "reward": 0.0,
+                "penalty": 0.1 if step == 0 and trajectory in first_invalid else 0.0,
+                "anchor": "start" if step == 0 else (trajectory, step),
+                "action": "move",
+                "value": 0.0,
+                "success": False,
+                "text": "a room",
+                "tool_calls": 1,
+            }
+            for trajectory in range(4)
+            for step in range(steps)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("name", "params"), OWN_PENALTY, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@pytest.mark.parametrize("first_invalid", [(0,), (0, 1, 2)])
+def test_where_nothing_was_won_only_the_invalid_steps_get_anything(name, params, first_invalid):
+    batch = lost_group(first_invalid)
+    assert compute_credit(name, batch, **params).advantage.tolist() == (-batch.penalty).tolist()
+
+
+@pytest.mark.parametrize("scope", ["trajectories", "steps"])
+def test_in_the_released_statistics_the_first_penalties_are_everybodys_credit(scope):
+    """-0.1, -0.1, -0.1, 0 over the first steps: mean -0.075, std 0.05; over 20 rows mean -0.015, std 0.0366."""
+    batch = lost_group((0, 1, 2))
+    got = compute_credit("grpo_steps", batch, scope=scope).advantage
+    valid, invalid = {"trajectories": (1.5, -0.5), "steps": (0.409426, -2.320078)}[scope]
+    np.testing.assert_allclose(got, np.where(batch.penalty > 0, invalid, valid), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scope", "pay", "left"),
+    [
+        ("outcomes", 1, 0.835414),
+        ("outcomes", 10, 0.835414),
+        ("trajectories", 1, 0.748331),
+        ("trajectories", 10, 0.916705),
+    ],
+)
+def test_what_is_left_of_a_winners_invalid_step(scope, pay, left):
+    """Half of eight episodes won. Inside the score, a penalty of 0.1 weighs by what the environment pays."""
+    batch = StepBatch(
+        group=["g"] * 9,
+        trajectory=[0, *range(8)],
+        step=[0] + [1] * 8,
+        reward=[0.0] + [pay] * 4 + [0.0] * 4,
+        penalty=[0.0, 0.1] + [0.0] * 7,
+    )
+    got = compute_credit("grpo_steps", batch, scope=scope).advantage
+    np.testing.assert_allclose(got[:2], [0.935414, left], atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "missing"), [(name, column) for name in NEEDS for column in sorted(NEEDS[name])])

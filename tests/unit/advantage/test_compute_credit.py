@@ -31,7 +31,7 @@ def test_estimators_lists_the_specs():
     assert found["gigpo"].needs == ("anchor",)
     assert found["grpo_steps"].needs == ()
     assert found["gigpo"].params() == found["gigpo"].params(
-        gamma=0.95, step_advantage_w=1.0, norm="mean_std", scope="trajectories", singleton="zero", epsilon=1e-6
+        gamma=0.95, step_advantage_w=1.0, norm="mean_std", scope="outcomes", singleton="zero", epsilon=1e-6
     )
     for spec in found.values():
         assert spec.paper
@@ -137,6 +137,21 @@ def test_what_an_estimator_returns_is_checked(result, message):
 def test_what_is_no_table_is_refused(table):
     with pytest.raises(ConfigError, match=rf"expected a StepBatch, got a {type(table).__name__}: .*StepBatch\(group="):
         compute_credit("gigpo", table)
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("returned", [(), ("tool",), ("tool", "prior", "other"), ("tool", "other")])
+def test_what_an_estimator_gives_is_what_it_declared(returned):
+    """A loss asks for the columns by name: one that is missing must not be found out by the loss."""
+
+    @register_estimator("giver", params=NoParams, gives=("tool", "prior"))
+    def giver(batch, params):
+        return Credit(np.zeros(2), extra={name: np.ones(2) for name in returned})
+
+    with pytest.raises(ValueError, match=r"'giver': expected Credit\.extra to hold \('tool', 'prior'\), got "):
+        compute_credit("giver", StepBatch(**ROWS))
+    returned = ("prior", "tool")
+    assert set(compute_credit("giver", StepBatch(**ROWS)).extra) == {"tool", "prior"}
 
 
 def test_importing_the_room_loads_numpy_alone():

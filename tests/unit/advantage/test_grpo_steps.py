@@ -41,8 +41,8 @@ def test_late_penalty_in_a_group_without_signal_is_not_blown_up():
     """All trajectories failed, one later step was invalid: its deviation must not be divided by epsilon alone."""
     rows = {"group": ["g"] * 4, "trajectory": ["a", "a", "b", "b"], "step": [0, 1, 0, 1], "reward": [0.0] * 4}
     batch = StepBatch(**rows, penalty=[0, 0.1, 0, 0])
-    assert compute_credit("grpo_steps", batch).advantage.tolist() == [0, 0, 0, 0]
-    assert compute_credit("grpo_steps", batch, norm="mean").advantage.tolist() == [0, -0.1, 0, 0]
+    assert compute_credit("grpo_steps", batch, scope="trajectories").advantage.tolist() == [0, 0, 0, 0]
+    assert compute_credit("grpo_steps", batch, scope="trajectories", norm="mean").advantage.tolist() == [0, -0.1, 0, 0]
 
 
 def test_rounding_is_no_spread():
@@ -55,7 +55,8 @@ def test_rounding_is_no_spread():
         penalty=[0.0, 0.1, 0.0, 0.0],
     )
     assert 0 < batch.score[0] < 1e-16, "or this shows nothing"
-    assert not compute_credit("grpo_steps", batch).advantage.any()
+    assert not compute_credit("grpo_steps", batch, scope="trajectories").advantage.any()
+    assert compute_credit("grpo_steps", batch).advantage.tolist() == [0, -0.1, 0, 0]
 
 
 def test_hand_example():

@@ -112,7 +112,7 @@ def test_without_history_it_is_the_step_level_of_gigpo(rows):
     batch = as_batch(rows)
     got = compute_credit("hgpo", batch, history=0, norm="mean").advantage
     both, episode = (compute_credit(name, batch, norm="mean").advantage for name in ("gigpo", "grpo_steps"))
-    np.testing.assert_allclose(got, both - episode, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(got, both - episode - batch.penalty, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("weights", ["paper", "code"])

@@ -226,16 +226,17 @@ def test_a_group_of_one(norm):
     np.testing.assert_allclose(code, [12.000967], atol=1e-5)
 
 
-def test_the_penalty_is_felt_by_its_own_step_and_as_its_neighbours_baseline():
-    got = step_level({**HAND, "anchor": ["red mug"] * 4, "penalty": [0.0, 0.4, 0.0, 0.0]})
-    np.testing.assert_allclose(got, [0.85, -0.55, -0.15, -0.15], atol=1e-12)
+def test_in_the_released_scope_the_penalty_is_in_its_neighbours_baseline_too():
+    rows = {**HAND, "anchor": ["red mug"] * 4, "penalty": [0.0, 0.4, 0.0, 0.0]}
+    np.testing.assert_allclose(step_level(rows, scope="steps"), [0.85, -0.55, -0.15, -0.15], atol=1e-12)
+    np.testing.assert_allclose(step_level(rows), [0.75, -0.25, -0.25, -0.25], atol=1e-12)
+    np.testing.assert_allclose(advantage({**rows, "reward": [0.0] * 4}), [0.0, -0.4, 0.0, 0.0], atol=0)
 
 
-def test_the_clamped_score_counts_the_penalties():
+def test_in_the_released_scope_the_clamped_score_counts_the_penalties():
     """Scores 1 - 0.2, 0, 0, 0: p = 1/5, and the first still is a success."""
-    got = advantage(
-        {**HAND, "penalty": [0.2, 0.0, 0.0, 0.0]}, success_rate="clamped_score", alpha=1.0, beta=1.0, step_advantage_w=0
-    )
+    params = {"success_rate": "clamped_score", "alpha": 1.0, "beta": 1.0, "step_advantage_w": 0}
+    got = advantage({**HAND, "penalty": [0.2, 0.0, 0.0, 0.0]}, scope="steps", **params)
     np.testing.assert_allclose(got, [0.6 * (0.5 + sigmoid(0.8))] + [-0.2 * (0.5 + sigmoid(-0.2))] * 3, atol=1e-12)
 
 

@@ -39,13 +39,13 @@ def test_equals_the_reconstruction(case, average):
 
 
 @settings(max_examples=100, deadline=None)
-@given(step_rows("anchor", "action"), PARAMS)
+@given(step_rows("anchor", "action", ends=True), PARAMS)
 def test_equals_its_naive_twin(rows, params):
     assert_same_credit(compute_credit("salt", as_batch(rows), **params).advantage, naive.salt(rows, **params))
 
 
 @settings(max_examples=100, deadline=None)
-@given(step_rows("anchor", "action", "next_anchor"), PARAMS)
+@given(step_rows("anchor", "action", "next_anchor", ends=True), PARAMS)
 def test_equals_its_naive_twin_when_the_next_state_is_given(rows, params):
     assert_same_credit(compute_credit("salt", as_batch(rows), **params).advantage, naive.salt(rows, **params))
 
@@ -79,9 +79,9 @@ def test_leave_one_out_base():
         np.testing.assert_allclose(credit(HAND, base="rloo", **params), [0.25, 1, 0.25, -0.5, -0.5], atol=1e-12)
 
 
-def test_leave_one_out_counts_trajectories_and_takes_the_penalty_of_the_step():
+def test_leave_one_out_counts_trajectories_and_the_penalty_is_the_steps_own():
     got = credit({**HAND, "penalty": [0.0, 0.2, 0.0, 0.0, 0.0]}, base="rloo")
-    np.testing.assert_allclose(got, [0.25, 1 - 0.3, 0.25, -0.5, -0.5], atol=1e-12)
+    np.testing.assert_allclose(got, [0.25, 1 - 0.2, 0.25, -0.5, -0.5], atol=1e-12)
 
 
 def test_an_edge_walked_twice_by_one_trajectory():
@@ -161,6 +161,22 @@ def test_the_end_is_a_state_of_its_own():
     assert merged(two_walks([("A", "x")], [("A", "x")])) == [True, True]
 
 
+@pytest.mark.parametrize("next_anchor", [None, [None] * 2, ["B"] * 2])
+def test_a_solved_end_is_not_one_with_an_end_at_a_limit(next_anchor):
+    """Both did x in A last, one solved the task with it, the other had no turn left: what they share is not credit."""
+    last = two_walks([("A", "x")], [("A", "x")])
+    assert merged(last, next_anchor) == [True, True]
+    assert merged({**last, "terminated": [True, False], "truncated": [False, True]}, next_anchor) == [False, False]
+    assert merged({**last, "terminated": [True, True]}, next_anchor) == [True, True]
+    assert merged({**last, "truncated": [True, True]}, next_anchor) == [True, True]
+
+
+def test_a_given_next_state_merges_an_end_at_a_limit_with_those_who_went_on():
+    rows = two_walks([("A", "x"), ("B", "x")], [("A", "x")], terminated=[False, True, False])
+    assert merged(rows) == [False] * 3
+    assert merged(rows, ["B", "C", "B"]) == [True, False, True]
+
+
 def test_a_given_next_state_counts_more_than_the_next_row():
     rows = two_walks([("A", "x"), ("B", "x")], [("A", "x"), ("C", "x")])
     assert merged(rows) == [False] * 4
@@ -170,7 +186,19 @@ def test_a_given_next_state_counts_more_than_the_next_row():
 
 
 @pytest.mark.parametrize(
-    "states", [(5, 6), (1.5, 2.5), ("M", "N"), ((1, 2), (1, 3)), ([1], [2]), (np.array([1, 2]), np.array([1, 3]))]
+    "states",
+    [
+        (5, 6),
+        (2**53, 2**53 + 1),  # the same as floats
+        (-(2**53), -(2**53) - 1),
+        (np.int64(2**53), np.int64(2**53 + 1)),
+        (np.uint64(2**63), np.uint64(2**63 + 1)),
+        (1.5, 2.5),
+        ("M", "N"),
+        ((1, 2), (1, 3)),
+        ([1], [2]),
+        (np.array([1, 2]), np.array([1, 3])),
+    ],
 )
 def test_a_given_next_state_is_of_any_kind_and_none_is_the_end(states):
     one, other = states

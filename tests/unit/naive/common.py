@@ -42,6 +42,18 @@ def step_returns(rows, gamma):
     return result
 
 
+def unpenalised(rows, scope):
+    """The rows as they are compared: with scope "outcomes" nothing but what was earned counts."""
+    return [{**row, "penalty": 0.0} for row in rows] if scope == "outcomes" else rows
+
+
+def less_penalties(advantages, rows, scope="outcomes"):
+    """Every step pays its own penalty at the end, or, in the released scopes, has paid it."""
+    if scope != "outcomes":
+        return advantages
+    return [advantage - row["penalty"] for advantage, row in zip(advantages, rows, strict=True)]
+
+
 def own_returns(rows, gamma):
     return [total - row["penalty"] for total, row in zip(step_returns(rows, gamma), rows, strict=True)]
 
@@ -81,11 +93,11 @@ def standardise(value, values, norm, epsilon, kind="sample"):
 
 
 def episode_level(rows, norm, scope, singleton, epsilon):
-    own = own_scores(rows)
+    own = own_scores(unpenalised(rows, scope))
     result = []
     for i, value in enumerate(own):
         members = peers(rows, i)
-        if scope == "trajectories":
+        if scope != "steps":
             members = one_row_per_trajectory(rows, members)
         if len(members) == 1:
             result.append(value if singleton == "score" else 0.0)

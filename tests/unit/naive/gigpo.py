@@ -1,6 +1,6 @@
 from difflib import SequenceMatcher
 
-from naive.common import episode_level, own_returns, standardise, texts
+from naive.common import episode_level, less_penalties, own_returns, standardise, texts, unpenalised
 
 
 def anchor_clusters(rows):
@@ -32,15 +32,15 @@ def gigpo(
     gamma=0.95,
     step_advantage_w=1.0,
     norm="mean_std",
-    scope="trajectories",
+    scope="outcomes",
     singleton="zero",
     similarity=None,
     epsilon=1e-6,
 ):
-    returns = own_returns(rows, gamma)
+    returns = own_returns(unpenalised(rows, scope), gamma)
     clusters = anchor_clusters(rows) if similarity is None else similarity_clusters(rows, similarity)
     result = []
     for i, episode in enumerate(episode_level(rows, norm, scope, singleton, epsilon)):
         values = [returns[j] for j in range(len(rows)) if clusters[j] == clusters[i]]
         result.append(episode + step_advantage_w * standardise(returns[i], values, norm, epsilon))
-    return result
+    return less_penalties(result, rows, scope)

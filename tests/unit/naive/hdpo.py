@@ -1,8 +1,8 @@
-from naive.common import episode_level, peers, standardise, trajectories
+from naive.common import episode_level, less_penalties, peers, standardise, trajectories
 
 
 def hdpo(rows, epsilon=1e-6):
-    return episode_level(rows, "mean_std", "trajectories", "zero", epsilon)
+    return less_penalties(episode_level(rows, "mean_std", "outcomes", "zero", epsilon), rows)
 
 
 def tool_advantages(rows, epsilon=1e-6):

@@ -1,5 +1,5 @@
 from naive import common
-from naive.common import own_returns, standardise, trajectories
+from naive.common import less_penalties, own_returns, standardise, trajectories, unpenalised
 
 
 def contexts(rows, k):
@@ -22,11 +22,11 @@ def hgpo(
     std="population",
     weights="paper",
     episode_level=False,
-    scope="trajectories",
+    scope="outcomes",
     singleton="zero",
     epsilon=1e-6,
 ):
-    returns = own_returns(rows, gamma)
+    returns = own_returns(unpenalised(rows, scope), gamma)
     items = [[] for _ in rows]  # (weight, advantage)
     if episode_level:
         for item, advantage in zip(items, common.episode_level(rows, norm, scope, singleton, epsilon), strict=True):
@@ -45,4 +45,4 @@ def hgpo(
         kept = [(weight, advantage) for weight, advantage in item if advantage != 0]
         total = sum(weight for weight, _ in kept) + (epsilon if weights == "code" else 0.0)
         result.append(sum(weight * advantage for weight, advantage in kept) / total if kept else 0.0)
-    return result
+    return less_penalties(result, rows, scope)

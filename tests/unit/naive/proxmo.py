@@ -2,7 +2,18 @@ import math
 import re
 from collections import Counter
 
-from naive.common import episode_level, mean, one_row_per_trajectory, own_returns, own_scores, peers, same, texts
+from naive.common import (
+    episode_level,
+    less_penalties,
+    mean,
+    one_row_per_trajectory,
+    own_returns,
+    own_scores,
+    peers,
+    same,
+    texts,
+    unpenalised,
+)
 
 
 def sigmoid(x):
@@ -84,12 +95,14 @@ def proxmo(
     norm="mean_std",
     success_rate="trajectories",
     neighbours="same_step",
-    scope="trajectories",
+    scope="outcomes",
     singleton="zero",
     max_features=1024,
     epsilon=1e-6,
 ):
     episode = episode_level(rows, norm, scope, singleton, epsilon)
-    weight = modulation(rows, alpha, beta, success_rate)
-    step = proximity_level(rows, gamma, temperature, neighbours, max_features)
-    return [w * e + step_advantage_w * s for w, e, s in zip(weight, episode, step, strict=True)]
+    compared = unpenalised(rows, scope)
+    weight = modulation(compared, alpha, beta, success_rate)
+    step = proximity_level(compared, gamma, temperature, neighbours, max_features)
+    result = [w * e + step_advantage_w * s for w, e, s in zip(weight, episode, step, strict=True)]
+    return less_penalties(result, rows, scope)

@@ -1,4 +1,14 @@
-from naive.common import episode_level, mean, one_row_per_trajectory, own_scores, peers, standardise, trajectories
+from naive.common import (
+    episode_level,
+    less_penalties,
+    mean,
+    one_row_per_trajectory,
+    own_scores,
+    peers,
+    standardise,
+    trajectories,
+    unpenalised,
+)
 
 TERMINAL = ("terminal",)
 BEGINNING = ("beginning",)
@@ -6,7 +16,7 @@ BEGINNING = ("beginning",)
 
 def leave_one_out(rows):
     """RLOO: n / (n - 1) (R - mean), n trajectories in the group."""
-    own = own_scores(rows)
+    own = own_scores(unpenalised(rows, "outcomes"))
     result = []
     for i, value in enumerate(own):
         values = [own[j] for j in one_row_per_trajectory(rows, peers(rows, i))]
@@ -16,7 +26,7 @@ def leave_one_out(rows):
 
 
 def edges(rows):
-    """(state, action, next state) of every row; None where a part is unknown."""
+    """(state, action, next state, terminated) of every row; None where a part is unknown."""
     result = [None] * len(rows)
     for members in trajectories(rows):
         for i, following in zip(members, [*members[1:], None], strict=True):
@@ -25,7 +35,7 @@ def edges(rows):
                 target = TERMINAL if row["next_anchor"] is None else row["next_anchor"]
             else:
                 target = TERMINAL if following is None else rows[following]["anchor"]
-            edge = (row["anchor"], row["action"], target)
+            edge = (row["anchor"], row["action"], target, row.get("terminated", False))
             result[i] = None if None in edge else edge
     return result
 
@@ -45,7 +55,7 @@ def keys(rows, history):
 
 def salt(rows, base="grpo", average="occurrences", history=0, norm="mean_std", epsilon=1e-6):
     grpo = base == "grpo"
-    own = episode_level(rows, norm, "trajectories", "zero", epsilon) if grpo else leave_one_out(rows)
+    own = episode_level(rows, norm, "outcomes", "zero", epsilon) if grpo else leave_one_out(rows)
     key = keys(rows, history)
     result = []
     for i, value in enumerate(own):
@@ -59,4 +69,4 @@ def salt(rows, base="grpo", average="occurrences", history=0, norm="mean_std", e
             result.append(mean([v for values in by_trajectory.values() for v in values]))
         else:
             result.append(mean([mean(values) for values in by_trajectory.values()]))
-    return result
+    return less_penalties(result, rows)

@@ -1,8 +1,8 @@
-from naive.common import constant, episode_level, mean, one_row_per_trajectory, same, std
+from naive.common import constant, episode_level, less_penalties, mean, one_row_per_trajectory, same, std
 
 
 def seeupo(rows, clamp=3.0, singleton="score"):
-    centred = episode_level(rows, "mean", "trajectories", singleton, 1.0)
+    centred = episode_level(rows, "mean", "outcomes", singleton, 1.0)
     batch = [centred[i] for i in one_row_per_trajectory(rows, range(len(rows)))]
     centre = batch[0] if constant(batch) else mean(batch)
     spread = 0.0 if constant(batch) else std(batch)
@@ -12,4 +12,4 @@ def seeupo(rows, clamp=3.0, singleton="score"):
         if spread > 1e-6:
             value /= spread
         result.append(max(-clamp, min(clamp, value)))
-    return result
+    return less_penalties(result, rows)

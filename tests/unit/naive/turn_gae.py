@@ -1,6 +1,6 @@
 import math
 
-from naive.common import constant, mean, std, trajectories
+from naive.common import constant, less_penalties, mean, std, trajectories
 
 
 def gae(rows, gamma, lam, truncated="zero"):
@@ -34,5 +34,5 @@ def turn_gae_returns(rows, gamma=0.99, lam=0.9, truncated="zero"):
 
 
 def turn_gae(rows, gamma=0.99, lam=0.9, whiten="turns", truncated="zero"):
-    advantages = [a - row["penalty"] for a, row in zip(gae(rows, gamma, lam, truncated), rows, strict=True)]
-    return whitened(rows, advantages) if whiten == "turns" else advantages
+    advantages = gae(rows, gamma, lam, truncated)
+    return less_penalties(whitened(rows, advantages) if whiten == "turns" else advantages, rows)
