@@ -151,6 +151,14 @@ def test_success_rate_of_long_and_short_trajectories_and_of_large_rewards():
     np.testing.assert_allclose(advantage(late, step_advantage_w=0), expected, atol=1e-12)
 
 
+def test_the_clamped_score_of_a_group_that_lost_points_is_0():
+    """Scores 1, -2, -2, -2, mean -5/4: no rate below 0, which would count a failure as f < 0."""
+    got = advantage(
+        {**HAND, "reward": [1.0, -2.0, -2.0, -2.0]}, success_rate="clamped_score", beta=1.0, step_advantage_w=0
+    )
+    np.testing.assert_allclose(got, [2.25 * (0.5 + sigmoid(1))] + [-0.75] * 3, atol=1e-12)
+
+
 def test_success_rate_needs_to_know_who_succeeded():
     rows = {name: column for name, column in HAND.items() if name != "success"}
     with pytest.raises(ConfigError, match="success"):
@@ -207,8 +215,9 @@ def test_without_words_there_is_no_step_level():
 
 
 def test_a_text_without_known_words_is_equally_far_from_all():
-    got = step_level({**HAND, "anchor": ["!", "red mug", "red mug", "red mug"]})
-    assert got[0] == pytest.approx(0.75, abs=1e-12)
+    rows = {**HAND, "anchor": ["!", "red mug", "red mug", "red mug"]}
+    for temperature in (0.1, 1e-4):  # at the lower one exp(-1 / temperature) is 0
+        assert step_level(rows, temperature=temperature)[0] == pytest.approx(0.75, abs=1e-12)
 
 
 def test_a_step_without_a_text_is_compared_with_nothing_and_nothing_with_it():
