@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from verl_turnkey.advantage.segments import (
     discounted_returns,
+    equal,
     group_stats,
     joint_codes,
     normalise,
@@ -44,6 +45,23 @@ def test_constant_group_is_exactly_centred(value, n):
     assert stats.std[0] == 0
     assert not normalise(values, codes, stats, "mean", 1e-6).any()
     assert not normalise(values, codes, stats, "mean_std", 1e-6).any()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (1.0, 1.0 + 1e-13, True),
+        (1.0, 1.0 + 1e-11, False),
+        (0.0, 1e-13, True),
+        (0.0, 1e-11, False),
+        (1e6, 1e6 + 1e-7, True),
+        (1e6, 1e6 + 1e-4, False),
+        (-1e6, -1e6 - 1e-7, True),
+    ],
+)
+def test_rounding_is_relative_from_one_on(a, b, same):
+    """A penalty of 1e-9 or a potential's last rise is a spread; the order of a sum is none."""
+    assert equal(np.array([a]), np.array([b])).tolist() == equal(np.array([b]), np.array([a])).tolist() == [same]
 
 
 def test_row_without_spread_in_its_group_is_not_divided_by_epsilon():
