@@ -3,7 +3,7 @@
 C = "tests/contract"
 STEP, LOOP, ROWS = f"{C}/test_advantage_step.py", f"{C}/test_agent_loop.py", f"{C}/test_rows_without_records.py"
 LOSSES, PHASES, TRAINERS = f"{C}/test_policy_losses.py", f"{C}/test_phases.py", f"{C}/test_trainers.py"
-CONFIG, DEALING = f"{C}/test_config.py", f"{C}/test_dealing.py"
+CONFIG, DEALING = f"{C}/test_config.py", f"{C}/test_mini_batches.py"
 TESTS = {
     "plugins/action_reader.py": f"{C}/test_action_reader.py {LOOP}",
     "plugins/agent_loop.py": LOOP,
