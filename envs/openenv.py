@@ -160,6 +160,12 @@ class OpenEnvText(TextEnv):
             place = place.get(key) if isinstance(place, Mapping) else None
         return place if name in self._fields else None
 
+    def _flag(self, seen: Mapping[str, Any], name: str) -> bool:
+        value = self._find(seen, name)
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(f"fields={{{name!r}: {self._fields[name]!r}}} must be true or false, not {value!r}")
+        return bool(value)
+
     def _now(self, answer: Any) -> Scene:
         seen = answer.observation
         plain = {key: value for key, value in seen.items() if key != "metadata"}
@@ -170,17 +176,17 @@ class OpenEnvText(TextEnv):
         marked = "state_key" in self._fields
         state = self._find(seen, "state_key") if marked else self._past if self._with_tools else plain
         reward = float(answer.reward or 0)
-        done, cut = bool(answer.done), bool(self._find(seen, "truncated"))
+        done, cut = bool(answer.done), self._flag(seen, "truncated")
         admissible = self._find(seen, "admissible")
         return Scene(
             observation=text,
             state_key=digest(json.dumps(state, sort_keys=True, default=str)),
             admissible=admissible if isinstance(admissible, Sequence) and not isinstance(admissible, str) else None,
             reward=reward,
-            won=bool(self._find(seen, "won")) if "won" in self._fields else done and not cut and reward > 0,
+            won=self._flag(seen, "won") if "won" in self._fields else done and not cut and reward > 0,
             over=done and not cut,
             cut=done and cut,
-            invalid=bool(self._find(seen, "invalid")) or _failed(seen),
+            invalid=self._flag(seen, "invalid") or _failed(seen),
         )
 
 

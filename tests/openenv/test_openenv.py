@@ -187,6 +187,15 @@ def test_a_hole_ends_the_episode_without_success(env):
     assert (reward, terminated, truncated, info["won"]) == (0.0, True, False, False)
 
 
+def test_a_text_is_no_flag(url):
+    env = OpenEnvText(url, fields={"won": "task.text"})
+    try:
+        with pytest.raises(TypeError, match=r"fields=\{'won': 'task.text'\} must be true or false, not 'Reach G.'"):
+            env.reset(seed=0)
+    finally:
+        env.close()
+
+
 def test_without_fields_all_of_them_are_shown_and_a_reward_means_success(url):
     env = OpenEnvText(url)
     try:
