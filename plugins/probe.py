@@ -63,6 +63,17 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
         _measure(config, turnkey, observation, info["task"], info["admissible"])
 
 
+def task_file(config: DictConfig) -> str | None:
+    """The first training file with tasks that can be read here; None when there is none."""
+    import pyarrow.parquet as pq
+
+    files = config.data.get("train_files") or []
+    for path in [Path(str(file)).expanduser() for file in ([files] if isinstance(files, str) else files)]:
+        if path.suffix == ".parquet" and path.is_file() and COLUMN in pq.ParquetFile(path).schema_arrow.names:
+            return str(path)
+    return None
+
+
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
     """Play the first task once on every node of the Ray cluster: data, packages or a mount may be missing on one.
 

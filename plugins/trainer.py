@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.plugins import agent_loop, dealing, loss, loss_inputs, phases, registration, seams, starvation
+from verl_turnkey.plugins import agent_loop, dealing, loss, loss_inputs, phases, probe, registration, seams, starvation
 from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
 from verl_turnkey.plugins.derived import listed_per_turn
@@ -107,7 +107,10 @@ class TurnkeyTrainer:
                 setattr(self, name, groups.setdefault(id(group), WorkerCalls(group, self._before_call)))
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop, once every agent-loop worker has shown that it can play."""
+        """verl's loop, once every agent-loop worker and every node has shown that it can play."""
+        plays = self.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+        if plays and self.turnkey.env.probe and (file := probe.task_file(self.config)):
+            probe.probe_nodes(self.turnkey, file)
         texts = bool(getattr(self.credit_params, "compares_texts", False))
         workers = agent_loop_manager.agent_loop_workers
         ray.get([worker.__ray_call__.remote(agent_loop.prepare, texts) for worker in workers])

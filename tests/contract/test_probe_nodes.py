@@ -6,6 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from contract_tools import AWKWARD
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.tasks import Task, write_parquet
+
 ENVIRONMENT = """
 import os
 import gymnasium
@@ -64,3 +71,13 @@ def test_what_one_node_lacks_is_named_with_the_node(tmp_path: Path):
 
 def test_all_nodes_can_play(tmp_path: Path):
     assert "played on 2" in probed(tmp_path, "here")
+
+
+def test_the_trainer_asks_before_its_first_step(ray_queue, trainer, tmp_path):
+    tasks = [Task("contract/Awkward-v0", seed, {"on_reset": "raise"}) for seed in range(4)]
+    write_parquet(tmp_path / "t.parquet", tasks, "x", "train")
+    asked = (f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]")
+    manager = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)  # its construction starts model servers
+    manager.agent_loop_workers = []
+    with pytest.raises(ConfigError, match=r"cannot be played on node .*the reset is broken"):
+        trainer(*asked).fit(manager)
