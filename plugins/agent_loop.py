@@ -28,7 +28,11 @@ from verl_turnkey.plugins import registration
 from verl_turnkey.plugins.action_reader import action_reader, check_tool_template
 from verl_turnkey.plugins.config import TurnkeyConfig, turnkey_config
 from verl_turnkey.plugins.episode import Episode, Generated, PlayedStep, Prompt, RowMaker, countable
+from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.trajectory_log import TrajectoryLog
+
+FINISH_SECONDS = 10.0
+"""that the trajectory log is waited for in the end"""
 
 
 class _Process:
@@ -43,6 +47,7 @@ class _Process:
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(self.turnkey.rewards)
+        self.failures = Failures()
         self.log = TrajectoryLog(self.turnkey.log.trajectories)
         self.pool = HostPool(
             hosts=env.hosts,
@@ -95,6 +100,17 @@ def prepare(worker: Any, keep_texts: bool) -> None:
             check_tool_template(worker.tokenizer, **worker.config.data.get("apply_chat_template_kwargs", {}))
 
 
+def latest_failures(worker: Any) -> list[str]:
+    """Run inside an agent-loop worker: why episodes failed there, the latest reason of each kind."""
+    return [] if _process is None else list(_process.failures.latest.values())
+
+
+def finish(worker: Any) -> None:
+    """Run inside an agent-loop worker when training is over: with the worker ends the thread that writes the log."""
+    if _process is not None:
+        _process.log.drain(FINISH_SECONDS)
+
+
 class EnvAgentLoop(AgentLoopBase):
     """Plays one task of the column ``turnkey_task`` (environment id, seed, kwargs)."""
 
@@ -125,6 +141,7 @@ class EnvAgentLoop(AgentLoopBase):
             outputs = self.rows.played(episode)
         except (EnvironmentFailure, PromptTooLongError, RewardError, SummaryError, TaskFormatError) as error:
             failed = f"{type(error).__name__}: {error}"
+            self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"])
         self.shared.log.write(kwargs, task, outputs, [step.for_log() for step in episode.steps], failed)
         return outputs

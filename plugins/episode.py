@@ -110,6 +110,7 @@ class Episode:
         turns = max(1, len(records))
         return {
             "acc": float(self.success),
+            "failed": float(not records),
             "episode_return": self.own_return,
             "episode_length": float(len(records)),
             "invalid_rate": sum(not record["valid"] for record in records) / turns,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from verl_turnkey.plugins.notices import failure_kind
 from verl_turnkey.plugins.rows import Rows
 from verl_turnkey.plugins.turns import split_key
 
 REWARD = "reward/"
 """begins the names of the reward components among verl's ``reward_extra_info``"""
+FAILED = "episode/failed/"
+"""begins the counts of failed episodes by kind"""
 
 
 def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -37,6 +41,8 @@ def episode_metrics(rows: Rows) -> dict[str, float]:
     if played + failed == 0:
         return {}
     metrics = {"episode/count": float(played + failed), "episode/failed": float(failed)}
+    for kind, number in sorted(Counter(map(failure_kind, rows.failed.values())).items()):
+        metrics[f"{FAILED}{kind}"] = float(number)
     if "success" in steps.given:
         solved = np.bincount(index, weights=steps.success) > 0
         metrics["episode/success_rate"] = float(solved.sum() / (played + failed))
@@ -70,7 +76,12 @@ def combine(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _combined(name: str, parts: Sequence[Mapping[str, float]]) -> float:
     values = [part[name] for part in parts]
     last = name.rsplit("/", 1)[-1]
-    if name in COUNTS or last == "groups" or (last.endswith("_groups") and not last.startswith("share_")):
+    if (
+        name in COUNTS
+        or name.startswith(FAILED)
+        or last == "groups"
+        or (last.endswith("_groups") and not last.startswith("share_"))
+    ):
         return float(sum(values))
     if name.endswith("/max"):
         return max(values)

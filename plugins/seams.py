@@ -80,6 +80,19 @@ SEAMS = (
         "self, partition_id",
         "groups are judged by what was played",
     ),
+    Seam(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._materialize_batch",
+        "self, partition_id, selected_prompt_uids, partition_snapshot",
+        "prompts of which no row is left are counted",
+    ),
+    Seam(_BASE, "PPOTrainer._submit_batch_to_rollout", "self, batch", "prompts may say how many rollouts they get"),
+    Seam(
+        _BASE,
+        "PPOTrainer._val_metrics_update",
+        "self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts",
+        "validation is of the episodes that were played",
+    ),
     Seam(_BASE, "PPOTrainer._update_actor", "self, batch, metrics", "calls update_actor with batch.extra_info"),
     Seam(_BASE, "PPOTrainer._update_critic", "self, batch, metrics", "calls train_mini_batch with batch.extra_info"),
     Seam(

@@ -101,7 +101,7 @@ class Watch:
                 return batch, metrics
             if batch.keys:
                 tq.kv_clear(keys=batch.keys, partition_id=partition_id)
-            self._lose(f"all {len(batch)} episodes of a batch failed:\n{_listed(reasons)}")
+            self._lose(f"all {len(batch)} episodes of a batch failed:\n{listed(reasons)}")
             self._refill(batch_size)
 
     def _on_eviction(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
@@ -120,7 +120,7 @@ class Watch:
         if self._dead > max(self._most, self._equal):
             self._lose(
                 f"all episodes of {self._dead} groups failed, and group filtering would replace them for ever:\n"
-                f"{_listed(self._reasons)}"
+                f"{listed(self._reasons)}"
             )
         return self._evict(global_steps, partition_id, eviction_reasons)
 
@@ -139,6 +139,6 @@ def _nothing_played(batch: KVBatchMeta) -> set[str]:
     return {reason for reason in reasons if reason} if None not in reasons else set()
 
 
-def _listed(reasons: Iterable[str]) -> str:
+def listed(reasons: Iterable[str]) -> str:
     """A few reasons, one per line."""
     return "\n".join(f"  {reason}" for reason in sorted(set(reasons))[:5])

@@ -6,8 +6,8 @@ verl's own (``grpo``, ``gae``, ...) the trainers behave like the stock ones, on 
 
 from __future__ import annotations
 
-import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1 import trainer_separate_async
@@ -24,15 +25,26 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.modules import import_modules
-from verl_turnkey.plugins import agent_loop, dealing, loss, loss_inputs, phases, probe, registration, seams, starvation
+from verl_turnkey.plugins import (
+    agent_loop,
+    dealing,
+    loss,
+    loss_inputs,
+    phases,
+    probe,
+    registration,
+    seams,
+    starvation,
+    validation,
+)
+from verl_turnkey.plugins.asked import Asked
 from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.credit import CreditStep, credit_step
 from verl_turnkey.plugins.derived import listed_per_turn
 from verl_turnkey.plugins.metrics import combine
+from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rows import Rows, failure
 from verl_turnkey.plugins.turns import split_key
-
-logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
 
@@ -81,6 +93,8 @@ class TurnkeyTrainer:
         patience, most = self.turnkey.env.patience, 2 * config.data.train_batch_size
         starvation.Watch(self.replay_buffer, patience, most, self._ask_again)
         self._saved: int | None = None  # the step of the newest checkpoint
+        prompts = config.data.train_batch_size // self.parameter_sync_step
+        self._asked = Asked(self.replay_buffer, prompts, config.actor_rollout_ref.rollout.n)
         self._real_rows = 0
         self._trained_rows = 0
         self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
@@ -115,7 +129,11 @@ class TurnkeyTrainer:
         workers = agent_loop_manager.agent_loop_workers
         ray.get([worker.__ray_call__.remote(agent_loop.prepare, texts) for worker in workers])
         seams.deal_in_turn(agent_loop_manager)
-        super().fit(agent_loop_manager)  # type: ignore[misc]
+        try:
+            super().fit(agent_loop_manager)  # type: ignore[misc]
+        finally:  # the reasons for which a run stops are among what is still to be written
+            left = [worker.__ray_call__.remote(agent_loop.finish) for worker in workers]
+            ray.wait(left, num_returns=len(left), timeout=2 * agent_loop.FINISH_SECONDS)
 
     def _load_checkpoint(self) -> None:
         """verl's own, without the rows that the batch of that step left in the queue.
@@ -137,10 +155,45 @@ class TurnkeyTrainer:
         try:
             batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         except starvation.StarvedError:
-            self._save_last_step()
+            self._save_stopping(self.global_steps - 1)
             raise
         metrics.update(combine(self._updates))
         return batch
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self._asked.submit(batch)
+        return super()._submit_batch_to_rollout(batch)  # type: ignore[misc]
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[int],
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, float]:
+        """verl's own, of the episodes that were played; when most of them were not, the run stops."""
+        failed = validation.failed_of(reward_extra_infos_dict, len(sample_uids))
+        infos = validation.of_played(reward_extra_infos_dict, failed)
+        turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
+        metrics = super()._val_metrics_update(data_sources, sample_uids, infos, turns, expected_acc_counts)  # type: ignore[misc]
+        expected = set((expected_acc_counts or {}).values())
+        if any(failed) and len(expected) == 1:
+            metrics = validation.unsplit(metrics, data_sources, infos, expected.pop())
+        share = sum(failed) / max(1, len(failed))
+        if share > validation.WARN_ABOVE:
+            workers = self.agent_loop_manager.agent_loop_workers
+            found = ray.get([worker.__ray_call__.remote(agent_loop.latest_failures) for worker in workers])
+            reasons = starvation.listed(reason for each in found for reason in each)
+            said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
+            if share > validation.STOP_ABOVE:
+                try:
+                    raise starvation.StarvedError(said)
+                finally:
+                    if self.global_steps:
+                        self._save_stopping(self.global_steps)
+            logger.warning(said)
+        return metrics
 
     # --- when nothing can be played ---------------------------------------------------------------------------------
 
@@ -153,17 +206,17 @@ class TurnkeyTrainer:
         super()._save_checkpoint()  # type: ignore[misc]
         self._saved = self.global_steps
 
-    def _save_last_step(self) -> None:
-        """A checkpoint of the last step that came to its end, in runs that write any, unless it is there already."""
-        if self.config.trainer.save_freq <= 0 or self._saved == self.global_steps - 1:
+    def _save_stopping(self, step: int) -> None:
+        """A checkpoint of ``step``, the last that came to its end, in runs that write any, unless it is there."""
+        if self.config.trainer.save_freq <= 0 or self._saved == step:
             return
         self.on_sample_end()  # verl saves when the servers have given their memory back
-        self.global_steps -= 1
+        now, self.global_steps = self.global_steps, step
         try:
             self._save_checkpoint()
-            logger.warning("wrote a checkpoint of step %d before stopping", self.global_steps)
+            logger.warning("wrote a checkpoint of step %d before stopping", step)
         finally:
-            self.global_steps += 1
+            self.global_steps = now
 
     # --- a fixed number of optimizer steps --------------------------------------------------------------------------
 
@@ -315,14 +368,13 @@ class TurnkeyTrainer:
         has_tokens = response_mask.any(1).tolist()
         self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
         # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
-        prompts = self.config.data.train_batch_size // self.parameter_sync_step
-        asked = prompts * self.config.actor_rollout_ref.rollout.n
-        missing = asked - len({split_key(batch.keys[i])[1] for i in real})
-        metrics["episode/missing"] = float(max(0, missing))
-        if missing > 0:
+        there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in real})
+        missing = self._asked.missing(there)
+        metrics["episode/missing"] = float(missing)
+        if missing:
             logger.warning(
                 "%d of %d episodes of step %d left no row: the agent loop raised, see the log of its worker",
-                *(missing, asked, self.global_steps),
+                *(missing, missing + there.total(), self.global_steps),
             )
 
 

@@ -34,10 +34,10 @@ class Awkward(gymnasium.Env[str, str]):
             raise RuntimeError("the step is broken")
         if action == "hang":
             time.sleep(60)
-        reward = float("nan") if action == "nan" else 0.5 if action == "win" else 0.0
+        reward = float("nan") if action == "nan" else 0.5 if action in ("win", "find", "time out") else 0.0
         observation = self.observation * (100 if action == "grow" else 1)
         info = {"invalid": action == "stumble", **self._seen(100), **self._more(action)}
-        return observation, reward, action in ("win", "lose"), False, info
+        return observation, reward, action in ("win", "lose"), action == "time out", info
 
     def _more(self, action: str) -> dict[str, Any]:
         """A tool call for each word "call" of the action, and a potential that grows with it."""

@@ -64,6 +64,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir)
+
+
+@pytest.fixture(scope="session")
 def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``train.parquet`` (8 tasks) and ``val.parquet`` (4 tasks) of MiniGrid."""
     folder = tmp_path_factory.mktemp("tasks")

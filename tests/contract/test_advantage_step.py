@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_advantages_by_row_key_with_a_failed_row_first(queue, trainer):
     assert len(set(np.round(list(expected.values()), 4))) > 6  # the expectation tells rows apart
     check_against(after, expected)
     assert metrics["episode/count"] == 6
-    assert metrics["episode/failed"] == 1
+    assert metrics["episode/failed"] == metrics["episode/failed/EnvironmentFailure"] == 1
     assert metrics["episode/length/mean"] == 2.0
     assert metrics["episode/return/mean"] == pytest.approx((1 + 0.25 + 0 + 0.5 + 0) / 5)
     assert metrics["episode/invalid_rate"] == pytest.approx(1 / 10)
@@ -270,6 +271,32 @@ def test_episodes_that_left_no_row_are_counted(queue, trainer, caplog):
     advance(made, fill(EPISODES), metrics)
     assert metrics["episode/missing"] == 16 - 6
     assert "left no row" in caplog.text
+
+
+def test_a_prompt_may_say_how_many_rollouts_it_is_to_have(queue, trainer):
+    """verl reads ``__rollout_n__``. One of c's two left no row, nor did d's only one, whose prompt is all there was."""
+    made = trainer()
+
+    def play(prompts: TensorDict) -> None:
+        fill({"a": [EPISODES["a"][1]] * 3, "b": [EPISODES["a"][1]], "c": [EPISODES["a"][2]]})
+        for uid, status in zip(prompts["uid"], ("finished", "finished", "failure", "failure"), strict=True):
+            tq.kv_put(key=uid, partition_id=PARTITION, tag={"status": status})
+
+    made.agent_loop_manager = SimpleNamespace(generate_sequences=play)
+    for again in range(2):  # the second time as after a resume: what the prompts said is not known
+        said = {"a": 3, "b": 1, "c": 2, "d": 1}
+        prompts = list_of_dict_to_tensordict([{"uid": uid, "__rollout_n__": n} for uid, n in said.items()])
+        if again:
+            tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * 4
+            tq.kv_batch_put(keys=list("abcd"), partition_id=PARTITION, tags=tags)
+            play(prompts)
+        else:
+            made._submit_batch_to_rollout(prompts)
+        batch, _ = made.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=4)
+        metrics: dict[str, Any] = {}
+        advance(made, batch, metrics)
+        assert metrics["episode/count"] == 5
+        assert metrics["episode/missing"] == (0 if again else 2)
 
 
 # --- what is wrong is named -------------------------------------------------------------------------------------------

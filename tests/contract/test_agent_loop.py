@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import version
@@ -30,9 +32,10 @@ from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.hosts import HostPool
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins import agent_loop
+from verl_turnkey.plugins.trajectory_log import JsonLines
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
-INFO = {"acc", "episode_return", "episode_length", "invalid_rate", "unparsed_rate", "reward/step"}
+INFO = {"acc", "failed", "episode_return", "episode_length", "invalid_rate", "unparsed_rate", "reward/step"}
 
 
 class Script:
@@ -61,13 +64,6 @@ class Script:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model_dir) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model_dir)
-
-
-@pytest.fixture(scope="module")
 def hosts(ray_queue) -> Iterator[None]:
     """The tests of this file share host processes, and each still parses its own configuration."""
     real = agent_loop.HostPool
@@ -89,15 +85,22 @@ def hosts(ray_queue) -> Iterator[None]:
 def play(compose: Compose, tokenizer, hosts, monkeypatch):
     """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
 
-    Keywords replace the tokenizer and what else there is of the model.
+    ``fresh``: in a new worker process, as it were. Further keywords replace the tokenizer and what else there is of the
+    model.
     """
 
     def run(
-        turns: list[str] | Callable[[str], str], task: Task, *overrides: str, session: int = 0, **model: Any
+        turns: list[str] | Callable[[str], str],
+        task: Task,
+        *overrides: str,
+        session: int = 0,
+        fresh: bool = True,
+        **model: Any,
     ) -> tuple[list[AgentLoopOutput], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
         config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
-        monkeypatch.setattr(agent_loop, "_process", None)
+        if fresh:
+            monkeypatch.setattr(agent_loop, "_process", None)
         script = Script(model["tokenizer"], turns)
 
         async def episode() -> list[AgentLoopOutput]:
@@ -113,7 +116,9 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
             row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": task.to_json()}
             return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
 
-        return asyncio.run(episode()), script
+        outputs = asyncio.run(episode())
+        agent_loop.finish(None)
+        return outputs, script
 
     return run
 
@@ -142,7 +147,7 @@ def reason(outputs: list[AgentLoopOutput]) -> str:
     assert len(row.prompt_ids) >= 1
     assert (len(row.response_ids), row.response_mask, row.response_logprobs) == (1, [0], [0.0])
     assert row.reward_score == 0.0
-    assert row.extra_fields["reward_extra_info"] == dict.fromkeys(INFO, 0.0)
+    assert row.extra_fields["reward_extra_info"] == dict.fromkeys(INFO, 0.0) | {"failed": 1.0}
     assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 6  # of the step before
     return record["failed"]
 
@@ -184,6 +189,7 @@ def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
         info = row.extra_fields["reward_extra_info"]
         assert info == {
             "acc": 0.0,
+            "failed": 0.0,
             "episode_return": 0.0,
             "episode_length": 4.0,
             "invalid_rate": 0.25,
@@ -236,6 +242,23 @@ def test_without_won_a_positive_end_is_a_success(play, action, solved):
     assert found[-1]["terminated"]
     assert found[0]["anchor"] == "a room 3"  # without a state_key the observation stands for the state
     assert found[1]["anchor"] == "a room"
+
+
+@pytest.mark.parametrize(("turns", "limit"), [(["look", "time out"], 5), (["look", "find"], 2)])
+def test_a_truncated_episode_is_not_solved_whatever_its_last_reward(play, turns, limit):
+    outputs, _ = play(turns, awkward(), f"turnkey.rollout.max_turns={limit}")
+    found = steps(outputs)
+    assert [(s["terminated"], s["truncated"]) for s in found] == [(False, False), (False, True)]
+    assert found[-1]["reward"] == 0.5
+    assert [s["success"] for s in found] == [False, False]
+    assert outputs[0].extra_fields["reward_extra_info"]["acc"] == 0.0
+
+
+def test_the_tasks_arguments_win_over_the_configurations(play):
+    configured = ("+turnkey.env.kwargs.observation='a hall'", "+turnkey.env.kwargs.says_more=true")
+    outputs, _ = play(["win"], awkward(observation="a cellar"), *configured)
+    assert steps(outputs)[0]["anchor"] == "a cellar 3"
+    assert "tool_calls" in steps(outputs)[0]["extra"]  # what only the configuration says holds too
 
 
 def test_an_action_that_the_environment_calls_invalid(play):
@@ -508,6 +531,24 @@ def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns,
     assert len(line["turns"]) == max(0, len(turns) - 1)  # what was played before is not trained on, but can be read
 
 
+def test_failed_episodes_are_said_once_for_each_kind_with_their_number(play, caplog, monkeypatch):
+    """Under the quiet settings: the root logger lets errors through only."""
+    monkeypatch.setattr(logging.root, "level", logging.ERROR)
+    for number in range(1, 11):
+        play(["raise"], awkward(), fresh=number == 1)
+    play([], awkward(on_reset="raise"), fresh=False)
+    expected = [
+        ("1 failed episode of the kind 'step'", "the step is broken"),
+        ("10 failed episodes of the kind 'step'", "the step is broken"),
+        ("1 failed episode of the kind 'reset'", "the reset is broken"),
+    ]
+    for record, (number, reason) in zip(caplog.records, expected, strict=True):
+        said, _, latest = record.getMessage().partition(" in this process so far, the latest: ")
+        assert said == number
+        assert latest.startswith("EnvironmentFailure: environment failure (")
+        assert f"RuntimeError: {reason}" in latest
+
+
 def test_a_malformed_task_fails_its_episode_only(play, tmp_path):
     class Words(Task):
         def to_json(self) -> str:
@@ -592,6 +633,7 @@ def test_each_episode_is_a_line_of_the_log(play, tmp_path: Path):
     assert [turn["observation"] for turn in line["turns"]] == ["a room 3", "a room"]
     assert line["info"] == {
         "acc": 1.0,
+        "failed": 0.0,
         "episode_return": 0.5,
         "episode_length": 2.0,
         "invalid_rate": 0.0,
@@ -672,7 +714,7 @@ def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
     rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{module}:broken'}}]"
     (row,) = play(["win"], awkward(), rewards)[0]
     assert "no such book" in row.extra_fields["turnkey"]["failed"]
-    assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "reward/broken"], 0.0)
+    assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "reward/broken"], 0.0) | {"failed": 1.0}
 
 
 @pytest.mark.parametrize("anchor", ["state_key", "observation"])
@@ -724,8 +766,37 @@ def test_odd_extras_cost_their_episode(tmp_path: Path, extra):
         Player([str(module)]).start("contract/Odd-v0", {}, 0)
 
 
-def test_a_full_disk_costs_the_log_and_not_the_episode(play, tmp_path: Path, caplog):
+def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: Path, caplog):
+    """And the log goes on when it can."""
     (tmp_path / "log").write_text("a file where a folder should be")
-    outputs, _ = play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}/log")
+    override = f"turnkey.log.trajectories={tmp_path}/log"
+    outputs, _ = play(["look", "win"], awkward(), override)
     assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5]
-    assert "no more episodes are logged" in caplog.text
+    play(["win"], awkward(), override, session=1, fresh=False)
+    (tmp_path / "log").unlink()
+    play(["win"], awkward(), override, session=2, fresh=False)
+    assert logged(tmp_path / "log")["key"] == "u_2"
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "turnkey.log.trajectories are not written until this is over: FileExistsError" in said[0]
+    assert "are written again; 2 were lost" in said[1]
+
+
+def test_a_mount_that_hangs_does_not_stop_a_rollout(play, tmp_path: Path, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    real = JsonLines._open
+
+    def hangs(self: JsonLines) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return real(self)
+
+    monkeypatch.setattr(JsonLines, "_open", hangs)
+    monkeypatch.setattr(agent_loop, "FINISH_SECONDS", 0.01)
+    outputs, _ = play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}")
+    assert begun.wait(60)
+    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5]
+    assert not list(tmp_path.iterdir())
+    go_on.set()
+    assert agent_loop._process.log.drain(60)
+    assert logged(tmp_path)["failed"] is None

@@ -120,6 +120,7 @@ def test_the_table_of_a_tool_loops_rows(queue, trainer, capture):
     assert episode == {  # no success rate, no rate of invalid actions: nobody said
         "episode/count": 4,
         "episode/failed": 1,
+        "episode/failed/other": 1,
         "episode/length/mean": 2,
         "episode/length/max": 3,
         "episode/return/mean": 0.5,

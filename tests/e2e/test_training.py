@@ -148,6 +148,8 @@ def test_a_dead_environment_costs_its_own_episode(broken: Run) -> None:
         assert reason in reasons
     metrics = broken.metrics[1]
     assert metrics["episode/failed"] == 8
+    kinds = dict.fromkeys(("reset", "step", "reward", "timeout"), 2)
+    assert {kind: metrics[f"episode/failed/{kind}"] for kind in kinds} == kinds
     assert metrics["episode/success_rate"] == 0.5
     seen = broken.seen(1)
     by_key = dict(zip(seen["keys"], seen["mask"], strict=True))
@@ -161,8 +163,18 @@ def test_a_dead_environment_costs_its_own_episode(broken: Run) -> None:
 
 
 def test_failed_episodes_count_as_not_solved_in_validation(broken: Run) -> None:
-    [accuracy] = [value for key, value in broken.metrics[1].items() if key.startswith("val-core/broken/acc")]
-    assert accuracy == 0.5
+    found = broken.metrics[1]
+    assert found["val-core/broken/acc/mean@1"] == found["val-aux/broken/failed/mean@1"] == 0.5
+    assert found["val-aux/broken/acc_success_only/mean@1"] == 1
+    assert found["val-aux/broken/episode_length/mean@1"] == 3
+
+
+def test_what_failed_is_on_the_console(broken: Run) -> None:
+    """Although the settings for a CPU let errors through only: the first of each kind, and the share in validation."""
+    said = (broken.out / "log.txt").read_text()
+    for kind in ("reset", "step", "reward", "timeout"):
+        assert f"1 failed episode of the kind '{kind}' in this process so far, the latest: EnvironmentFailure: " in said
+    assert "2 of 4 validation episodes failed; reasons of late:" in said
 
 
 def test_a_batch_without_any_signal_leaves_the_weights_bit_identical(broken: Run, model: Path) -> None:

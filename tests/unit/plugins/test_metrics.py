@@ -18,6 +18,7 @@ def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) 
     metrics = {
         "episode/count": float(count),
         "episode/failed": float(failed),
+        **({"episode/failed/timeout": float(failed)} if failed else {}),
         "episode/missing": float(seed),
         "episode/success_rate": solved / count,
         "episode/invalid_rate": 0.1 * seed,
@@ -46,6 +47,7 @@ def test_each_is_a_mean_of_what_it_counts():
         {
             "episode/count": 20,
             "episode/failed": 6,
+            "episode/failed/timeout": 6,
             "episode/missing": 3,
             "episode/success_rate": 8 / 20,
             "episode/invalid_rate": (40 * 0.1 + 300 * 0.2) / 340,

@@ -1,0 +1,51 @@
+"""How many rollouts were asked for: verl lets a data row say its own number (``__rollout_n__``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensordict import TensorDict
+
+COLUMN = "__rollout_n__"
+
+
+class Asked:
+    """Remembers the prompts that a replay buffer hands out, also those of which no row is left.
+
+    Args:
+        buffer: verl's, or one of the user's own, which need not have the method that tells.
+        prompts: in a batch.
+        each: rollouts of a prompt that does not say.
+    """
+
+    def __init__(self, buffer: Any, prompts: int, each: int) -> None:
+        self._prompts, self._each = prompts, each
+        self._own: dict[str, int] = {}
+        self._varies = False
+        self._sampled: list[str] = []
+        self._materialize = getattr(buffer, "_materialize_batch", None)
+        if self._materialize is not None:
+            buffer._materialize_batch = self._on_batch
+
+    def submit(self, batch: TensorDict) -> None:
+        """Take down what the prompts of ``batch`` say of themselves."""
+        if COLUMN in batch:
+            self._varies = True
+            self._own.update(zip(batch["uid"], map(int, batch[COLUMN]), strict=True))
+
+    def _on_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
+        assert self._materialize is not None
+        if partition_id == "train":
+            self._sampled = list(selected_prompt_uids)
+        return self._materialize(partition_id, selected_prompt_uids, partition_snapshot)
+
+    def missing(self, found: Mapping[str, int]) -> int:
+        """Rollouts of the batch at hand that left no row; ``found``: prompt -> rollouts that did."""
+        prompts = {*self._sampled, *found}
+        self._sampled = []
+        asked = self._each * max(0, self._prompts - len(prompts))
+        for uid in prompts:
+            # Of a prompt from before a resume nobody knows any more what it said.
+            asked += self._own.pop(uid, found.get(uid, 0) if self._varies else self._each)
+        return max(0, asked - sum(found.values()))

@@ -1,0 +1,59 @@
+"""Validation that tells lost episodes from lost games.
+
+verl averages the rows of all episodes. One whose environment died has a row too, of length 0: taken along, it shortens
+the mean length and lowers the success rate, and nobody sees why. Here it counts as not solved in ``acc``, as an episode
+without a row does in verl; every other figure is of the episodes that were played, and ``failed`` is the share of the
+others. Rows that do not say whether they ``failed`` were played.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
+"""shares of failed episodes"""
+
+
+def failed_of(infos: Mapping[str, Sequence[Any]], count: int) -> list[bool]:
+    """Which of ``count`` validation episodes failed; ``infos``: verl's ``reward_extra_info`` as lists by name."""
+    return [bool(value) for value in infos.get("failed", [False] * count)]
+
+
+def of_played(infos: Mapping[str, Sequence[Any]], failed: Sequence[bool]) -> dict[str, list[Any]]:
+    """``infos`` with None, which verl's metrics leave out, in the place of what failed episodes say."""
+    return {
+        name: [None if no and name != "failed" else value for value, no in zip(values, failed, strict=True)]
+        for name, values in infos.items()
+    }
+
+
+def unsplit(
+    metrics: Mapping[str, float], sources: Sequence[str], infos: Mapping[str, Sequence[Any]], expected: int
+) -> dict[str, float]:
+    """``metrics`` with one mean for each figure where verl has one for each number of played episodes of a task.
+
+    verl names a mean by the number of values that a task has (``mean@4``): where an episode of a task is missing, its
+    others would be a curve of their own (``mean@3``).
+
+    Args:
+        metrics: verl's of this validation.
+        sources: data source of each episode.
+        infos: as :func:`of_played` leaves them.
+        expected: episodes of each task.
+    """
+    metrics = dict(metrics)
+    played = {**infos, "acc_success_only": infos.get("acc", [None] * len(sources))}
+    for source in set(sources):
+        for name, values in played.items():
+            pattern = re.compile(rf"(val-\w+/{re.escape(f'{source}/{name}')}/mean@)\d+")
+            split = {key: match[1] for key in metrics if (match := pattern.fullmatch(key))}
+            held = [value for value, of in zip(values, sources, strict=True) if of == source and value is not None]
+            if name != "acc" and split and held:
+                for key in split:
+                    del metrics[key]
+                metrics[f"{max(split.values())}{expected}"] = float(np.mean(held))
+    return metrics
