@@ -76,12 +76,8 @@ def combine(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _combined(name: str, parts: Sequence[Mapping[str, float]]) -> float:
     values = [part[name] for part in parts]
     last = name.rsplit("/", 1)[-1]
-    if (
-        name in COUNTS
-        or name.startswith(FAILED)
-        or last == "groups"
-        or (last.endswith("_groups") and not last.startswith("share_"))
-    ):
+    groups = last == "groups" or (last.endswith("_groups") and not last.startswith("share_"))
+    if groups or name in COUNTS or name.startswith(FAILED):
         return float(sum(values))
     if name.endswith("/max"):
         return max(values)

@@ -20,6 +20,7 @@ from verl_turnkey.advantage import ConfigError, Credit, RecordError, StepBatch, 
 from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.advantage.registry import register_estimator
 from verl_turnkey.plugins.rows import read_rows
+from verl_turnkey.plugins.starvation import StarvedError
 from verl_turnkey.plugins.validate import check
 
 
@@ -251,9 +252,11 @@ def test_rows_with_and_without_records_in_one_batch(queue, trainer):
 
 
 def test_no_row_with_a_token_of_the_model(queue, trainer):
-    batch = fill({("a", 0): [output("00", 1.0)], ("a", 1): [output("0", 1.0)]})
-    with pytest.raises(RuntimeError, match=r"all 2 episodes of step 1 failed:\n  no token of its responses"):
-        advance(trainer(recipe="grpo_steps"), batch)
+    made = trainer("turnkey.env.patience=0", recipe="grpo_steps")
+    fill({("a", 0): [output("00", 1.0)], ("a", 1): [output("0", 1.0)]})
+    tq.kv_put(key="a", partition_id=PARTITION, tag={"is_prompt": True, "status": "finished", "global_steps": 1})
+    with pytest.raises(StarvedError, match=r"all 2 episodes of a batch failed:\n  no token of its responses"):
+        made.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=1)
 
 
 @pytest.mark.parametrize(
