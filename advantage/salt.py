@@ -28,7 +28,7 @@ TERMINAL = -1  # code of the state after the last step
 
 @dataclass(frozen=True)
 class SaltParams:
-    """Parameters of ``salt``. The paper's own settings are not public; these are our reading."""
+    """Parameters of ``salt``. The paper's own settings were not available to us; these are our reading."""
 
     base: Literal["grpo", "rloo"] = "grpo"  # credit of the trajectories: against the group, or against the others in it
     average: Literal["occurrences", "trajectories"] = "occurrences"
@@ -65,8 +65,8 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
     ``action``, the parsed action; a None among them never matches. Groups of one trajectory, and groups whose scores
     are all equal, give 0. A step's penalty is its own: it enters no mean.
 
-    Source: arXiv:2510.20022, from a restatement in a competing paper; no code is known. Exact equality of edges, the
-    average over occurrences and ``history`` are our reading.
+    Source: arXiv:2510.20022, from a restatement in a competing paper; no code was available to us. Exact equality of
+    edges, the average over occurrences and ``history`` are our reading.
     """
     trajectory_credit = _base(batch, params)
     edge = _edges(batch)

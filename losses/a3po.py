@@ -31,7 +31,7 @@ class A3poParams:
     "a3po",
     params=A3poParams,
     needs={"staleness": "the weight versions between the rollout of each row and this step (asynchronous trainers)"},
-    paper="A-3PO (AReaL)",
+    paper="A-3PO, arXiv:2512.06547 (AReaL)",
     summary="decoupled PPO with a proximal policy between behaviour and current policy, by staleness",
 )
 def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
@@ -49,9 +49,9 @@ def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
     default up to a staleness of 1; the staler a row, the nearer the proximal policy is to the current one, and the
     wider the clip. A token beyond ``weight_cap`` still counts in the mean.
 
-    Source: AReaL's documentation (prox_approx, log-linear) and code, which reads the current version before the update;
-    the cap is its example's rejection of tokens. The formula with the version that the update makes, whose proximal
-    policy is the weights before it, is ``"after_update"``.
+    Source: arXiv:2512.06547, after AReaL's documentation (prox_approx, log-linear) and code, which reads the current
+    version before the update; the cap is its example's rejection of tokens. The formula with the version that the
+    update makes, whose proximal policy is the weights before it, is ``"after_update"``.
     """
     distance = inputs.extra["staleness"] + (params.current_version == "after_update")
     a = ((distance - 1) / distance.clamp(min=1)).clamp(0, 1)

@@ -59,8 +59,8 @@ def st_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
     clipping distorts the update, the smaller it becomes. With a group estimator instead of a critic this is the paper's
     second form (SO-GRPO). There is no dual clip: it would make a second constant side that the paper's C does not have.
 
-    Source: arXiv:2511.20718, from its abstracts, a review and restatements; the printed Eq 7/8 is not public as text,
-    and no code is known. ``divide="always"`` is the plain division, which enlarges the gradient when ||C|| < 1. The
+    Source: arXiv:2511.20718, from its abstracts, a review and restatements; neither the printed Eq 7/8 nor code was
+    available to us. ``divide="always"`` is the plain division, which enlarges the gradient when ||C|| < 1. The
     norm is over all parameters and the whole mini-batch; what is divided is the whole gradient of the actor's loss,
     terms for KL and entropy included. Called as a function, ``st_ppo`` returns the loss, undivided. ``turn``: as in
     :func:`~verl_turnkey.losses.turn_ratio.turn_ratio`.
