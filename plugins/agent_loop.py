@@ -26,7 +26,7 @@ from verl_turnkey.envs.rewards import RewardError, compose
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins import registration
 from verl_turnkey.plugins.action_reader import action_reader, check_tool_template
-from verl_turnkey.plugins.config import TurnkeyConfig, turnkey_config
+from verl_turnkey.plugins.config import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.episode import Episode, Generated, PlayedStep, Prompt, RowMaker, countable
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.trajectory_log import TrajectoryLog
@@ -46,7 +46,7 @@ class _Process:
         self.template = load_template(rollout.template)
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components
-        self.rewards = compose(self.turnkey.rewards)
+        self.rewards = compose(reward_entries(config, self.turnkey))
         self.failures = Failures()
         self.log = TrajectoryLog(self.turnkey.log.trajectories)
         self.pool = HostPool(
@@ -137,7 +137,7 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             task = self._task(kwargs)
             await self._play(episode, self._sampling(sampling_params), task)
-            await episode.pay(self.shared.rewards)
+            await episode.pay(self.shared.rewards, kwargs)
             outputs = self.rows.played(episode)
         except (EnvironmentFailure, PromptTooLongError, RewardError, SummaryError, TaskFormatError) as error:
             failed = f"{type(error).__name__}: {error}"

@@ -178,6 +178,15 @@ def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:
     return parse(TurnkeyConfig, plain or {}, "turnkey")
 
 
+def reward_entries(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> list[dict[str, Any]]:
+    """``turnkey.rewards``; a component ``verl`` without a path calls verl's ``reward.custom_reward_function``."""
+    verls = (config.get("reward") or {}).get("custom_reward_function") or {}
+    if not verls.get("path"):
+        return turnkey.rewards
+    given = {"path": verls["path"], "function": verls["name"], "kwargs": dict(verls.get("reward_kwargs") or {})}
+    return [{**given, **e} if e.get("name") == "verl" and "path" not in e else e for e in turnkey.rewards]
+
+
 def estimator_of(config: Mapping[str, Any]) -> EstimatorSpec | None:
     """Our estimator that ``algorithm.adv_estimator`` selects, or None for one of verl's own."""
     name = str(getattr(config["algorithm"]["adv_estimator"], "value", config["algorithm"]["adv_estimator"]))

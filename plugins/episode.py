@@ -52,7 +52,7 @@ class PlayedStep:
     next_extra: Mapping[str, Any]
     """of the state it led to; the same object when it did not reach the environment"""
 
-    def for_reward(self, task: str, won: bool) -> RewardStep:
+    def for_reward(self, task: str, row: Mapping[str, Any], won: bool) -> RewardStep:
         """The step as the reward components see it."""
         return RewardStep(
             observation=self.observation,
@@ -67,6 +67,7 @@ class PlayedStep:
             tokens=len(self.turn.ids),
             text=self.turn.text,
             task=task,
+            row=row,
             extra=self.extra,
             next_extra=self.next_extra,
         )
@@ -88,8 +89,10 @@ class Episode:
     rewards: dict[str, float] = field(default_factory=dict)
     """what each reward component gave to the whole episode, by label"""
 
-    async def pay(self, composition: Composition) -> None:
+    async def pay(self, composition: Composition, row: Mapping[str, Any]) -> None:
         """Put the rewards of ``turnkey.rewards`` in the place of the environment's, once all steps are known.
+
+        ``row``: the fields of the data row.
 
         Raises:
             RewardError: a component fails.
@@ -98,7 +101,7 @@ class Episode:
         self.own_return = float(sum(record["reward"] for record in records))
         last = len(records) - 1
         shaped = await composition.run(
-            [step.for_reward(self.task, self.success and t == last) for t, step in enumerate(self.steps)]
+            [step.for_reward(self.task, row, self.success and t == last) for t, step in enumerate(self.steps)]
         )
         for record, reward in zip(records, shaped.rewards, strict=True):
             record["reward"] = reward

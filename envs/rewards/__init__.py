@@ -5,7 +5,7 @@
 """
 
 # The modules of methods are imported for their components, too.
-from verl_turnkey.envs.rewards import judged, matchtir, progress, stepsearch  # noqa: F401
+from verl_turnkey.envs.rewards import function, judged, matchtir, progress, stepsearch  # noqa: F401
 from verl_turnkey.envs.rewards.arena import Standing, pairwise, tournament
 from verl_turnkey.envs.rewards.components import Component, RewardSpec, RewardStep, register_reward, rewards
 from verl_turnkey.envs.rewards.composition import Composition, Shaped, compose

@@ -44,6 +44,8 @@ class RewardStep:
     """what the model wrote"""
     task: str = ""
     """the task of the episode"""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """fields of the data row that the episode plays: ``data_source``, ``reward_model``, ``extra_info``, ..."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """the environment's ``info["extra"]`` on the state the action was taken in; on the first step, that of ``reset``"""
     next_extra: Mapping[str, Any] = field(default_factory=dict)

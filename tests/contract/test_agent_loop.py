@@ -692,6 +692,24 @@ def test_rewards_are_the_weighted_sum_of_the_components(play):
         }
 
 
+def test_verls_reward_function_is_paid_as_a_component(play, tmp_path: Path):
+    """It gets the fields of the data row and the text of the last turn; its arguments are verl's own keys."""
+    (tmp_path / "reward.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info, right):\n"
+        "    return {'score': float(solution_str == right) + len(extra_info['turns'])}\n"
+    )
+    outputs, _ = play(
+        ["look", "win"],
+        awkward(),
+        "turnkey.rewards=[{name: step}, {name: verl, weight: 10}]",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+        "reward.custom_reward_function.name=score",
+        "+reward.custom_reward_function.reward_kwargs.right=win",
+    )
+    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5 + 10 * 3.0]
+    assert outputs[0].extra_fields["reward_extra_info"]["reward/verl"] == 30.0
+
+
 def test_success_is_the_environments_whatever_the_rewards_are(play):
     outputs, _ = play(["win"], awkward(), "turnkey.rewards=[{name: step, weight: -1}]")
     assert steps(outputs)[0]["reward"] == -0.5
