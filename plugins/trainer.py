@@ -42,6 +42,7 @@ from verl_turnkey.plugins.config import credit_params, estimator_of, loss_of, lo
 from verl_turnkey.plugins.credit import CreditStep, credit_step
 from verl_turnkey.plugins.derived import listed_per_turn
 from verl_turnkey.plugins.metrics import combine
+from verl_turnkey.plugins.micro_batches import forward_rows, update_rows
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rows import Rows, failure
 from verl_turnkey.plugins.turns import split_key
@@ -239,14 +240,17 @@ class TurnkeyTrainer:
         return number
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Pad to whole mini-batches of whatever size; verl pads to a multiple of ppo_mini_batch_size * n rows."""
+        """Pad to whole mini-batches of whatever size, and to whole micro-batches where their size is fixed.
+
+        verl pads to a multiple of ppo_mini_batch_size * n rows.
+        """
         self._dp_size = dp_size
         updates = [1]
         if self.use_critic:
             updates.append(self._mini_batches("critic"))
         if self.config.trainer.critic_warmup <= self.global_steps and not self._in_phases:
-            updates.append(self._mini_batches("actor"))
-        return dp_size * math.lcm(*updates)
+            updates.append(self._mini_batches("actor") * update_rows(self.config))
+        return dp_size * math.lcm(*updates, *forward_rows(self.config, self.use_reference_policy))
 
     def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
         """Rows dealt to ranks and mini-batches, and padding rows enough to fill up any phase to a row for each rank."""

@@ -488,6 +488,14 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
     assert made.actor_rollout_wg.world_size == 1
 
 
+MICRO_BATCHES = [
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=5",
+]
+
+
 @pytest.mark.parametrize(
     ("overrides", "multiple"),
     [
@@ -496,7 +504,12 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
         (["critic.enable=true", "critic.ppo_mini_batch_size=1"], 2 * 4),
         (["trainer.critic_warmup=2"], 2),  # at step 1 no actor update yet
         (["trainer.critic_warmup=1"], 2 * 2),
+        (MICRO_BATCHES, 2 * 12),  # 2 mini-batches of whole micro-batches of 3, forward passes in fours
+        ([*MICRO_BATCHES, "actor_rollout_ref.actor.use_kl_loss=true"], 2 * 60),  # the reference in fives
+        ([*MICRO_BATCHES, "trainer.critic_warmup=5"], 2 * 4),
+        ([*MICRO_BATCHES, "critic.enable=true", "critic.ppo_mini_batch_size=1"], 2 * 12),
+        ([*MICRO_BATCHES, "actor_rollout_ref.actor.use_dynamic_bsz=true"], 2 * 2),
     ],
 )
-def test_batches_are_padded_to_mini_batches_and_not_to_rollouts(trainer, overrides, multiple):
+def test_batches_are_padded_to_mini_and_micro_batches_and_not_to_rollouts(trainer, overrides, multiple):
     assert trainer(*overrides)._get_required_batch_multiple(2) == multiple

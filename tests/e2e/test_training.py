@@ -203,7 +203,10 @@ def _checkpoint(run: Run, part: str) -> dict[str, Any]:
 
 
 def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: Path) -> None:
-    """From the checkpoint, with verl's GAE and a loss of ours, on step rows of which some are failed episodes."""
+    """From the checkpoint, with verl's GAE and a loss of ours, on step rows of which some are failed episodes.
+
+    In micro-batches of a fixed size, as ordinary scripts have them.
+    """
     run = train(
         broken.out.with_name("resumed"),
         "+turnkey=base",
@@ -212,9 +215,16 @@ def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: P
         *BROKEN,
         *_broken_overrides(broken.out, model),
         "trainer.total_training_steps=2",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=5",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+        "critic.ppo_micro_batch_size_per_gpu=2",
         modules=(HERE / "broken_env.py",),
     )
     assert min(run.metrics) == 2, "the first step was not trained again"
+    assert len(run.seen(2)["keys"]) % 60 == 0, "3 mini-batches of micro-batches of 2, forward passes in 5 and in 4"
     assert np.isfinite(run.metrics[2]["actor/grad_norm"])
     assert run.metrics[2]["actor/grad_norm"] > 0
     assert run.metrics[2]["critic/vf_loss"] > 0
