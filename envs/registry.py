@@ -230,6 +230,21 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
         EnvironmentKwargsError: ``kwargs`` that the environment does not take.
     """
     kwargs = dict(kwargs or {})
+    spec = check_call(env_id, kwargs)
+    try:
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except MissingPackageError:
+        raise
+    except ImportError as error:
+        raise MissingPackageError(_missing(spec, error), name=error.name) from error
+
+
+def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
+    """The spec behind ``env_id``, once the signature of its constructor has room for ``kwargs``; makes nothing.
+
+    Raises:
+        UnknownEnvironmentError, MissingPackageError, EnvironmentKwargsError: as :func:`make`.
+    """
     try:
         spec = gymnasium.spec(env_id)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
@@ -239,12 +254,12 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
         ) from error
     try:
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-        _check_kwargs(spec, creator, kwargs)  # type: ignore[arg-type]
-        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     except MissingPackageError:
         raise
     except ImportError as error:
         raise MissingPackageError(_missing(spec, error), name=error.name) from error
+    _check_kwargs(spec, creator, kwargs)  # type: ignore[arg-type]
+    return spec
 
 
 def _missing(spec: EnvSpec, error: ImportError) -> str:

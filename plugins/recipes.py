@@ -29,9 +29,9 @@ VERL_KEYS: dict[str, Any] = {
     "trainer": {"v1": {"trainer_mode": "turnkey_sync"}},
     "actor_rollout_ref": {
         "actor": {"use_dynamic_bsz": True},
+        # The rollout's and the reference's log_prob_use_dynamic_bsz follow it.
         "rollout": {
             "calculate_log_probs": True,
-            "log_prob_use_dynamic_bsz": True,
             "agent": {"default_agent_loop": "turnkey_env"},
         },
     },
@@ -90,7 +90,7 @@ def render(name: str) -> str:
     if name not in names():
         raise ValueError(f"there is no recipe {name!r}{closest(name, [*names(), *loss_recipes()])}")
     spec = estimators().get(name)
-    algorithm: dict[str, Any] = {}
+    algorithm: dict[str, Any] = {"algorithm": {"adv_estimator": None}}  # verl's default would train another method
     if spec is None:
         title = "Step rows and everything around them, for an estimator of your own or one of verl's."
     else:

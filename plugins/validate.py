@@ -6,7 +6,6 @@ change.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from importlib.util import find_spec
@@ -27,7 +26,11 @@ from verl_turnkey.plugins.config import (
 )
 from verl_turnkey.plugins.derived import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
 from verl_turnkey.plugins.selection import check_selection
-from verl_turnkey.plugins.validate_rewards import check_rewards
+from verl_turnkey.plugins.validate_data import LOOP_COLUMN, check_data, has_column
+from verl_turnkey.plugins.validate_limits import check_counts, check_limits
+from verl_turnkey.plugins.validate_paths import check_paths, joins_cluster
+from verl_turnkey.plugins.validate_rewards import check_algorithm, check_rewards
+from verl_turnkey.plugins.validate_rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.validate_update import check_update, warn_ignored
 
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
@@ -36,6 +39,8 @@ IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_ad
 
 def check(config: DictConfig, *, use_critic: bool) -> None:
     """Refuse a configuration that cannot do what it asks for; does nothing to one that does not mention us.
+
+    Later checks rely on earlier ones: names, paths, sizes, then what is read from files and played.
 
     Raises:
         ConfigError: names what was expected, what came and the key to change.
@@ -64,18 +69,25 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         warnings.warn(warning, stacklevel=2)
     registration.verify(("config",))
     if mode.startswith("turnkey_"):
+        from verl.trainer.ppo.utils import need_reference_policy
+
         _check_trainer(config, mode)
+        check_counts(config)
+        check_rollout(config, turnkey, mode)
+        check_paths(config, turnkey, use_critic=use_critic)
+        check_algorithm(config)
+        check_limits(config, turnkey, use_critic=use_critic, use_reference=need_reference_policy(config))
     check_update(config, turnkey, mode)
-    files = _check_tasks(config)
+    files = check_data(config, turnkey, agent_loops(config))
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     if loop != "turnkey_env" and turnkey.rewards != TurnkeyConfig().rewards:
         warnings.warn(
             f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env pays by it", stacklevel=2
         )
     if loop == "turnkey_env":
-        check_rewards(turnkey)
+        check_rewards(config, turnkey)
         _check_agent_loop(config, turnkey, files)
-    elif ours and loop in VERLS_LOOPS and not any(_has_column(file, "agent_name") for file in files):
+    elif ours and loop in VERLS_LOOPS and not any(has_column(file, LOOP_COLUMN) for file in files):
         _check_derived(config, loop)
     _hint_without_gpu(config)
 
@@ -90,8 +102,12 @@ def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
     with open_dict(config):
         for i, entry in enumerate(turnkey.rewards):
-            if ".py:" in str(entry.get("name")):
-                config.turnkey.rewards[i].name = absolute(entry["name"])
+            for key in ("name", "path"):
+                if str(entry.get(key)).endswith(".py") or ".py:" in str(entry.get(key)):
+                    config.turnkey.rewards[i][key] = absolute(entry[key])
+        function = OmegaConf.select(config, "reward.custom_reward_function.path")
+        if function and Path(function).is_file():
+            config.reward.custom_reward_function.path = absolute(function)
         if turnkey.modules:
             config.turnkey.modules = [absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
         for key in ("action_format", "summary"):
@@ -102,12 +118,6 @@ def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             OmegaConf.update(config, "turnkey.rollout.template", absolute(turnkey.rollout.template))
         if turnkey.log.trajectories:
             config.turnkey.log.trajectories = absolute(turnkey.log.trajectories)
-
-
-def _has_column(file: str, column: str) -> bool:
-    import pyarrow.parquet as pq
-
-    return column in pq.ParquetFile(Path(file).expanduser()).schema_arrow.names
 
 
 def _check_root_keys(config: DictConfig) -> None:
@@ -157,47 +167,14 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
         raise ConfigError(f"trainer.v1.trainer_mode={mode} is a V1 trainer: set trainer.use_v1=true")
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
+    if config.algorithm.adv_estimator is None:
+        raise ConfigError(
+            "+turnkey=base chooses no estimator: set algorithm.adv_estimator to one of your own (turnkey.modules), of "
+            "this package or of verl"
+        )
     name = str(config.algorithm.adv_estimator)
     if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
         raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    # Rows per mini-batch vary with the episodes, so fixed micro-batches would rarely divide them.
-    for key, value in (
-        ("actor_rollout_ref.actor.use_dynamic_bsz", actor.use_dynamic_bsz),
-        ("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", rollout.log_prob_use_dynamic_bsz),
-    ):
-        if not value:
-            raise ConfigError(f"trainer.v1.trainer_mode={mode} needs {key}=true: the number of rows varies")
-
-
-def _data_files(config: DictConfig, key: str) -> list[str]:
-    files = config.data.get(key)
-    if files is None:
-        return []
-    return [str(file) for file in ([files] if isinstance(files, str) else files)]
-
-
-def _local_parquet(config: DictConfig, key: str) -> list[str]:
-    """The parquet files of ``data.<key>`` that this machine can open; verl also reads hdfs and json."""
-    return [file for file in _data_files(config, key) if file.endswith(".parquet") and Path(file).expanduser().exists()]
-
-
-def _check_tasks(config: DictConfig) -> list[str]:
-    """verl divides by the number of batches in the data; returns the local training files."""
-    import pyarrow.parquet as pq
-
-    local = _local_parquet(config, "train_files")
-    if not local or len(local) != len(_data_files(config, "train_files")):
-        return local  # some are elsewhere: we cannot count them here
-    tasks = sum(pq.ParquetFile(Path(file).expanduser()).metadata.num_rows for file in local)
-    limit = config.data.get("train_max_samples", -1)
-    tasks = min(tasks, limit) if limit > 0 else tasks
-    if tasks < config.data.train_batch_size:
-        raise ConfigError(
-            f"data.train_files gives {tasks} tasks, fewer than data.train_batch_size={config.data.train_batch_size}: "
-            "write more with `turnkey tasks`, or lower data.train_batch_size"
-        )
-    return local
 
 
 def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str]) -> None:
@@ -216,14 +193,12 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
             "raise the other"
         )
     _check_prompts(config, turnkey)
-    from verl_turnkey.plugins.probe import first_task, probe
+    from verl_turnkey.plugins.probe import probe
 
-    if any(_has_column(file, "agent_name") for file in files):
+    if any(has_column(file, LOOP_COLUMN) for file in files):
         return  # rows choose their own loop
-    for file in _local_parquet(config, "val_files"):
-        first_task(file)
-    if files and turnkey.env.probe:
-        probe(config, turnkey, files[0])
+    if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
+        probe(config, turnkey, parquet[0])
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -267,9 +242,8 @@ def _hint_without_gpu(config: DictConfig) -> None:
 
     from verl_turnkey.plugins import cpu
 
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
     accelerator = torch.cuda.is_available() or (hasattr(torch, "npu") and torch.npu.is_available())
-    if not accelerator and not address and not cpu.opted_in():
+    if not accelerator and not joins_cluster(config) and not cpu.opted_in():
         print(
             "verl-turnkey: no accelerator is visible here. On a machine without one add +turnkey/device=cpu; "
             "on the head node of a GPU cluster this line can be ignored.",

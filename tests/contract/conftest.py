@@ -91,6 +91,7 @@ def stock_overrides(model_dir: Path, task_files: Path) -> list[str]:
         "data.max_prompt_length=1200",
         "data.max_response_length=16",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.name=vllm",
         "actor_rollout_ref.rollout.n=2",
         "actor_rollout_ref.rollout.temperature=1.0",
     ]

@@ -49,9 +49,13 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("method", "loss", "env", "device"), COMBINATIONS)
-def test_recipes_combine_freely(compose: Compose, method, loss, env, device):
+def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, device):
+    tasks = [Task("", seed) for seed in range(4)]  # the id is the recipe's
+    write_parquet(tmp_path / "tasks.parquet", tasks, "x", "train")
+    files = [f"data.{key}={tmp_path}/tasks.parquet" for key in ("train_files", "val_files")]
     overrides = [f"+turnkey={method}", f"+turnkey/loss={loss}", f"+turnkey/env={env}"]
-    config = compose(*overrides, *([f"+turnkey/device={device}"] if device else []))
+    overrides += [f"+turnkey/device={device}"] if device else []
+    config = compose(*overrides, *files, *(["algorithm.adv_estimator=grpo"] if method == "base" else []))
     recipe = OmegaConf.load(config_dir() / "turnkey" / "env" / f"{env}.yaml")
     config.turnkey.env.probe = recipe.env.id == "turnkey/MiniGrid-v0"  # the tasks here are, and all packages are there
     checked(config)
@@ -131,14 +135,6 @@ BAD = {
     "legacy trainer": (["trainer.use_v1=false"], ["trainer.use_v1=true"]),
     "unknown estimator": (["algorithm.adv_estimator=gigop"], ["algorithm.adv_estimator", "'gigop'", "'gigpo'"]),
     "fewer tasks than the batch": (["data.train_batch_size=9"], ["8 tasks", "data.train_batch_size=9"]),
-    "fixed micro-batches, actor": (
-        ["actor_rollout_ref.actor.use_dynamic_bsz=false"],
-        ["actor_rollout_ref.actor.use_dynamic_bsz=true"],
-    ),
-    "fixed micro-batches, log-probs": (
-        ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false"],
-        ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true"],
-    ),
     "turn longer than the response": (
         ["turnkey.rollout.max_tokens_per_turn=99"],
         ["turnkey.rollout.max_tokens_per_turn=99", "data.max_response_length=16"],

@@ -21,7 +21,7 @@ def overrides(script: str, tasks: Path, **env: str) -> list[str]:
     """What the script would launch verl with, one word per line."""
     tasks.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
-        write_parquet(tasks / f"{split}.parquet", [Task("turnkey/MiniGrid-v0", seed) for seed in range(32)], "x", split)
+        write_parquet(tasks / f"{split}.parquet", [Task("", seed) for seed in range(32)], "x", split)
     command = {"LAUNCH": "printf %s\\n", "TASKS": str(tasks), **env}
     found = subprocess.run(
         ["bash", str(SCRIPTS / f"{script}.sh"), "turnkey.env.probe=false"],

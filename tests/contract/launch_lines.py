@@ -1,0 +1,631 @@
+"""Launch lines as users type them, behind an ordinary script of their own (``BASE``): refused, warned about, started.
+
+``{train}`` and the like stand for what :func:`write_files` makes. Under a start of the line: what follows it, and the
+words that the message must hold, between bars.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from verl_turnkey.envs.tasks import Task, write_parquet
+
+BASE = """
+    data.train_files={train} data.val_files={val} data.train_batch_size=4 data.max_prompt_length=1200
+    data.max_response_length=16 data.filter_overlong_prompts=True data.truncation=error
+    actor_rollout_ref.model.path={model} actor_rollout_ref.model.use_remove_padding=True
+    actor_rollout_ref.model.enable_gradient_checkpointing=True
+    actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=2
+    actor_rollout_ref.actor.entropy_coeff=0 actor_rollout_ref.actor.fsdp_config.param_offload=False
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=2
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=2
+    trainer.critic_warmup=0 trainer.logger=[console] trainer.project_name=ours trainer.experiment_name=first
+    trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=-1 trainer.test_freq=5 trainer.total_epochs=15
+    trainer.default_local_dir={tmp}/checkpoints
+"""
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return 1.0
+"""
+
+
+def write_files(folder: Path, model: Path) -> dict[str, str]:
+    """The files of all lines; their paths by placeholder."""
+    write_parquet(folder / "train.parquet", [Task("turnkey/MiniGrid-v0", seed) for seed in range(8)], "grid", "train")
+    write_parquet(
+        folder / "val.parquet", [Task("turnkey/MiniGrid-v0", seed) for seed in range(100, 104)], "grid", "val"
+    )
+    good = pd.read_parquet(folder / "train.parquet")
+
+    def with_task(name: str, row: int, text: str | None) -> None:
+        rows = good.copy()
+        rows.loc[row, "turnkey_task"] = text
+        rows.to_parquet(folder / f"{name}.parquet")
+
+    def task(env_id: str = "turnkey/MiniGrid-v0", **kwargs: object) -> str:
+        return Task(env_id, 1, kwargs).to_json()
+
+    with_task("prose_in_row_5", 5, "DoorKey, please")
+    with_task("nothing_in_row_6", 6, None)
+    with_task("list_in_row_1", 1, "[1, 2]")
+    with_task("text_seed_in_row_7", 7, json.dumps({"env_id": "turnkey/MiniGrid-v0", "seed": "one"}))
+    with_task("no_seed_in_row_2", 2, json.dumps({"env_id": "turnkey/MiniGrid-v0"}))
+    with_task("more_fields_in_row_3", 3, json.dumps({"env_id": "turnkey/MiniGrid-v0", "seed": 1, "level": "x"}))
+    with_task("unknown_id_in_row_4", 4, task("turnkey/MiniGird-v0"))
+    with_task("unregistered_in_row_7", 7, task("mine/Shop-v0"))
+    with_task("unknown_kwarg_in_row_6", 6, task(levle="MiniGrid-DoorKey-5x5-v0"))
+    with_task("no_id_in_row_3", 3, task(""))
+    loops = ["single_turn_agent"] * 7
+    good.assign(agent_name=[*loops, "tool_agnet"]).to_parquet(folder / "loop_in_row_7.parquet")
+    good.assign(agent_name=["turnkey_env", *loops]).drop(columns="turnkey_task").to_parquet(
+        folder / "mixed_without_tasks.parquet"
+    )
+    good.assign(agent_name=["turnkey_env"] * 4 + ["tool_agent"] * 4).to_parquet(folder / "mixed.parquet")
+    good.drop(columns="turnkey_task").to_parquet(folder / "math.parquet")
+    good.drop(columns="prompt").to_parquet(folder / "promptless.parquet")
+    good.rename(columns={"prompt": "question"}).to_parquet(folder / "question.parquet")
+    good.iloc[:0].to_parquet(folder / "none.parquet")
+    good.iloc[:3].to_parquet(folder / "few.parquet")
+    rows = good.to_dict("records")
+    for row in rows:
+        row["prompt"] = list(row["prompt"])
+    (folder / "train.json").write_text(json.dumps(rows))
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (folder / "broken.jsonl").write_text('{"prompt": [}\n')
+    (folder / "texts.jsonl").write_text('"a"\n"b"\n')
+    (folder / "garbage.parquet").write_bytes(b"PAR1 this is not parquet PAR1")
+    (folder / "empty.parquet").write_bytes(b"")
+    (folder / "folder.parquet").mkdir()
+    (folder / "train.csv").write_text("prompt\nhello\n")
+    (folder / "plain_file").write_text("")
+    (folder / "bare").mkdir()
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
+    (folder / "no_loops.yaml").write_text("name: mine\n")
+    short = folder / "short"
+    short.mkdir()
+    for file in model.iterdir():
+        if file.is_file() and file.suffix != ".safetensors":
+            (short / file.name).write_bytes(file.read_bytes())
+    found = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**found, "max_position_embeddings": 1024}))
+    return {"train": f"{folder}/train.parquet", "val": f"{folder}/val.parquet", "model": str(model), "tmp": str(folder)}
+
+
+GIGPO = "+turnkey=gigpo +turnkey/env=babyai"
+
+SWITCHES = [
+    ("+turnkey=gigop +turnkey/env=babyai", "gigop | gigpo"),
+    ("+turnkey=gigpo +turnkey/env=babyia", "babyia | babyai"),
+    ("+turnkey=gigpo +turnkey/loss=turnratio", "turnratio | turn_ratio"),
+    ("+turnkey=gigpo +turnkey/device=tpu", "tpu | cpu"),
+    ("+turnkey=gigpo +turnkey=hgpo", "turnkey"),
+    ("turnkey=gigpo", "turnkey | +turnkey"),
+    ("+turnkey=gigpo +turnkey/enviroment=babyai", "turnkey/enviroment | turnkey/env"),
+    ("+turnkey=gigpo +turnkey/losses=st_ppo", "turnkey/losses | turnkey/loss"),
+    ("+turnkey/env=babyai +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/env=babyai"),
+    ("+turnkey/loss=turn_ratio +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/loss=turn_ratio"),
+    ("+turnkey=base", "+turnkey=base | algorithm.adv_estimator"),
+    ("+turnkey=base +turnkey/env=babyai critic.enable=true", "+turnkey=base | algorithm.adv_estimator"),
+    ("+turnkey=base algorithm.adv_estimator=gpro", "algorithm.adv_estimator='gpro'"),
+    ("+turnkey=base algorithm.adv_estimator=reinforce", "algorithm.adv_estimator='reinforce' | reinforce_plus"),
+    ("algorithm.adv_estimator=gigpo", "trainer.v1.trainer_mode=turnkey_sync"),
+    ("algorithm.adv_estimator=hgpo trainer.v1.trainer_mode=colocate_async", "turnkey_colocate_async"),
+    ("algorithm.adv_estimator=grpo trainer.v1.trainer_mode=turnkey_snyc", "turnkey_snyc | turnkey_sync"),
+    (
+        "algorithm.adv_estimator=grpo actor_rollout_ref.actor.policy_loss.loss_mode=turn_ratio",
+        "loss_mode=turn_ratio | trainer.v1.trainer_mode=turnkey_sync",
+    ),
+]
+
+PARAMETERS = [
+    ("turnkey.credit.gamma=1.5", "turnkey.credit.gamma | [0, 1] | 1.5"),
+    ("turnkey.credit.gamma=high", "turnkey.credit.gamma | high"),
+    ("turnkey.credit.gama=0.9", "gama"),
+    ("+turnkey.credit.gama=0.9", "turnkey.credit.gama | 'gamma'"),
+    ("turnkey.credit.norm=std", "turnkey.credit.norm | mean_std"),
+    ("turnkey.credit.scope=epsiodes", "turnkey.credit.scope | trajectories"),
+    ("turnkey.credit.step_advantage_w=lots", "turnkey.credit.step_advantage_w | lots"),
+    ("turnkey.credit.epsilon=-1", "turnkey.credit.epsilon | -1"),
+    ("+turnkey.loss.clip_low=0.1", "turnkey.loss | clip_low | vanilla"),
+    ("turnkey.rollout.max_turns=0", "turnkey.rollout.max_turns | positive | 0"),
+    ("turnkey.rollout.max_turns=many", "turnkey.rollout.max_turns | an integer | many"),
+    ("turnkey.rollout.max_turn=5", "max_turn"),
+    ("+turnkey.rollout.max_turn=5", "turnkey.rollout.max_turn | 'max_turns'"),
+    ("turnkey.rollout.history=-1", "turnkey.rollout.history | zero or more"),
+    ("\"turnkey.rollout.history_line='{step} {act}'\"", "turnkey.rollout.history_line | {act} | 'action'"),
+    ("\"turnkey.rollout.history_line='{step}'\"", "turnkey.rollout.history_line | action"),
+    ("turnkey.rollout.layout=trajectory", "turnkey.rollout.layout | steps"),
+    ("turnkey.rollout.anchor=observations", "turnkey.rollout.anchor | observation"),
+    ("turnkey.rollout.action_format=tag", "turnkey.rollout.action_format | 'tags'"),
+    ("turnkey.rollout.action_format=mine:act", "turnkey.rollout.action_format | mine:act"),
+    ("turnkey.rollout.action_format=json", "turnkey.rollout.action_format=json | chat template"),
+    (
+        "turnkey.rollout.action_format=json actor_rollout_ref.rollout.multi_turn.format=hermess",
+        "actor_rollout_ref.rollout.multi_turn.format=hermess | 'hermes'",
+    ),
+    ("turnkey.rollout.template=defualt", "defualt | 'default'"),
+    ("turnkey.rollout.summary=textwrap:shortn", "turnkey.rollout.summary | 'shorten'"),
+    (
+        "turnkey.rollout.summary=textwrap:shorten turnkey.rollout.template=minigrid",
+        "turnkey.rollout.summary | {summary} | turnkey.rollout.template=minigrid",
+    ),
+    ("turnkey.rollout.stop=END", "turnkey.rollout.stop | a list | END"),
+    ("turnkey.rollout.stop_token_ids=[end]", "turnkey.rollout.stop_token_ids | end"),
+    ("turnkey.rollout.max_tokens_per_turn=0", "turnkey.rollout.max_tokens_per_turn | positive"),
+    (
+        "turnkey.rollout.max_tokens_per_turn=99",
+        "turnkey.rollout.max_tokens_per_turn=99 | data.max_response_length=16",
+    ),
+    ("turnkey.rollout.invalid_action_penalty=-0.1", "turnkey.rollout.invalid_action_penalty | zero or more"),
+    ("turnkey.update.mini_batches=0", "turnkey.update.mini_batches | positive"),
+    ("turnkey.update.mini_batches=2.5", "turnkey.update.mini_batches | 2.5"),
+    ("turnkey.update.order=reverse", "turnkey.update.order | reverse_turns"),
+    ("turnkey.update.order=reverse_turns turnkey.update.mini_batches=2", "turnkey.update | mini_batches"),
+    ("turnkey.update.ratio_clip=2", "turnkey.update.ratio_clip | (0, 1)"),
+    ("turnkey.env.hosts=0", "turnkey.env.hosts | auto or a positive"),
+    ("turnkey.env.hosts=some", "turnkey.env.hosts | some"),
+    ("turnkey.env.step_timeout=0", "turnkey.env.step_timeout | positive seconds"),
+    ("turnkey.env.reset_timeout=-5", "turnkey.env.reset_timeout | positive seconds"),
+    ("turnkey.env.restarts=-1", "turnkey.env.restarts | zero or more"),
+    ("turnkey.env.kwargs.level=BabyAI-GoToLokal-v0", "BabyAI-GoToLocal-v0"),
+    ("+turnkey.env.kwargs.levle=x", "'levle' | 'level' | turnkey.env.kwargs"),
+    ("+turnkey.enviroment.id=x", "turnkey.enviroment | env"),
+    ("turnkey.modules=mine.py", "turnkey.modules | a list | mine.py"),
+    ("turnkey.modules=[no_such_module]", "turnkey.modules | no_such_module"),
+    ("turnkey.modules=[{tmp}/missing.py]", "turnkey.modules | missing.py"),
+    ("turnkey.modules=[{tmp}/plain_file.py]", "turnkey.modules | plain_file.py"),
+    ("turnkey.rewards=[]", "turnkey.rewards | at least one"),
+    ("turnkey.rewards=step", "turnkey.rewards | a list | step"),
+    ("'turnkey.rewards=[{name: stpe}]'", "turnkey.rewards[0].name | stpe | 'step'"),
+    ("'turnkey.rewards=[{weight: 1}]'", "turnkey.rewards[0] | the name of a component"),
+    ("'turnkey.rewards=[{name: length}]'", "turnkey.rewards[0].weight | below 0"),
+    ("'turnkey.rewards=[{name: length, weight: 1}]'", "turnkey.rewards[0].weight | below 0"),
+    ("'turnkey.rewards=[{name: step},{name: step}]'", "turnkey.rewards[1].label | 'step'"),
+    ("'turnkey.rewards=[{name: potential}]'", "turnkey.rewards[0] | gamma"),
+    ("'turnkey.rewards=[{name: step, wieght: 2}]'", "turnkey.rewards[0].wieght | 'weight'"),
+    ("'turnkey.rewards=[{name: mine:bonus}]'", "turnkey.rewards[0].name | mine:bonus"),
+    ("'turnkey.rewards=[{name: judge}]'", "turnkey.rewards[0] | url"),
+    ("turnkey.log.trajectories=3", "turnkey.log.trajectories | 3"),
+    ("data.max_prompt_length=50", "data.max_prompt_length allows 50"),
+    ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=turnkey_sync | gigpo"),
+    ("trainer.v1.trainer_mode=turnkey_async", "turnkey_async | turnkey_"),
+    ("trainer.use_v1=False", "trainer.use_v1=true"),
+]
+
+DATA = [
+    ("data.train_files={tmp}/missing.parquet", "data.train_files | missing.parquet | no such file"),
+    ("data.val_files={tmp}/missing.parquet", "data.val_files | missing.parquet | no such file"),
+    ("data.train_files=[{train},{tmp}/missing.parquet]", "data.train_files | missing.parquet | no such file"),
+    (
+        "'data.train_files=\"~/no/such/tasks.parquet\"'",
+        "data.train_files | ~/no/such/tasks.parquet | no such file",
+    ),
+    ("data.train_files={tmp}/folder.parquet", "data.train_files | folder.parquet | no such file"),
+    ("data.train_files={tmp}/train.csv", "data.train_files | train.csv | .parquet | .csv"),
+    ("data.val_files={tmp}/train.csv", "data.val_files | train.csv | .parquet | .csv"),
+    ("data.train_files={tmp}/plain_file", "data.train_files | plain_file | .parquet | no suffix"),
+    ("data.train_files=hdfs://store/train.csv", "data.train_files | train.csv | .parquet"),
+    ("data.train_files=null", "data.train_files is empty"),
+    ("data.train_files=[]", "data.train_files is empty"),
+    ("data.val_files=null", "data.val_files is empty | the training file"),
+    ("data.val_files=[]", "data.val_files is empty"),
+    ("data.train_files={tmp}/garbage.parquet", "data.train_files | garbage.parquet cannot be read"),
+    ("data.val_files={tmp}/garbage.parquet", "data.val_files | garbage.parquet cannot be read"),
+    ("data.train_files={tmp}/empty.parquet", "data.train_files | empty.parquet cannot be read"),
+    ("data.train_files={tmp}/broken.jsonl", "data.train_files | broken.jsonl cannot be read"),
+    ("data.train_files={tmp}/texts.jsonl", "data.train_files | texts.jsonl cannot be read | no object"),
+    ("data.train_files={tmp}/promptless.parquet", "data.train_files | 'prompt' | data.prompt_key"),
+    ("data.val_files={tmp}/question.parquet", "data.val_files | 'prompt' | data.prompt_key"),
+    ("data.prompt_key=promt", "'promt' | data.prompt_key | 'prompt'"),
+    ("data.train_files={tmp}/math.parquet", "math.parquet has no column 'turnkey_task' | turnkey tasks"),
+    ("data.val_files={tmp}/math.parquet", "math.parquet has no column 'turnkey_task' | turnkey tasks"),
+    ("data.train_files=[{train},{tmp}/math.parquet]", "math.parquet has no column 'turnkey_task'"),
+    ("data.train_files={tmp}/none.parquet", "data.train_files gives 0 tasks | data.train_batch_size=4"),
+    ("data.val_files={tmp}/none.parquet", "data.val_files holds no tasks"),
+    ("data.train_files={tmp}/few.parquet", "data.train_files gives 3 tasks | data.train_batch_size=4"),
+    ("data.train_batch_size=9", "data.train_files gives 8 tasks | data.train_batch_size=9"),
+    ("data.train_max_samples=2", "data.train_files gives 2 tasks | data.train_batch_size=4"),
+    ("data.gen_batch_size=64", "data.train_files gives 8 tasks | data.gen_batch_size=64"),
+    ("data.train_files={tmp}/prose_in_row_5.parquet", "row 5 | turnkey_task | DoorKey, please"),
+    ("data.val_files={tmp}/prose_in_row_5.parquet", "data.val_files | row 5 | DoorKey, please"),
+    ("data.train_files={tmp}/nothing_in_row_6.parquet", "row 6 | turnkey_task | None"),
+    ("data.train_files={tmp}/list_in_row_1.parquet", "row 1 | turnkey_task | [1, 2]"),
+    ("data.train_files={tmp}/text_seed_in_row_7.parquet", "row 7 | seed an integer"),
+    ("data.train_files={tmp}/no_seed_in_row_2.parquet", "row 2 | seed"),
+    ("data.train_files={tmp}/more_fields_in_row_3.parquet", "row 3 | unknown fields | level"),
+    ("data.train_files={tmp}/unknown_id_in_row_4.parquet", "row 4 | MiniGird | turnkey/MiniGrid-v0"),
+    ("data.val_files={tmp}/unknown_id_in_row_4.parquet", "data.val_files | row 4 | turnkey/MiniGrid-v0"),
+    ("data.train_files={tmp}/unregistered_in_row_7.parquet", "row 7 | mine/Shop-v0 | turnkey.modules"),
+    ("data.train_files={tmp}/unknown_kwarg_in_row_6.parquet", "row 6 | 'levle' | 'level'"),
+    ("data.train_files={tmp}/no_id_in_row_3.parquet", "row 3 | turnkey.env.id | +turnkey/env="),
+    ("data.train_files={tmp}/loop_in_row_7.parquet", "row 7 | 'tool_agnet' | agent_name | 'tool_agent'"),
+    ("data.val_files={tmp}/loop_in_row_7.parquet", "data.val_files | row 7 | 'tool_agnet'"),
+    ("data.train_files={tmp}/mixed_without_tasks.parquet", "has no column 'turnkey_task'"),
+]
+
+SIZES = [
+    ("data.train_batch_size=0", "data.train_batch_size | 1 or more | 0"),
+    ("data.train_batch_size=-4", "data.train_batch_size | 1 or more | -4"),
+    ("data.train_batch_size=four", "data.train_batch_size | a whole number | 'four'"),
+    ("data.train_batch_size=4.5", "data.train_batch_size | a whole number | 4.5"),
+    ("data.max_response_length=0", "data.max_response_length | 1 or more | 0"),
+    ("data.max_prompt_length=0", "data.max_prompt_length | 1 or more | 0"),
+    ("data.max_prompt_length=1k", "data.max_prompt_length | a whole number | '1k'"),
+    ("data.gen_batch_size=0", "data.gen_batch_size | 1 or more"),
+    ("actor_rollout_ref.rollout.n=0", "actor_rollout_ref.rollout.n: | 1 or more | 0"),
+    ("actor_rollout_ref.rollout.n=-1", "actor_rollout_ref.rollout.n: | 1 or more | -1"),
+    ("actor_rollout_ref.rollout.n=null", "actor_rollout_ref.rollout.n: | None"),
+    ("actor_rollout_ref.rollout.val_kwargs.n=0", "actor_rollout_ref.rollout.val_kwargs.n | 1 or more"),
+    (
+        "actor_rollout_ref.rollout.agent.num_workers=0",
+        "actor_rollout_ref.rollout.agent.num_workers | 1 or more",
+    ),
+    (
+        "actor_rollout_ref.actor.ppo_mini_batch_size=0",
+        "actor_rollout_ref.actor.ppo_mini_batch_size | 1 or more",
+    ),
+    ("actor_rollout_ref.actor.ppo_epochs=0", "actor_rollout_ref.actor.ppo_epochs | 1 or more"),
+    ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node | 1 or more"),
+    ("trainer.nnodes=0", "trainer.nnodes | 1 or more"),
+    ("trainer.total_epochs=0", "trainer.total_epochs | 1 or more"),
+    ("trainer.total_training_steps=0", "trainer.total_training_steps | 1 or more"),
+    ("turnkey.update.mini_batches=1000", "turnkey.update.mini_batches=1000 | 8 episodes | lower it to 8"),
+    (
+        "turnkey.update.mini_batches=17 turnkey.rollout.max_turns=2",
+        "turnkey.update.mini_batches=17 | turnkey.rollout.max_turns=2 | lower it to 8",
+    ),
+    (
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024 | 1216 | data.max_prompt_length",
+    ),
+    (
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=600 "
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "ppo_max_token_len_per_gpu=600 | 2 GPUs | raise it to 608",
+    ),
+    (
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024 | 1216",
+    ),
+    (
+        "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=1024",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=1024 | 1216",
+    ),
+    (
+        "critic.enable=true +critic.ppo_infer_max_token_len_per_gpu=1000",
+        "+critic.ppo_infer_max_token_len_per_gpu=1000 | 1216",
+    ),
+    (
+        "critic.enable=true data.max_prompt_length=32000 data.max_response_length=1000 "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=40000",
+        "+critic.ppo_infer_max_token_len_per_gpu | 33000",
+    ),
+    (
+        "data.max_response_length=40000 actor_rollout_ref.actor.ppo_max_token_len_per_gpu=50000",
+        "41200 | max_position_embeddings | 32768 | data.max_response_length",
+    ),
+    (
+        "actor_rollout_ref.model.path={tmp}/short",
+        "1216 | max_position_embeddings | 1024 | data.max_prompt_length",
+    ),
+    (
+        "actor_rollout_ref.rollout.max_model_len=1210",
+        "1216 | actor_rollout_ref.rollout.max_model_len gives 1210",
+    ),
+    (
+        "actor_rollout_ref.actor.use_dynamic_bsz=False",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false | ppo_micro_batch_size_per_gpu",
+    ),
+    (
+        "actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size=16",
+        "set actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu | ppo_micro_batch_size=16 counts the rows of all",
+    ),
+    (
+        "actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    ),
+    (
+        "actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 "
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    ),
+    (
+        "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.ref.log_prob_use_dynamic_bsz=False",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=false | ref.log_prob_micro_batch_size_per_gpu",
+    ),
+    (
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=False",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True | actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=False",
+    ),
+    (
+        "actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 "
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 turnkey.update.order=reverse_turns",
+        "turnkey.update.order=reverse_turns | actor_rollout_ref.actor.use_dynamic_bsz=true",
+    ),
+    ("critic.enable=true critic.use_dynamic_bsz=False", "critic | micro_batch_size"),
+]
+
+ENGINES = [
+    ("actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.name='hf' | sglang | vllm"),
+    ("actor_rollout_ref.rollout.name=vlm", "actor_rollout_ref.rollout.name='vlm' | 'vllm'"),
+    ("actor_rollout_ref.rollout.name=???", "actor_rollout_ref.rollout.name=vllm"),
+    ("actor_rollout_ref.rollout.mode=sync", "actor_rollout_ref.rollout | mode=async"),
+    ("+actor_rollout_ref.rollout.temprature=0.7", "actor_rollout_ref.rollout | temprature"),
+    ("actor_rollout_ref.rollout.pipeline_model_parallel_size=2", "actor_rollout_ref.rollout | pipeline"),
+    ("actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_evn", "'turnkey_evn' | 'turnkey_env'"),
+    ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agnet", "'tool_agnet' | 'tool_agent'"),
+    ("actor_rollout_ref.rollout.agent.default_agent_loop=mine", "default_agent_loop='mine' | tool_agent"),
+    (
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp}/missing.yaml",
+        "agent_loop_config_path | missing",
+    ),
+    (
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp}/no_loops.yaml",
+        "agent_loop_config_path | read",
+    ),
+    ("actor_rollout_ref.rollout.enable_rollout_routing_replay=True", "enable_rollout_routing_replay=false"),
+    ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "tensor_model_parallel_size | 3 GPUs | 8"),
+    ("trainer.n_gpus_per_node=1", "tensor_model_parallel_size | 2 GPUs | 1 of trainer.nnodes"),
+    ("actor_rollout_ref.rollout.tensor_model_parallel_size=0", "tensor_model_parallel_size | 1 or more"),
+    (
+        "actor_rollout_ref.rollout.name=sglang turnkey.rollout.stop=[END]",
+        "turnkey.rollout.stop | actor_rollout_ref.rollout.skip_tokenizer_init=true | stop_token_ids",
+    ),
+    (
+        "actor_rollout_ref.actor.strategy=megatron",
+        "actor_rollout_ref.actor.strategy=megatron | model_engine=megatron",
+    ),
+    ("actor_rollout_ref.actor.strategy=fsdp3", "actor_rollout_ref.actor.strategy=fsdp3 | 'fsdp'"),
+    ("actor_rollout_ref.actor.strategy=ddp", "actor_rollout_ref.actor.strategy=ddp | fsdp"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=gsop", "loss_mode='gsop' | 'gspo'"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=turnratio", "loss_mode='turnratio' | 'turn_ratio'"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=ppo", "loss_mode='ppo' | _ppo"),
+    ("actor_rollout_ref.actor.loss_agg_mode=token_mean", "loss_agg_mode | token_mean"),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode=rebel",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+    ),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=a3po", "bypass_mode=true"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=hdpo", "loss_mode=hdpo | algorithm.adv_estimator=gigpo"),
+    (
+        "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=low_var",
+        "actor_rollout_ref.actor.kl_loss_type='low_var' | low_var_kl",
+    ),
+    ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=k4", "algorithm.kl_penalty='k4' | 'k"),
+    ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=full", "algorithm.kl_penalty='full'"),
+    ("trainer.logger=[console,wandbb]", "trainer.logger='wandbb' | 'wandb'"),
+    ("trainer.logger=tensorbord", "trainer.logger='tensorbord' | 'tensorboard'"),
+    ("trainer.logger=[console,swanlab]", "trainer.logger=swanlab | 'swanlab' | pip install"),
+    ("actor_rollout_ref.model.path={tmp}/no_model", "actor_rollout_ref.model.path | no_model | no such folder"),
+    ("'actor_rollout_ref.model.path=\"~/models/Qwen2.5-7B\"'", "actor_rollout_ref.model.path | no such folder"),
+    (
+        "actor_rollout_ref.model.path=./models/qwen",
+        "actor_rollout_ref.model.path=./models/qwen | no such folder",
+    ),
+    ("actor_rollout_ref.model.path=ckpt/global_step_5/actor", "actor_rollout_ref.model.path | no such folder"),
+    (
+        "'actor_rollout_ref.model.path=\"~/models/deepseek-llm-7b-chat\"'",
+        "actor_rollout_ref.model.path | verl's default",
+    ),
+    ("actor_rollout_ref.model.path={tmp}/bare", "actor_rollout_ref.model.path | bare | config.json"),
+    ("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.path is null"),
+    (
+        "actor_rollout_ref.model.tokenizer_path={tmp}/no_tok",
+        "actor_rollout_ref.model.tokenizer_path | no such folder",
+    ),
+    ("actor_rollout_ref.model.lora_adapter_path={tmp}/no_lora", "lora_adapter_path | no such folder"),
+    ("critic.enable=true critic.model.path={tmp}/no_critic", "critic.model.path | no_critic | no such folder"),
+    ("critic.enable=true critic.model.path={tmp}/bare", "critic.model.path | bare | config.json"),
+    ("turnkey.log.trajectories={tmp}/plain_file/log", "turnkey.log.trajectories | plain_file is a file"),
+    (
+        "trainer.save_freq=10 trainer.default_local_dir={tmp}/plain_file/ckpt",
+        "trainer.default_local_dir | plain_file is a file",
+    ),
+    ("trainer.rollout_data_dir={tmp}/plain_file/dump", "trainer.rollout_data_dir | plain_file is a file"),
+    ("trainer.validation_data_dir={tmp}/plain_file/val", "trainer.validation_data_dir | plain_file is a file"),
+    (
+        "trainer.v1.trainer_mode=turnkey_separate_async",
+        "data.train_batch_size | parameter_sync_step | 4 and 4 x 2",
+    ),
+    (
+        "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2",
+        "turnkey_separate_async | actor_rollout_ref.rollout.nnodes | 0",
+    ),
+    (
+        "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2 "
+        "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=0",
+        "turnkey_separate_async | actor_rollout_ref.rollout.n_gpus_per_node | 0",
+    ),
+    (
+        "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2 "
+        "actor_rollout_ref.rollout.nnodes=1",
+        "turnkey_separate_async | actor_rollout_ref.rollout.checkpoint_engine.backend | naive",
+    ),
+    (
+        "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2 "
+        "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=3",
+        "tensor_model_parallel_size | 2 GPUs | 3 of actor_rollout_ref.rollout.nnodes",
+    ),
+]
+
+PAY = [
+    ("reward.custom_reward_function.path={tmp}/reward.py", "reward.custom_reward_function.path | {name: verl}"),
+    (
+        "reward.custom_reward_function.path={tmp}/none.py 'turnkey.rewards=[{name: verl}]'",
+        "reward.custom_reward_function.path | none.py",
+    ),
+    (
+        "reward.custom_reward_function.path={tmp}/reward.py reward.custom_reward_function.name=compute_scores "
+        "'turnkey.rewards=[{name: verl}]'",
+        "reward.custom_reward_function | compute_scores | 'compute_score'",
+    ),
+    ("'turnkey.rewards=[{name: verl}]'", "turnkey.rewards[0].path | reward.custom_reward_function.path"),
+    (
+        "custom_reward_function.path={tmp}/reward.py",
+        "custom_reward_function.path | reward.custom_reward_function.path",
+    ),
+    ("reward_model.enable=True", "reward_model.enable | reward.reward_model.enable"),
+    ("reward_model.reward_manager=dapo", "reward_model.reward_manager | reward.reward_manager.name"),
+    (
+        "reward.reward_model.enable=True reward.reward_model.model_path={model}",
+        "reward.reward_model.enable=true | turnkey.rewards | judge",
+    ),
+    ("distillation.enabled=True", "distillation.enabled=false | turnkey_env"),
+    (
+        "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_is=token",
+        "algorithm.rollout_correction.rollout_is=token | bypass_mode=true | rollout_is=null",
+    ),
+    (
+        "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.rollout_rs=token_k1 | bypass_mode=true | rollout_rs=null",
+    ),
+    (
+        "+turnkey/loss=a3po algorithm.rollout_correction.rollout_is=sequence",
+        "rollout_is=sequence | bypass_mode=true | +turnkey/loss=a3po sets it",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_is=token actor_rollout_ref.rollout.calculate_log_probs=False",
+        "rollout_is=token | actor_rollout_ref.rollout.calculate_log_probs=true",
+    ),
+    (
+        "+turnkey/loss=rebel algorithm.rollout_correction.rollout_is=token",
+        "rebel | algorithm.rollout_correction.rollout_is=null",
+    ),
+    ("+turnkey/loss=rebel actor_rollout_ref.actor.loss_agg_mode=token-mean", "seq-mean-token-mean"),
+    ("+turnkey/loss=turn_ratio turnkey.loss.ratio=arithmetic", "turnkey.loss.ratio | geometric"),
+    ("+turnkey/loss=turn_ratio +turnkey.loss.clip=0.1", "turnkey.loss.clip | 'clip_"),
+    ("+turnkey/loss=hdpo", "hdpo | algorithm.adv_estimator=gigpo"),
+]
+
+CRITIC = [
+    ("critic.enable=false", "turn_gae | critic.enable=true"),
+    ("turnkey.credit.lam=2", "turnkey.credit.lam"),
+]
+
+TURNS = [
+    ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "turnkey.update.order | row per turn"),
+    ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode | turnkey.update.old_policy=iteration"),
+    ("trainer.v1.trainer_mode=sync", "turnkey_sync"),
+]
+
+LOOP = [
+    ("", "gigpo | anchor"),
+]
+
+REFUSED = [
+    ("", SWITCHES),
+    (GIGPO, PARAMETERS),
+    ("+turnkey=gigpo", DATA),
+    ("+turnkey=gigpo", SIZES),
+    ("+turnkey=gigpo", ENGINES),
+    ("+turnkey=gigpo", PAY),
+    ("+turnkey=turn_gae", CRITIC),
+    ("+turnkey=seeupo", TURNS),
+    ("+turnkey=gigpo actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", LOOP),
+]
+
+FIXED = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 "
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 "
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4"
+)
+KL = (
+    "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 "
+    "actor_rollout_ref.actor.kl_loss_type=low_var_kl"
+)
+SEPARATE = (
+    "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2 "
+    "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"
+)
+
+STARTS = [
+    *(f"+turnkey={name}" for name in ("gigpo", "grpo_steps", "hgpo", "proxmo", "rebn", "salt", "seeupo", "hdpo")),
+    "+turnkey=turn_gae",
+    "+turnkey=vc_gae critic.model.path={model}",
+    *(f"+turnkey=gigpo +turnkey/loss={name}" for name in ("turn_ratio", "st_ppo", "s_ppo", "psft", "rebel", "a3po")),
+    "+turnkey=hdpo +turnkey/loss=hdpo",
+    "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu",
+    "+turnkey=base algorithm.adv_estimator=grpo",
+    "+turnkey=base algorithm.adv_estimator=gae critic.model.path={model}",
+    "+turnkey=base algorithm.adv_estimator=reinforce_plus_plus",
+    f"+turnkey=gigpo {FIXED}",
+    f"+turnkey=gigpo {FIXED} {KL}",
+    f"+turnkey=gigpo {KL}",
+    f"+turnkey=gigpo {KL} actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.lora_alpha=32",
+    "+turnkey=gigpo algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.001",
+    f"+turnkey=gigpo {KL} algorithm.use_kl_in_reward=True",
+    "+turnkey=gigpo actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.target_modules=all-linear",
+    "+turnkey=gigpo data.val_files=[{val},{train}]",
+    "+turnkey=gigpo data.train_files=[{train},{val}]",
+    "+turnkey=gigpo data.train_files={tmp}/train.json data.val_files={tmp}/train.jsonl",
+    "+turnkey=gigpo data.train_files=hdfs://store/tasks/train.parquet",
+    "+turnkey=gigpo data.train_files={tmp}/mixed.parquet",
+    "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
+    "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
+    "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
+    "reward.custom_reward_function.path={tmp}/reward.py",
+    "+turnkey=gigpo reward.custom_reward_function.path={tmp}/reward.py "
+    "'turnkey.rewards=[{name: step},{name: verl, weight: 0.5}]'",
+    "+turnkey=gigpo actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B-Instruct",
+    "+turnkey=gigpo actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+    "+turnkey=gigpo actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 "
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=608",
+    "+turnkey=gigpo actor_rollout_ref.actor.ppo_epochs=2 actor_rollout_ref.actor.entropy_coeff=0.001",
+    "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+    "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=turnkey/turn_ratio",
+    "+turnkey=gigpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+    "+turnkey=gigpo algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=token_k1",
+    "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
+    "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_is=token",
+    "+turnkey=gigpo trainer.v1.trainer_mode=turnkey_colocate_async",
+    f"+turnkey=gigpo {SEPARATE}",
+    f"+turnkey=gigpo {SEPARATE} actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=3 "
+    "actor_rollout_ref.rollout.n_gpus_per_node=4",
+    "+turnkey=gigpo trainer.save_freq=10 trainer.default_local_dir={tmp}/new/folder",
+    "+turnkey=gigpo trainer.logger=[console,wandb]",
+    "+turnkey=gigpo trainer.resume_mode=disable trainer.val_before_train=False trainer.test_freq=-1",
+    "+turnkey=gigpo actor_rollout_ref.rollout.val_kwargs.do_sample=True "
+    "actor_rollout_ref.rollout.val_kwargs.temperature=0.4 actor_rollout_ref.rollout.val_kwargs.n=2",
+    "+turnkey=gigpo critic.enable=true",
+    "+turnkey=gigpo turnkey.update.mini_batches=8 turnkey.log.trajectories={tmp}/episodes",
+    "+turnkey=gigpo turnkey.rollout.stop=[END] actor_rollout_ref.rollout.name=vllm",
+    "algorithm.adv_estimator=gigpo trainer.v1.trainer_mode=turnkey_sync "
+    "actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "algorithm.adv_estimator=grpo actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 "
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+]
+
+# They start, and say what will not be as the line suggests.
+WARNED: list[tuple[str, str]] = [
+    (
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 | no effect | use_dynamic_bsz=false",
+    ),
+    ("actor_rollout_ref.rollout.log_prob_micro_batch_size=64", "log_prob_micro_batch_size=64 | no effect"),
+    ("critic.enable=true", "critic.model.path | the actor's model"),
+    ("critic.enable=true critic.ppo_max_token_len_per_gpu=4096", "critic.ppo_max_token_len_per_gpu=4096 | no effect"),
+    ("turnkey.update.mini_batches=16", "turnkey.update.mini_batches=16 | 8 episodes"),
+    ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo | no effect"),
+    ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.name=sglang | untested"),
+    (
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=10",
+        "max_assistant_turns=10 | turnkey.rollout.max_turns",
+    ),
+    ("algorithm.gamma=0.9", "algorithm.gamma=0.9 | turnkey.credit.gamma"),
+    ("algorithm.lam=0.9", "algorithm.lam=0.9 | no effect"),
+    ("algorithm.norm_adv_by_std_in_grpo=False", "norm_adv_by_std_in_grpo | turnkey.credit.norm"),
+    ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n=1 | nothing to compare"),
+    (
+        "actor_rollout_ref.model.path=/elsewhere/model +ray_kwargs.ray_init.address=auto",
+        "actor_rollout_ref.model.path=/elsewhere/model | Ray cluster",
+    ),
+    (
+        "data.train_files=/elsewhere/train.parquet +ray_kwargs.ray_init.address=auto",
+        "data.train_files=/elsewhere/train.parquet | Ray cluster",
+    ),
+]
