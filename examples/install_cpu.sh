@@ -74,6 +74,11 @@ install_repository() {
   "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation -e "$repo"
 }
 
+# Where nobody writes bytecode at the first import, each of a run's dozens of processes would compile its imports again.
+bytecode() {
+  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" || true # packages ship templates that are no Python
+}
+
 check() {
   "$venv/bin/python" - <<'PY'
 import torch
@@ -100,5 +105,8 @@ for further in "$@"; do
   stage "$(basename "$further" .txt) (pinned)" install_lock "$further"
 done
 stage "this repository, editable" install_repository
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+  stage "bytecode" bytecode
+fi
 stage "check" check
 echo "$want" >"$stamp"
