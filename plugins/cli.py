@@ -103,7 +103,7 @@ def train(
     here, gpus = launch.device_here()
     if device not in (None, "cpu", "gpu"):
         raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
-    played = launch.resolve(environment)
+    played = launch.resolve(environment, overrides or ())
     folder = (out or Path("runs") / played.name).absolute()
     tasks = (task_folder or folder / "tasks").absolute()
     if launch.write_tasks(played, tasks, n_train, n_val):

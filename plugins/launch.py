@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Played:
     module: Path | None = None
     """the user's file that registers it"""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """of the recipe, beneath those of a task"""
+    """of the recipe and the command line, beneath those of a task"""
 
     @property
     def name(self) -> str:
@@ -59,15 +59,26 @@ class Played:
         return self.recipe or self.id.rsplit("/", 1)[-1]
 
 
-def resolve(environment: str) -> Played:
+def resolve(environment: str, further: Sequence[str] = ()) -> Played:
     """An environment by the name of a recipe (babyai), a gymnasium id, or a file of one's own (my_env.py).
 
     A file that registers several environments is followed by the one that is meant: ``my_env.py:my/Env-v0``.
+    ``further`` overrides may hold arguments of the environment: ``turnkey.env.kwargs.size=4``.
 
     Raises:
         ConfigError: it is none of these.
         ModuleImportError: the file cannot be imported.
     """
+    from omegaconf import OmegaConf
+
+    played = _named(environment)
+    prefix = "turnkey.env.kwargs."
+    arguments = [entry.lstrip("+").removeprefix(prefix) for entry in further if entry.lstrip("+").startswith(prefix)]
+    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
+    return replace(played, kwargs={**played.kwargs, **given})
+
+
+def _named(environment: str) -> Played:
     import gymnasium
 
     from verl_turnkey.envs.modules import import_modules

@@ -50,6 +50,13 @@ def test_further_overrides_win_and_stand_once(tmp_path):
     assert "actor_rollout_ref.actor.ppo_mini_batch_size=2" in overrides
 
 
+def test_arguments_of_the_environment_count_when_the_tasks_are_written(tmp_path):
+    arguments = ["frozenlake", "--model", "m", "--out", str(tmp_path), *SMALL]
+    assert "turnkey.env.kwargs.size=5" in printed(*arguments, "turnkey.env.kwargs.size=5")
+    with pytest.raises(TypeError, match=r"size must be"):
+        printed(*arguments[:4], str(tmp_path / "other"), *SMALL, "turnkey.env.kwargs.size=none")
+
+
 def test_tasks_that_are_there_stay_and_must_be_of_the_environment(tmp_path):
     folder = tmp_path / "tasks"
     folder.mkdir()
@@ -95,3 +102,14 @@ def test_one_of_several_environments_in_a_file(tmp_path, monkeypatch):
     overrides = printed("mine.py:launch/Guess-v0", "--model", "m", *SMALL)
     assert "turnkey.env.id=launch/Guess-v0" in overrides
     assert f"turnkey.modules=[{tmp_path}/mine.py]" in overrides
+
+
+def test_the_page_shows_the_line(tmp_path):
+    page = (EXAMPLE.parents[1] / "docs" / "first-run.md").read_text()
+    block = page[page.index("python -m verl.trainer.main_ppo") :].split("\n```")[0]
+    arguments = ["--train", "1", "--val", "1", "--print", "--device", "gpu", "--out", str(tmp_path / "runs" / "babyai")]
+    line = printed("babyai", "--model", "MODEL", *arguments)
+    folders = ("trainer.default_local_dir=", "hydra.run.dir=", "trainer.n_gpus_per_node=")
+    said = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
+    shown = shlex.split(block.replace("\\\n", " "))[3:]
+    assert [entry for entry in shown if not entry.startswith(folders)] == said
