@@ -29,13 +29,18 @@ def printed(*arguments: str) -> list[str]:
     return overrides
 
 
-@pytest.mark.parametrize("environment", ["babyai", "turnkey/FrozenLake-v0", str(EXAMPLE)])
-def test_the_line_passes_the_checks(compose: Compose, tmp_path, model_dir, environment):
-    overrides = printed(environment, "--model", str(model_dir), "--out", str(tmp_path), *SMALL)
+@pytest.mark.parametrize(
+    ("environment", "device"),
+    [("babyai", "cpu"), ("turnkey/FrozenLake-v0", "gpu"), (str(EXAMPLE), "cpu")],
+)
+def test_the_line_passes_the_checks(compose: Compose, tmp_path, model_dir, environment, device):
+    tasks = ["--train", "16", "--val", "4", "--print", "--device", device]
+    overrides = printed(environment, "--model", str(model_dir), "--out", str(tmp_path), *tasks)
     config = compose(*overrides, "data.max_prompt_length=1200")
     check(config, use_critic=need_critic(config))
     assert config.algorithm.adv_estimator == "gigpo"
-    assert config.trainer.device == "cpu"
+    assert config.trainer.device == ("cpu" if device == "cpu" else "cuda")
+    assert config.actor_rollout_ref.rollout.name == "vllm"
     assert config.actor_rollout_ref.model.path == str(model_dir)
     assert first_task(config.data.train_files).env_id == config.turnkey.env.id
     assert Path(config.data.val_files).is_file()
