@@ -522,11 +522,12 @@ def test_who_is_let_in_and_goes_away_at_the_same_moment_leaves_the_place(run, ma
 
 
 def test_the_first_wave_is_let_in_by_what_the_class_declares(run, made, monkeypatch):
-    """Not by the guess for a class that nobody has seen: two by the guess, all by the declaration."""
-    monkeypatch.setattr(sizing, "memory_for_a_host_mb", lambda sharers: 2 * Declared().memory_mb)
+    """Not by the guess for a class that nobody has seen: one by the guess, all by the declaration."""
+    monkeypatch.setattr(sizing, "memory_for_a_host_mb", lambda sharers: Declared().memory_mb)
 
     async def main():
         host = made()
+        host._admission.declared.clear()
         episodes = await asyncio.wait_for(asyncio.gather(*(opened(host, SAFE) for _ in range(6))), 20)
         assert len({name for name, *_ in episodes}) == 6
 
