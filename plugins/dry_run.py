@@ -12,7 +12,7 @@ from verl_turnkey.plugins.command_line import refuse
 from verl_turnkey.plugins.selection import uses_us
 
 # Hydra's folder of a run and its log file; a check leaves nothing behind.
-_NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled")
+_NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
 
 
 def dry_run(arguments: Sequence[str]) -> int:
