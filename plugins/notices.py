@@ -1,18 +1,29 @@
 """What the run says on the console about itself: a logger of our own, and one line per new kind of failure.
 
 Warnings of this package stay audible under settings that quiet everything else (``+turnkey/device=cpu``, a root logger
-at ERROR): the level is set on the package's own logger, and whatever handlers the process has print what passes it.
+at ERROR, or verl's handler there at that level): the package's logger has a level and a way to the console of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections import Counter
+
+
+class _Console(logging.Handler):
+    """Prints what no handler of the root logger lets through, and nothing twice."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not any(handler.level <= record.levelno for handler in logging.getLogger().handlers):
+            print(f"{record.levelname}:{record.name}:{record.getMessage()}", file=sys.stderr, flush=True)
+
 
 logger = logging.getLogger("verl_turnkey")
 if logger.level == logging.NOTSET:  # else somebody chose it
     logger.setLevel(logging.WARNING)
+logger.addHandler(_Console())
 
 _KIND = re.compile(r"^(?:\w+: )?environment failure \((\w+)\)|^(\w+(?:Error|Exception|Failure))\b")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
 import pytest
 
 from verl_turnkey.envs.errors import EnvironmentFailure, PromptTooLongError
+from verl_turnkey.plugins import notices
 from verl_turnkey.plugins.notices import Failures, failure_kind
 
 
@@ -64,3 +66,19 @@ def test_a_level_that_somebody_chose_stays():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_a_root_handler_at_error_does_not_silence_and_none_prints_twice(capsys):
+    quiet = logging.StreamHandler()
+    quiet.setLevel(logging.ERROR)  # as verl sets up its own
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, [quiet]
+    try:
+        notices.logger.getChild("plugins.x").warning("heard %d", 1)
+        assert capsys.readouterr().err.count("heard 1") == 1
+        quiet.setLevel(logging.WARNING)
+        quiet.stream = sys.stderr
+        notices.logger.warning("heard %d", 2)
+        assert capsys.readouterr().err.count("heard 2") == 1
+    finally:
+        root.handlers = before
