@@ -45,6 +45,8 @@ for part in $parts; do
     if [ "$part" = openenv ]; then
         openenv
     else
-        "$venv/bin/python" -m pytest "tests/$part" --durations=5
+        side_by_side=()
+        [ "$part" = unit ] && side_by_side=(-n 2 --dist worksteal) # the other parts start Ray, which takes all cores
+        "$venv/bin/python" -m pytest "tests/$part" --durations=5 "${side_by_side[@]}"
     fi
 done

@@ -24,9 +24,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _gaps.append(report.nodeid)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.skipped:
-        _gaps.append(report.nodeid)
+    if report.skipped:  # an error, because workers of pytest-xdist report nothing else
+        report.outcome = "failed"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

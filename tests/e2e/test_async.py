@@ -113,7 +113,7 @@ def test_rows_tell_the_weights_that_generated_them(run: Run) -> None:
                 difference = ((rollout - actor).abs() * mask).max().item()
                 (fresh if oldest == step - 1 else stale).append(difference)
     assert min(len(fresh), len(stale)) > 0, "the warm-up batch is of the first version"
-    assert max(fresh) < 1e-5
+    assert max(fresh) < 1e-4  # float32: the log-prob of a rare token differs by some 1e-5 between vLLM and the actor
     assert np.median(stale) > 1e-3
 
 
@@ -156,8 +156,8 @@ def test_the_old_policy_is_that_of_the_beginning_of_the_step(separate: Run) -> N
         columns = (seen[name] for name in ("versions", "padding", "mask", "rollout", "old", "before"))
         for (oldest, _), padding, mask, rollout, old, actor in zip(*columns, strict=True):
             if not padding and oldest == step - 1:
-                assert ((rollout - old).abs() * mask).max() < 1e-5
-                compared += int(((actor - old).abs() * mask).max() > 1e-4)
+                assert ((rollout - old).abs() * mask).max() < 1e-4
+                compared += int(((actor - old).abs() * mask).max() > 1e-3)
     assert compared > 0
 
 
