@@ -33,6 +33,7 @@ TESTS = {
     "plugins/writer.py": "tests/unit/plugins/test_writer.py",
     "plugins/turns.py": f"{STEP} {ROWS}",
     "plugins/validate.py": CONFIG,
+    "plugins/validate_data.py": CONFIG,
     "plugins/validate_update.py": LOSSES,
 }
 MUTATIONS = [
@@ -83,7 +84,7 @@ MUTATIONS = [
         f"{STEP} -k both_names",
     ),
     ("plugins/config.py", "self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0", "True"),
-    ("plugins/validate.py", "if tasks < config.data.train_batch_size:", "if tasks <= config.data.train_batch_size:"),
+    ("plugins/validate_data.py", "if wanted and rows < wanted:", "if wanted and rows <= wanted:"),
     ("plugins/validate.py", "if limit is not None and limit > budget:", "if limit is not None and limit >= budget:"),
     ("plugins/command_line.py", 'line.overrides[: keys.index("turnkey")]', 'line.overrides[keys.index("turnkey") :]'),
     ("plugins/validate_update.py", "{*PROVIDED, *(estimator.gives if estimator else ())}", "{*PROVIDED}"),
@@ -144,7 +145,7 @@ MUTATIONS = [
     ("plugins/phases.py", "if not (current and done == 0) and options", "if not current and options"),
     ("plugins/phases.py", "mean[group] - (whole[trajectory] - own)", "mean[group] - whole[trajectory]"),
     ("plugins/phases.py", "padding[: -len(rows) % dp_size]", "padding[: len(rows) % dp_size]"),
-    ("plugins/trainer.py", "return dp_size * math.lcm(*updates)", "return dp_size * max(updates)", STEP),
+    ("plugins/trainer.py", "return dp_size * math.lcm(", "return dp_size * max(", STEP),
     ("plugins/trainer.py", "max(1, self._real_rows) / number", "max(1, len(batch)) / number", STEP),
     ("plugins/trainer.py", 'batch.extra_info.pop("mini_batch_size", None)', "pass", STEP),
     (
