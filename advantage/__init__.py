@@ -6,18 +6,7 @@
 array([-1.,  1.])
 """
 
-from verl_turnkey.advantage import (  # noqa: F401  importing a method registers it
-    gigpo,
-    grpo_steps,
-    hdpo,
-    hgpo,
-    proxmo,
-    rebn,
-    salt,
-    seeupo,
-    turn_gae,
-    vc_gae,
-)
+import verl_turnkey.advantage.methods  # noqa: F401  importing it registers them
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from verl_turnkey.advantage import columns as col
 from verl_turnkey.advantage.columns import Bools, Column
-from verl_turnkey.advantage.segments import Floats, Ints, Runs, joint_codes, run_sums, sort_runs
+from verl_turnkey.advantage.group_ops import Floats, Ints, Runs, joint_codes, run_sums, sort_runs
 
 #: Columns an estimator can need, apart from the four required ones and ``extra.<name>``.
 OPTIONAL_COLUMNS = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_turnkey.advantage.segments import Floats, Ints
+from verl_turnkey.advantage.group_ops import Floats, Ints
 
 Bools = NDArray[np.bool_]
 Column = Sequence[Any] | NDArray[Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from verl_turnkey.advantage.segments import Floats, Ints
+from verl_turnkey.advantage.group_ops import Floats, Ints
 
 
 def describe(name: str, part: Floats) -> dict[str, float]:

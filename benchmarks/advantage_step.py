@@ -32,7 +32,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_turnkey.advantage import make_record, make_step
-from verl_turnkey.plugins.trainer import TurnkeyTrainerSync
+from verl_turnkey.plugins.trainer.trainer import TurnkeyTrainerSync
 
 ROLLOUTS, PUT_AT_ONCE = 8, 2000
 

@@ -22,7 +22,7 @@ import gymnasium
 import typer
 
 from verl_turnkey.envs import make
-from verl_turnkey.envs.host import EnvHost
+from verl_turnkey.envs.hosting.host import EnvHost
 
 OBSERVATION = "You are in a room. " * 26 + "Exit."
 ADMISSIBLE = [f"take object {n}" for n in range(12)]
@@ -73,7 +73,7 @@ async def row(name: str, calls: list[StepCall], steps: int) -> str:
 
 
 async def measure(steps: int, episodes: int) -> list[str]:
-    from verl_turnkey.envs.hosts import HostPool
+    from verl_turnkey.envs.hosting.pool import HostPool
 
     rows = []
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 import naive
 
 from verl_turnkey.advantage import StepBatch, compute_credit, estimators
-from verl_turnkey.advantage.texts import similar_states
+from verl_turnkey.advantage.methods._similarity import similar_states
 
 ROLLOUTS, TURNS, TOKENS = 8, (32, 66), 512
 NAIVE_PROMPTS = 2

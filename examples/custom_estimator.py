@@ -8,8 +8,8 @@ parameters are the keys of ``turnkey.credit``.
 from dataclasses import dataclass
 
 from verl_turnkey.advantage import Credit, StepBatch, compute_credit, register_estimator
+from verl_turnkey.advantage.group_ops import discounted_returns, group_stats, normalise
 from verl_turnkey.advantage.params import check
-from verl_turnkey.advantage.segments import discounted_returns, group_stats, normalise
 
 
 @dataclass(frozen=True)

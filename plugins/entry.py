@@ -34,26 +34,26 @@ def _banner() -> None:
 
 def _start() -> None:
     from verl_turnkey.plugins import cpu
-    from verl_turnkey.plugins.hooks import when_imported
+    from verl_turnkey.plugins.verl_api.import_hooks import when_imported
 
     _banner()
     if cpu.opted_in():
         cpu.activate()
 
-    def stage_two(function_name: str):
+    def stage_two(module_name: str, function_name: str):
         def callback(module: object) -> None:
-            from verl_turnkey.plugins import registration
+            from importlib import import_module
 
-            getattr(registration, function_name)(module)
+            getattr(import_module(f"verl_turnkey.plugins.{module_name}"), function_name)(module)
 
         return callback
 
-    when_imported("hydra.core.plugins", stage_two("register_search_path"))
-    when_imported("verl.utils.config", stage_two("register_validation"))
-    when_imported("verl.trainer.ppo.core_algos", stage_two("register_estimators"))
-    when_imported("verl.trainer.ppo.core_algos", stage_two("register_losses"))
-    when_imported("verl.trainer.ppo.v1", stage_two("register_trainers"))
-    when_imported("verl.experimental.agent_loop.agent_loop", stage_two("register_agent_loops"))
+    when_imported("hydra.core.plugins", stage_two("registration", "register_search_path"))
+    when_imported("verl.utils.config", stage_two("registration", "register_validation"))
+    when_imported("verl.trainer.ppo.core_algos", stage_two("registries", "register_estimators"))
+    when_imported("verl.trainer.ppo.core_algos", stage_two("registries", "register_losses"))
+    when_imported("verl.trainer.ppo.v1", stage_two("registration", "register_trainers"))
+    when_imported("verl.experimental.agent_loop.agent_loop", stage_two("registration", "register_agent_loops"))
 
 
 try:

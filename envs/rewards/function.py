@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.modules import load_function
 from verl_turnkey.envs.rewards.components import Steps, Values, at_the_end, register_reward
 from verl_turnkey.envs.rewards.errors import RewardError
+from verl_turnkey.envs.user_modules import load_function
 
 
 @register_reward("verl")

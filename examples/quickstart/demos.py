@@ -11,7 +11,7 @@ from minigrid.core.constants import DIR_TO_VEC
 from minigrid.minigrid_env import MiniGridEnv
 
 from verl_turnkey.envs import make
-from verl_turnkey.envs.prompts import Turn
+from verl_turnkey.envs.prompting.prompts import Turn
 
 # How much of the data is played how: (share of the episodes, probability of a random action at each step).
 QUALITY = ((0.45, 0.0), (0.35, 0.5), (0.2, 1.0))

@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_turnkey.envs import make
-from verl_turnkey.envs.actions import parse_action
-from verl_turnkey.envs.prompts import Turn, build_messages, load_template
+from verl_turnkey.envs.prompting.actions import parse_action
+from verl_turnkey.envs.prompting.prompts import Turn, build_messages, load_template
 
 
 @dataclass

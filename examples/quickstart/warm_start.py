@@ -20,8 +20,8 @@ from model import build_model, build_tokenizer
 from play import play, render, summarize
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from verl_turnkey.envs.minigrid import ACTIONS
-from verl_turnkey.envs.prompts import build_messages, load_template
+from verl_turnkey.envs.adapters.minigrid import ACTIONS
+from verl_turnkey.envs.prompting.prompts import build_messages, load_template
 from verl_turnkey.envs.tasks import split_seeds
 
 IGNORE = -100

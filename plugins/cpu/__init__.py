@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from verl_turnkey.plugins.cpu.patches import PATCHES, TESTED_WITH, Patch
-from verl_turnkey.plugins.hooks import when_imported
+from verl_turnkey.plugins.verl_api.import_hooks import when_imported
 
 __all__ = ["ENV_VAR", "PATCHES", "TESTED_WITH", "Patch", "activate", "opted_in"]
 

@@ -1,7 +1,7 @@
 """Everything in verl and vLLM that has to be touched before stock verl trains on a CPU, one small function each.
 
 Each function gets the module named as its target, freshly imported, and imports nothing heavy itself: ``import verl``
-stays as fast as before. ``tests/contract/cpu`` checks for every patch that it is still necessary.
+stays as fast as before. ``tests/contract/plugins/cpu`` checks for every patch that it is still necessary.
 """
 
 from __future__ import annotations

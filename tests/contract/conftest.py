@@ -154,7 +154,7 @@ def queue(ray_queue) -> Iterator[None]:
 @pytest.fixture
 def trainer(compose: Compose) -> Callable[..., Any]:
     """A real trainer that has not started its workers."""
-    from verl_turnkey.plugins.trainer import TurnkeyTrainerSync
+    from verl_turnkey.plugins.trainer.trainer import TurnkeyTrainerSync
 
     def build(*overrides: str, recipe: str = "gigpo") -> Any:
         made = TurnkeyTrainerSync(compose(f"+turnkey={recipe}", *overrides))

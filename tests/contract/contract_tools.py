@@ -68,6 +68,27 @@ def batch_of(tags: dict[str, dict[str, Any]]) -> KVBatchMeta:
     return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION)
 
 
+EOS = 2
+
+#: Two groups; the first episode of the batch failed, lengths differ, states repeat inside and across episodes.
+EPISODES: dict[str, list[Episode]] = {
+    "a": [
+        "EnvironmentFailure: it died",
+        [
+            {"reward": 0.0, "anchor": "s"},
+            {"reward": 0.0, "anchor": "t", "penalty": 0.1, "valid": False},
+            {"reward": 1.0, "anchor": "t"},
+        ],
+        [{"reward": 0.0, "anchor": "s"}, {"reward": 0.25, "anchor": "u"}],
+        [{"reward": 0.0, "anchor": "s"}],
+    ],
+    "b": [
+        [{"reward": 0.5, "anchor": "s"}, {"reward": 0.0, "anchor": "v"}],
+        [{"reward": 0.0, "anchor": "s"}, {"reward": 0.0, "anchor": "v"}],
+    ],
+}
+
+
 def fill(episodes: dict[str, list[Episode]]) -> KVBatchMeta:
     """The batch as the replay buffer hands it out: keys and tags, no fields."""
     for group, sessions in episodes.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from verl_turnkey.plugins.hooks import when_imported
+from verl_turnkey.plugins.verl_api.import_hooks import when_imported
 
 OUT = Path(os.environ["TURNKEY_SPY"])
 FREEZE_AFTER = int(os.environ.get("TURNKEY_SPY_FREEZE_AFTER", "1000000"))
@@ -81,4 +81,4 @@ def _spy_on(cls):
     cls._update_actor, cls.on_step_end = _update_actor, on_step_end
 
 
-when_imported("verl_turnkey.plugins.trainer", watch)
+when_imported("verl_turnkey.plugins.trainer.trainer", watch)

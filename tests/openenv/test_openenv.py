@@ -21,7 +21,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Action, Observation, State
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
-from verl_turnkey.envs.openenv import OpenEnvText
+from verl_turnkey.envs.adapters.openenv import OpenEnvText
 from verl_turnkey.envs.rpc import ServerError
 
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}

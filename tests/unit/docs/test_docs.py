@@ -15,8 +15,8 @@ import pytest
 
 from verl_turnkey.advantage import estimators
 from verl_turnkey.losses import losses
-from verl_turnkey.plugins import recipes, tables
-from verl_turnkey.plugins.config import TurnkeyConfig
+from verl_turnkey.plugins.cli import recipes, tables
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
@@ -82,7 +82,7 @@ def test_every_loss_is_on_its_page_with_its_parameters(name):
 
 
 def test_the_losses_of_the_page_work(tmp_path):
-    from verl_turnkey.envs.modules import import_modules
+    from verl_turnkey.envs.user_modules import import_modules
     from verl_turnkey.losses import policy_loss, registry
 
     call, own = blocks("docs/losses.md", "python")
@@ -105,7 +105,7 @@ def test_the_table_of_keys_is_what_the_dataclasses_say():
 
 def test_the_tables_need_no_verl():
     code = (
-        "import sys, verl_turnkey.plugins.tables; "
+        "import sys, verl_turnkey.plugins.cli.tables; "
         "print([name for name in ('verl', 'torch', 'ray', 'hydra') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -201,7 +201,7 @@ def test_the_environment_page_shows_an_environment_that_works():
 
 def test_the_own_method_on_the_methods_page_works(tmp_path):
     from verl_turnkey.advantage import StepBatch, compute_credit, registry
-    from verl_turnkey.envs.modules import import_modules
+    from verl_turnkey.envs.user_modules import import_modules
 
     (code,) = blocks("docs/methods.md", "python")
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.player import Player
+from verl_turnkey.envs.hosting.runner import Player
 
 
 def step(observation="a room", reward=0.0, terminated=False, truncated=False, info=None, **more) -> tuple:

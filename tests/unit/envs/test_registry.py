@@ -20,9 +20,9 @@ from verl_turnkey.envs import (
     make,
     registry,
 )
-from verl_turnkey.envs.modules import import_modules
 from verl_turnkey.envs.registry import ADAPTERS, Adapter, listing
-from verl_turnkey.plugins.cli import app
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.cli.main import app
 
 OWN = """
 import gymnasium

@@ -56,7 +56,7 @@ def test_it_is_paid_on_the_last_step(file, options, last):
 
 
 def test_arguments_are_verls_and_all_turns(file):
-    from verl_turnkey.envs.modules import load_function
+    from verl_turnkey.envs.user_modules import load_function
 
     compose([{"name": "verl", "path": file}])(STEPS)
     [(data_source, extra)] = load_function(f"{file}:compute_score", "x").__globals__["seen"]

@@ -1,0 +1,95 @@
+"""GiGPO: credit at two levels, the trajectory against its group and the step against its anchor state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Norm, discounted_returns, group_stats, normalise
+from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
+from verl_turnkey.advantage.methods._similarity import similar_states
+from verl_turnkey.advantage.metrics import describe, describe_groups
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class GigpoParams:
+    """Parameters of ``gigpo``; the defaults are the paper's."""
+
+    gamma: float = 0.95  # discount of the step returns
+    step_advantage_w: float = 1.0  # omega: weight of the step level
+    norm: Norm = "mean_std"  # F: the group's sample std, or 1; the same at both levels
+    scope: Scope = "outcomes"
+    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
+    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
+    singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
+    similarity: float | None = None
+    """also compare states whose texts are so similar (difflib's ratio, in (0, 1); released code); null: equal states"""
+    epsilon: float = 1e-6  # added to the std
+
+    @property
+    def compares_texts(self) -> bool:
+        """Whether the steps need their observation texts."""
+        return self.similarity is not None
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+        check(0 <= self.step_advantage_w < np.inf, "step_advantage_w", "a finite number >= 0", self.step_advantage_w)
+        check(self.similarity is None or 0 < self.similarity < 1, "similarity", "null or in (0, 1)", self.similarity)
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "gigpo",
+    params=GigpoParams,
+    needs=("anchor",),
+    paper="GiGPO, arXiv:2505.10978",
+    summary="the trajectory against its group, plus each step against all steps taken from the same state",
+)
+def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
+    """Group-in-group credit of every step.
+
+    ::
+
+        R(i,t)   = r(i,t) + gamma R(i,t+1)                             step return           (Eq 5)
+        A_E(i)   = (R_i - mean_g) / F_g                                episode level         (Eq 3)
+        G(s)     = { (j,k) in the same group : s(j,k) = s }            anchor group          (Eq 6)
+        A_S(i,t) = (R(i,t) - mean_G) / F_G                             step level            (Eq 7)
+        A(i,t)   = A_E(i) + step_advantage_w A_S(i,t) - penalty(i,t)                         (Eq 8, and the penalty)
+
+    ``F`` is the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``). Needs ``anchor``. No other step
+    feels the penalty of an invalid action, unless ``scope`` is one of the released code's. A state that occurs once in
+    its group has A_S = 0; one that a single trajectory visits twice is a group of two. ``Credit.returns`` is R(i,t)
+    less the penalty. ``similarity`` puts steps with similar texts (``text`` when given, else the anchors) into one
+    anchor group, by the greedy rule of :func:`~verl_turnkey.advantage.methods._similarity.similar_states`.
+
+    Source: arXiv:2505.10978; released code verl-agent ``gigpo/core_gigpo.py``. Where they differ: the code takes
+    penalties from returns and scores before both levels, and episode statistics over step rows (``scope="steps"``) or
+    over first steps (``scope="trajectories"``); it gives a group of one its raw score (``singleton="score"``); it
+    discounts in batch row order, we in step order; it computes in float32, where the division blows up the rounding of
+    a constant group, we give exactly 0. That a group of one gets 0 is our reading.
+    """
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    inside, after = penalties(batch, params.scope)
+    episode = episode_level(
+        batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
+    )
+    if params.similarity is None:
+        anchor_group, n = batch.anchor_groups
+        groups = {}  # every method logs those of equal states
+    else:
+        anchor_group, n = similar_states(batch, params.similarity)
+        groups = describe_groups("anchor", anchor_group, n)
+    own = returns - inside
+    step = normalise(own, anchor_group, group_stats(own, anchor_group, n), params.norm, params.epsilon)
+    metrics = {
+        "credit/groups": float(batch.n_groups),
+        **groups,
+        "credit/share_steps_with_step_credit": float(np.mean(step != 0)) if n else 0.0,
+        **describe("episode_level", episode),
+        **describe("step_level", step),
+    }
+    return Credit(episode + params.step_advantage_w * step - after, returns - batch.penalty, metrics)

@@ -1,0 +1,52 @@
+"""Trajectory credit on step rows: GRPO for agents whose every step is a training row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Norm
+from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class GrpoStepsParams:
+    """Parameters of ``grpo_steps``."""
+
+    norm: Norm = "mean_std"  # divide by the group's sample std, or only subtract the mean
+    scope: Scope = "outcomes"
+    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
+    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
+    singleton: Singleton = "zero"  # what a group of one gets: nothing, or its raw score as in verl-agent
+    epsilon: float = 1e-6  # added to the std
+
+    def __post_init__(self) -> None:
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "grpo_steps",
+    params=GrpoStepsParams,
+    paper="GRPO, arXiv:2402.03300",
+    summary="the trajectory's outcome against its group, the same for every step",
+)
+def grpo_steps(batch: StepBatch, params: GrpoStepsParams) -> Credit:
+    """``A(i, t) = (R_i - mean_g) / F_g - penalty(i, t)``: every step carries the credit of its whole trajectory.
+
+    ``R_i`` is the score, ``F_g`` the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``); statistics
+    and groups of one as in :func:`verl_turnkey.advantage.methods._episode_level.episode_level`.
+
+    Source: GRPO (DeepSeekMath, arXiv:2402.03300), outcome supervision; on step rows as in verl-agent, which takes the
+    statistics over step rows with penalties inside (``scope="steps"``) and gives a group of one its raw score
+    (``singleton="score"``).
+    """
+    episode = episode_level(
+        batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
+    )
+    metrics = {"credit/groups": float(batch.n_groups), **describe("episode_level", episode)}
+    return Credit(episode - penalties(batch, params.scope)[1], metrics=metrics)

@@ -1,0 +1,67 @@
+"""HDPO: a second advantage for tool efficiency, only among the trajectories that solved their task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import group_stats, normalise, run_sums
+from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class HdpoParams:
+    """Parameters of ``hdpo``."""
+
+    epsilon: float = 1e-6  # added to the stds
+
+    def __post_init__(self) -> None:
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "hdpo",
+    params=HdpoParams,
+    needs=("success", "extra.tool_calls"),
+    gives=("tool_advantages",),
+    paper="HDPO (Metis), arXiv:2604.08545",
+    summary="GRPO on the outcome, and beside it an advantage for few tool calls among the solved rollouts",
+)
+def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
+    """Two advantages, the same on every step of a trajectory.
+
+    ::
+
+        A(i)      = (R_i - mean_g R) / (std_g R + epsilon) - penalty     as grpo_steps
+        A_tool(i) = (e_i - mean e) / (std e + epsilon),  e = 1 / (T + 1)   over the solved trajectories of the group
+
+    T is the number of tool calls of the trajectory, the sum of the column ``extra.tool_calls``. A group with fewer than
+    two solved trajectories has no tool advantage, nor has an unsolved trajectory: 0. ``A_tool`` leaves in
+    ``Credit.extra["tool_advantages"]``, where the loss of the same name takes it.
+
+    Source: arXiv:2604.08545 and its released code. A comment there asks for tools to have been used; the code, and
+    this, also credit T = 0. The outcome R is the environment's score; the paper's mixes answer and format 0.9 to 0.1.
+    """
+    episode = episode_level(batch, norm="mean_std", scope="outcomes", singleton="zero", epsilon=params.epsilon)
+    per_step = np.asarray(batch.extra["tool_calls"], np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(per_step) & (per_step >= 0)))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ConfigError(f"hdpo: extra.tool_calls must be numbers >= 0, got {per_step[row]} in row {row} of the batch")
+    calls = run_sums(per_step, batch.runs)
+    efficiency = 1.0 / (calls + 1.0)
+    solved = np.flatnonzero(np.bincount(batch.trajectory, weights=batch.success, minlength=batch.n_trajectories))
+    group = batch.group[batch.first_rows]
+    stats = group_stats(efficiency[solved], group[solved], batch.n_groups)
+    tool = np.zeros(batch.n_trajectories)
+    tool[solved] = normalise(efficiency[solved], group[solved], stats, "mean_std", params.epsilon)
+    per_step = tool[batch.trajectory]
+    metrics = {"credit/tool_calls/mean": float(calls.mean()) if len(calls) else 0.0}
+    return Credit(
+        episode - batch.penalty, metrics=metrics | describe("tool", per_step), extra={"tool_advantages": per_step}
+    )

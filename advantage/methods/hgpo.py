@@ -1,0 +1,117 @@
+"""HGPO: steps are compared with steps that share ever more of their history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import (
+    Norm,
+    Std,
+    discounted_returns,
+    group_stats,
+    joint_codes,
+    normalise,
+    previous_values,
+)
+from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class HgpoParams:
+    """Parameters of ``hgpo``; the defaults are the paper's, but for ``std``, which it does not name."""
+
+    gamma: float = 0.95  # discount of the step returns
+    history: int = 2  # K: past states that may have to agree too; as many as the prompt shows (turnkey.rollout.history)
+    alpha: float = 1.0  # how much more a deeper level weighs; 0: all the same
+    norm: Norm = "mean_std"  # divide by the group's std, or only subtract the mean; the same at all levels
+    std: Std = "population"  # std of the step levels (the released code's; the paper does not say)
+    weights: Literal["paper", "code"] = "paper"  # level k weighs (k+1)^alpha, or (k+2)^alpha (released code)
+    episode_level: bool = False  # add the trajectory's own credit as one more level of weight 1
+    scope: Scope = "outcomes"
+    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
+    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
+    singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
+    epsilon: float = 1e-6  # added to the std
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+        check(self.history >= 0, "history", "an integer >= 0", self.history)
+        check(0 <= self.alpha < np.inf, "alpha", "a finite number >= 0", self.alpha)
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "hgpo",
+    params=HgpoParams,
+    needs=("anchor",),
+    paper="HGPO, arXiv:2602.22817",
+    summary="each step against the steps from the same state, and again against those that also share its history",
+)
+def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
+    """Hierarchy-of-groups credit of every step.
+
+    ::
+
+        C_k(t) = (s(t-k), ..., s(t))                            context of depth k = 0..history
+        G_k    = { steps of the same group with equal C_k }     G_0 is GiGPO's anchor group
+        A_k    = (R - mean of G_k) / F                          0 in a group of one
+        A      = sum_k w_k A_k / sum_k w_k - penalty            over the levels with A_k != 0
+        w_k    = (k + 1)^alpha
+
+    ``R`` is the discounted return, ``F`` the group's std plus epsilon (``norm="mean_std"``) or 1. A step with fewer
+    than k predecessors has no level k. Without any level that says something the credit is 0, but for the penalty,
+    which no other step feels unless ``scope`` is one of the released code's. ``episode_level=True`` adds
+    the credit of the whole episode, as ``gigpo`` computes it, as one more level of weight 1. Needs ``anchor``.
+    ``Credit.returns`` is R less the penalty.
+
+    Source: arXiv:2602.22817, from detailed notes of the paper; released code: verl-agent ``recipe/hgpo``. Where they
+    differ: the code weighs level k by (k+2)^alpha and adds epsilon to the sum of the weights (``weights="code"``); it
+    takes penalties from the returns before all levels, and its episode level counts step rows (``scope="steps"``,
+    ``singleton="score"``). Our reading, as in the code: a level is left out by the step's own A_k = 0, also for a step
+    that is exactly average; the std is the population's.
+    """
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    inside, after = penalties(batch, params.scope)
+    own = returns - inside
+    weighted, weights = np.zeros(len(batch)), np.zeros(len(batch))
+    metrics = {"credit/groups": float(batch.n_groups)}
+
+    def add(advantage: np.ndarray, weight: float) -> None:
+        kept = advantage != 0
+        weighted[kept] += weight * advantage[kept]
+        weights[kept] += weight
+
+    first_weight = 1 if params.weights == "paper" else 2
+    context, n = batch.anchor_groups
+    reaches = np.ones(len(batch), dtype=bool)  # has k predecessors
+    for k in range(params.history + 1):
+        if k:  # the context of depth k: that of depth k - 1 one step earlier, and the state now
+            earlier = previous_values(context, batch.runs, first=-1)
+            reaches = previous_values(reaches.astype(np.int64), batch.runs, first=0).astype(bool)
+            context, n = joint_codes(np.where(reaches, earlier, 0), batch.anchor)
+        level = np.zeros(len(batch))
+        if reaches.any():
+            rows = np.flatnonzero(reaches)
+            stats = group_stats(own[rows], context[rows], n, params.std)
+            level[rows] = normalise(own[rows], context[rows], stats, params.norm, params.epsilon)
+            shared = np.count_nonzero(stats.size[context[rows]] >= 2) / len(batch)
+            metrics[f"credit/level_{k}/share_steps_in_groups"] = float(shared)
+        metrics |= describe(f"level_{k}", level)
+        add(level, (k + first_weight) ** params.alpha)
+    if params.episode_level:
+        episode = episode_level(
+            batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
+        )
+        metrics |= describe("episode_level", episode)
+        add(episode, 1.0)
+
+    total = weights + (params.epsilon if params.weights == "code" else 0.0)
+    advantage = np.divide(weighted, total, out=np.zeros(len(batch)), where=weights > 0)
+    return Credit(advantage - after, returns - batch.penalty, metrics)

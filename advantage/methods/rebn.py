@@ -1,0 +1,54 @@
+"""ReBN: REINFORCE with the discounted returns of all turns of the batch brought to mean 0 and std 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Std, discounted_returns, group_stats, normalise
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class RebnParams:
+    """Parameters of ``rebn``; the defaults are the paper's for games, but for ``std``, which it does not name."""
+
+    gamma: float = 0.9  # discount of the step returns; the paper takes 1.0 where there is one reward at the end
+    std: Std = "sample"  # std over the batch: the released code has both
+    epsilon: float = 1e-9  # added to the std
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "rebn",
+    params=RebnParams,
+    paper="GEM, arXiv:2510.01051",
+    summary="each step's discounted return, normalised over all steps of the batch; no groups, no critic",
+)
+def rebn(batch: StepBatch, params: RebnParams) -> Credit:
+    """Return batch normalisation.
+
+    ::
+
+        G(t) = r(t) + gamma G(t+1)                      return of the step
+        A(t) = (G(t) - mean G) / (std G + epsilon) - penalty(t)      over all steps of all episodes of the batch
+
+    No other step feels a penalty. A batch of one step, or one whose returns are all equal, gives 0 but for penalties.
+    ``Credit.returns`` is G less the penalty.
+
+    Source: GEM, arXiv:2510.01051, Eq 1 to 4; the released code has the sample std (``train_tinker``) and the population
+    std (``train_oat``), the paper does not say. One of its examples normalises the padded (rows x tokens) tensor, so
+    that padding enters the statistics: not offered. The sample std as the default, and the penalty, are our reading.
+    """
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    everything = np.zeros(len(batch), dtype=np.int64)
+    stats = group_stats(returns, everything, 1, params.std)
+    advantage = normalise(returns, everything, stats, "mean_std", params.epsilon)
+    metrics = {"credit/return/mean": float(stats.mean[0]), "credit/return/std": float(stats.std[0])}
+    return Credit(advantage - batch.penalty, returns - batch.penalty, metrics)

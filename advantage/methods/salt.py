@@ -1,0 +1,118 @@
+"""SALT: a trajectory's credit, shared where trajectories take the same step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.columns import encode
+from verl_turnkey.advantage.group_ops import (
+    Floats,
+    Ints,
+    Norm,
+    group_stats,
+    joint_codes,
+    next_values,
+    previous_values,
+)
+from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+TERMINAL = -1  # code of the state after the last step
+
+
+@dataclass(frozen=True)
+class SaltParams:
+    """Parameters of ``salt``. The paper's own settings were not available to us; these are our reading."""
+
+    base: Literal["grpo", "rloo"] = "grpo"  # credit of the trajectories: against the group, or against the others in it
+    average: Literal["occurrences", "trajectories"] = "occurrences"
+    """a trajectory counts per walk over the edge, or once"""
+    history: int = 0  # preceding edges that have to agree too before steps are merged
+    norm: Norm = "mean_std"  # grpo: divide by the group's sample std, or only subtract the mean
+    epsilon: float = 1e-6  # added to the std
+
+    def __post_init__(self) -> None:
+        check(self.history >= 0, "history", "an integer >= 0", self.history)
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "salt",
+    params=SaltParams,
+    needs=("anchor", "action"),
+    paper="SALT, arXiv:2510.20022",
+    summary="the trajectory against its group, averaged over the trajectories that take the same step",
+)
+def salt(batch: StepBatch, params: SaltParams) -> Credit:
+    """Trajectory credit, averaged over the edges of the group's transition graph.
+
+    ::
+
+        A_i  = (R_i - mean_g) / F_g      base="grpo"      or      n/(n-1) (R_i - mean_g)      base="rloo"
+        e(t) = (s(t), a(t), s(t+1))      edge of a step, inside its group; one that terminates is another
+        A(t) = mean of A_i over the steps on the same edge - penalty(t)
+
+    An edge that one trajectory alone takes keeps that trajectory's A_i. ``average="trajectories"`` averages inside each
+    trajectory first, so that walking in circles adds no weight. The next state is ``extra["next_anchor"]`` (None: the
+    end) when given, else the state of the trajectory's next step, or the end after the last. A step that terminated its
+    episode shares no edge with one that did not, such as the last before a limit. Needs ``anchor`` and
+    ``action``, the parsed action; a None among them never matches. Groups of one trajectory, and groups whose scores
+    are all equal, give 0. A step's penalty is its own: it enters no mean.
+
+    Source: arXiv:2510.20022, from a restatement in a competing paper; no code was available to us. Exact equality of
+    edges, the average over occurrences and ``history`` are our reading.
+    """
+    trajectory_credit = _base(batch, params)
+    edge = _edges(batch)
+    path, n = joint_codes(batch.group, edge)
+    earlier = edge
+    for _ in range(params.history):  # one more preceding edge; -1 is the beginning
+        earlier = previous_values(earlier, batch.runs, first=-1)
+        path, n = joint_codes(path, earlier + 1)
+
+    visit, visits = joint_codes(path, batch.trajectory)
+    per_visit = group_stats(trajectory_credit, visit, visits).mean
+    visit_path = np.zeros(visits, dtype=np.int64)
+    visit_path[visit] = path
+    takers = np.bincount(visit_path, minlength=n)
+    if params.average == "trajectories":
+        mean = group_stats(per_visit, visit_path, n).mean
+    else:
+        mean = group_stats(trajectory_credit, path, n).mean
+    shared = takers[path] >= 2
+    advantage = np.where(shared, mean[path], trajectory_credit)
+    metrics = {
+        "credit/groups": float(batch.n_groups),
+        "credit/edges": float(n),
+        "credit/share_steps_on_shared_edges": float(shared.mean()) if len(batch) else 0.0,
+        **describe("trajectory_credit", trajectory_credit),
+    }
+    return Credit(advantage - batch.penalty, metrics=metrics)
+
+
+def _base(batch: StepBatch, params: SaltParams) -> Floats:
+    norm: Norm = params.norm if params.base == "grpo" else "mean"
+    credit = episode_level(batch, norm=norm, scope="outcomes", singleton="zero", epsilon=params.epsilon)
+    if params.base == "grpo":
+        return credit
+    n = np.bincount(batch.group[batch.first_rows], minlength=batch.n_groups)[batch.group]
+    return credit * n / np.maximum(n - 1, 1)
+
+
+def _edges(batch: StepBatch) -> Ints:
+    """Codes of (state, action, next state, terminated), (S,). A None has a code of its own: its edge matches none."""
+    following = next_values(batch.anchor, batch.runs, TERMINAL)
+    if "extra.next_anchor" in batch.given:
+        given = [None if isinstance(v, float) and v != v else v for v in batch.extra["next_anchor"].tolist()]
+        codes, ids = encode("extra.next_anchor", given, none_allowed=True)
+        following = np.where(codes < len(ids), codes, TERMINAL)
+    edge, _ = joint_codes(batch.anchor, batch.action)
+    edge, _ = joint_codes(edge, following - TERMINAL)
+    edge, _ = joint_codes(edge, batch.terminated.astype(np.int64))
+    return edge

@@ -1,0 +1,56 @@
+"""SeeUPO's advantage: the outcome against its group, normalised over the batch, the same for every turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import group_stats, normalise
+from verl_turnkey.advantage.methods._episode_level import Singleton, episode_level
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+SMALLEST_STD = 1e-6  # the released code only centres a batch with less spread
+
+
+@dataclass(frozen=True)
+class SeeupoParams:
+    """Parameters of ``seeupo``; the defaults are the released code's."""
+
+    clamp: float = 3.0  # advantages are cut to [-clamp, clamp]
+    singleton: Singleton = "score"  # what the group level gives a group of one: its raw score, or nothing
+
+    def __post_init__(self) -> None:
+        check(0 < self.clamp < np.inf, "clamp", "a finite number > 0", self.clamp)
+
+
+@register_estimator(
+    "seeupo",
+    params=SeeupoParams,
+    paper="SeeUPO, arXiv:2602.06554",
+    summary="outcome against the group, normalised over the batch; made for updates turn by turn from the last",
+)
+def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
+    """``M_{T+1}``: what the last turn is updated with, and every turn before a trainer weighs it.
+
+    ::
+
+        A_i = R_i - mean_g R                                  group level, one value per trajectory
+        A_i = clip((A_i - mean A) / std A, -clamp, clamp)     over all trajectories of the batch, sample std
+
+    The turns before the last get ``A_i`` times the ratio that the later turns' updates left behind (Eq 8): that is the
+    trainer's part, ``turnkey.update.order=reverse_turns``. A batch whose groups are constant gives 0. At the end
+    each step's own penalty is subtracted; it enters no statistics.
+
+    Source: arXiv:2602.06554, Eq 9. The clamp, the sample std and the group of one are the released code's, whose
+    trajectories are padded to the longest with empty turns, so that the statistics of every turn are over all
+    trajectories, as they are here.
+    """
+    centred = episode_level(batch, norm="mean", scope="outcomes", singleton=params.singleton, epsilon=1.0)
+    everything = np.zeros(len(batch), dtype=np.int64)
+    stats = group_stats(centred[batch.first_rows], everything[batch.first_rows], 1)
+    norm = "mean_std" if stats.std[0] > SMALLEST_STD else "mean"
+    advantage = normalise(centred, everything, stats, norm, 0.0).clip(-params.clamp, params.clamp)
+    return Credit(advantage - batch.penalty, metrics={"credit/outcome/std": float(stats.std[0])})

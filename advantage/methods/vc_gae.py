@@ -1,0 +1,51 @@
+"""Decoupled GAE: the actor looks a bounded way ahead, the critic learns from the whole episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.methods.turn_gae import Whiten, describe_critic, gae, whiten
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class VcGaeParams:
+    """Parameters of ``vc_gae``; the defaults are the paper's."""
+
+    gamma: float = 1.0  # discount per turn
+    lam_actor: float = 0.95  # lambda of the advantages
+    lam_critic: float = 1.0  # lambda of the critic's targets; 1: the plain return
+    whiten: Whiten = "turns"  # advantages to mean 0 and std 1 over the turns of the batch, or as they are
+
+    def __post_init__(self) -> None:
+        for key in ("gamma", "lam_actor", "lam_critic"):
+            check(0 <= getattr(self, key) <= 1, key, "a number in [0, 1]", getattr(self, key))
+
+
+@register_estimator(
+    "vc_gae",
+    params=VcGaeParams,
+    needs=("value",),
+    paper="VC-PPO, arXiv:2503.01491",
+    summary="generalised advantage estimation over turns, with a lambda for the actor and another for the critic",
+)
+def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
+    """Advantage of each turn over the critic, with decoupled lambdas.
+
+    ::
+
+        delta(n) = r(n) + gamma V(n+1) - V(n)             V(n): value before the first token of turn n; 0 after the end
+        A(n)     = delta(n) + gamma lam_actor A(n+1)
+        target   = V(n) + sum_k (gamma lam_critic)^k delta(n+k)
+
+    With ``lam_critic=1`` the target is the discounted return, free of the critic's own error. At the end
+    a turn's penalty is subtracted from its own advantage and target. Needs ``value``.
+
+    Source: VC-PPO, arXiv:2503.01491, whose steps are tokens; taking turns instead is our reading. Its other half,
+    training the critic before the policy, is verl's ``trainer.critic_warmup``. Truncated episodes end with value 0.
+    """
+    actor = gae(batch, params.gamma, params.lam_actor)
+    returns = gae(batch, params.gamma, params.lam_critic) + batch.value - batch.penalty
+    return Credit(whiten(actor, batch, params.whiten) - batch.penalty, returns, describe_critic(batch, returns))

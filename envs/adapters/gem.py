@@ -1,0 +1,290 @@
+"""The games of GEM (Liu et al. 2025, "GEM: a gym for agentic LLMs"): Sokoban, Mastermind, Minesweeper, Hanoi, ...
+
+GEM's games are text environments already. Here they get a key of the state, one flag for one end, a random state of
+their own, and a reply to a text that is no action that does not end the episode.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, ClassVar
+
+import numpy as np
+
+from verl_turnkey.envs.adapters._randomness import OwnRandom
+from verl_turnkey.envs.base import Scene, TextEnv, check, digest, shortest_plan, words
+from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError, did_you_mean
+
+_handlers, _level = logging.root.handlers[:], logging.root.level
+from gem.envs.registration import ENV_REGISTRY  # noqa: E402
+from gem.envs.registration import make as make_game  # noqa: E402
+
+logging.root.handlers[:], logging.root.level = _handlers, _level  # GEM sets up logging for the whole process
+
+REWARDS = ("native", "success")
+ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+
+def _sokoban(game: Any) -> list[str] | None:
+    def places(*kinds: int) -> frozenset[tuple[int, int]]:
+        return frozenset((int(r), int(c)) for r, c in np.argwhere(np.isin(game.room_state, kinds)))
+
+    free = {(int(r), int(c)) for r, c in np.argwhere(game.room_fixed != 0)}
+    goals = {(int(r), int(c)) for r, c in np.argwhere(game.room_fixed == 2)}
+
+    def moves(state: Any) -> Iterator[tuple[str, Any, bool]]:
+        (row, column), boxes = state
+        for word, (down, right) in ARROWS.items():
+            to, beyond = (row + down, column + right), (row + 2 * down, column + 2 * right)
+            if to in boxes and beyond in free and beyond not in boxes:
+                pushed = boxes - {to} | {beyond}
+                yield word, (to, pushed), pushed == goals
+            elif to in free and to not in boxes:
+                yield word, (to, boxes), False
+
+    (player,) = places(5)
+    return shortest_plan((player, places(3, 4)), moves)
+
+
+def _hanoi(game: Any) -> list[str] | None:
+    def moves(state: Any) -> Iterator[tuple[str, Any, bool]]:
+        for source in range(3):
+            for target in range(3):
+                disk = state[source][-1:]
+                if disk and source != target and (not state[target] or state[target][-1] > disk[0]):
+                    after = [tower + disk if i == target else tower for i, tower in enumerate(state)]
+                    after[source] = state[source][:-1]
+                    yield f"{'ABC'[source]} {'ABC'[target]}", tuple(after), len(after[2]) == game.num_disks
+
+    return shortest_plan(tuple(tuple(game.board[tower]) for tower in "ABC"), moves)
+
+
+def _fifteen(game: Any) -> list[str] | None:
+    n = game.num_rows
+    if n > 3:
+        return None  # too many states to search
+
+    def moves(tiles: Any) -> Iterator[tuple[str, Any, bool]]:
+        hole = tiles.index(n * n)
+        for word, (down, right) in ARROWS.items():  # a tile moves, so the hole goes the other way
+            row, column = hole // n - down, hole % n - right
+            if 0 <= row < n and 0 <= column < n:
+                after = list(tiles)
+                after[hole], after[row * n + column] = after[row * n + column], n * n
+                yield word, tuple(after), after == sorted(after)
+
+    return shortest_plan(tuple(tile or n * n for row in game.board for tile in row), moves, max_states=200_000)
+
+
+def _minesweeper(game: Any) -> list[str]:
+    game.step("\\boxed{reveal 0 0}")  # the mines are laid now
+    flags, reveals = [], ["reveal 0 0"]
+    for row in range(game.rows):
+        for column in range(game.cols):
+            if game.grid[row][column] == -1:
+                flags.append(f"flag {row} {column}")
+            elif not game.revealed[row][column]:
+                reveals.append(f"reveal {row} {column}")
+                game._update_grid(row, column)
+    return flags + reveals  # GEM notices a win only when a cell is revealed
+
+
+def _sudoku(game: Any) -> list[str]:
+    cells = [(r, c, game.full_grid[r][c]) for r in range(game.scale) for c in range(game.scale) if not game.board[r][c]]
+    return [f"{r + 1} {c + 1} {number}" for r, c, number in cells]
+
+
+def _crosswords(game: Any) -> list[str]:
+    cells = [(r, c, tile) for r, row in enumerate(game.board) for c, tile in enumerate(row)]
+    return [f"{r} {c} {game.solution[r][c]}" for r, c, tile in cells if tile == "_"]
+
+
+def _word_search(game: Any) -> list[str]:
+    found = []
+    for word, (row, column, direction) in game.placed_words.items():
+        last = len(word) - 1
+        found.append(f"{row} {column} {row + last * (direction == 'down')} {column + last * (direction == 'across')}")
+    return found
+
+
+@dataclass(frozen=True)
+class Game:
+    """What GEM does not say about a game of its own."""
+
+    state: tuple[str, ...]
+    """the attributes that are its state, hidden parts included: two games equal in them go on alike"""
+    actions: tuple[str, ...] | None = None
+    """all actions, where they are few"""
+    form: str = ""
+    """elsewhere: the regular expression of an action, as GEM reads it inside the braces of ``\\boxed{}``"""
+    solve: Callable[[Any], list[str] | None] = lambda game: None
+    """actions that win; gets a copy of the game and may read what the player must not"""
+    guesses: bool = False
+    """a wrong guess leaves no trace in the state, so that an unchanged state does not mean a refused action"""
+
+
+GAMES = {
+    "Game2048": Game(("board", "target_tile", "max_tile_achieved", "init_max_tile_achieved"), tuple(ARROWS)),
+    "Crosswords": Game(
+        ("board", "solution", "clues"), form=r"[0-9]{1,9} [0-9]{1,9} [a-zA-Z]", solve=_crosswords, guesses=True
+    ),
+    "FifteenPuzzle": Game(("board",), tuple(ARROWS), solve=_fifteen),
+    "GuessTheNumber": Game(
+        ("min_number", "max_number", "game_number", "previous_guesses"),
+        form=r"0*[1-9][0-9]{0,8}",
+        solve=lambda game: [str(game.game_number)],
+    ),
+    "Hangman": Game(
+        ("secret_word", "board", "guessed_letters"),
+        form=r"[a-zA-Z]+",
+        solve=lambda game: [game.secret_word.lower()],
+        guesses=True,
+    ),
+    "Mastermind": Game(
+        ("game_code", "num_numbers", "previous_guesses", "milestone"),
+        form=r"[0-9]{1,9}( [0-9]{1,9})*",
+        solve=lambda game: [" ".join(str(digit) for digit in game.game_code)],
+    ),
+    "Minesweeper": Game(
+        ("grid", "revealed", "flags", "first_reveal"),
+        form=r"(?i:reveal|flag) [0-9]{1,9} [0-9]{1,9}",
+        solve=_minesweeper,
+    ),
+    "Sokoban": Game(("room_fixed", "room_state"), tuple(ARROWS), solve=_sokoban),
+    "Sudoku": Game(("board", "full_grid"), form=r"[0-9]{1,9} [0-9]{1,9} [0-9]{1,9}", solve=_sudoku),
+    "TowerofHanoi": Game(("board",), ("A B", "A C", "B A", "B C", "C A", "C B"), solve=_hanoi),
+    "WordSearch": Game(
+        ("game_board", "placed_words", "correct_words", "attempts"),
+        form=r"[0-9]{1,9}( [0-9]{1,9}){3}",
+        solve=_word_search,
+    ),
+    "Wordle": Game(
+        ("secret_word", "previous_guesses", "milestones"),
+        form=r"[a-zA-Z]+",
+        solve=lambda game: [game.secret_word.lower()],
+    ),
+}
+
+
+class GEMText(TextEnv):
+    """One of GEM's games.
+
+    Args:
+        game: id of a game, with or without GEM's prefix ``game:``, such as ``Sokoban-v0-easy``.
+        reward: ``native`` is the game's own, with partial credit where GEM gives it, at the turn limit for example;
+            ``success`` gives 1.0 for winning and 0.0 otherwise.
+        **kwargs: arguments of the game, over those that GEM registered for the id: ``max_turns`` (the limit of the
+            episode), ``num_boxes``, ``dim_room``, ...
+
+    An action is what GEM reads inside the braces of ``\\boxed{}``: ``up``, ``reveal 1 2``, ``A C``. Another text
+    leaves the state as it is, takes a turn and is ``invalid``; GEM would end the episode. Where the game has no list of
+    ``admissible`` actions, one that GEM refuses (out of bounds, a guess made before) is ``invalid`` too; a move of the
+    list, such as one into a wall, is not, and leads nowhere. ``state_key`` is a hash of the game's state, hidden parts
+    included, without the turn number. One seed is one start, and the global random state is left alone.
+
+    Raises:
+        UnknownEnvironmentError: no such game.
+        EnvironmentKwargsError: arguments that the game does not take, or cannot be made with.
+        MissingPackageError: the game needs a package or a word list that is not there.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": False, "memory_mb": 250}
+
+    def __init__(self, game: str = "Sokoban-v0-easy", reward: str = "native", **kwargs: Any) -> None:
+        super().__init__()
+        games = [id.removeprefix("game:") for id in ENV_REGISTRY if id.startswith("game:")]
+        name = str(game).removeprefix("game:")
+        rules = GAMES.get(name.partition("-")[0])
+        if name not in games or rules is None:
+            raise UnknownEnvironmentError(
+                f"GEM has no game {game!r}.{did_you_mean(name, games)} Its games: {', '.join(games)}"
+            )
+        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
+        self.rules = rules
+        self._success_only = reward == "success"
+        self._own_random = OwnRandom()  # GEM draws from the global state, and seeds it
+        self.game = self._make(f"game:{name}", kwargs)
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        with self._own_random():
+            task, _ = self.game.reset(seed % 2**32)
+        return Scene(self.game.get_task_suffix(), self._key(), self.rules.actions), task.strip()
+
+    def act(self, action: str) -> Scene:
+        game, action = self.game, " ".join(action.split())
+        if self.rules.actions:
+            action = {words(known): known for known in self.rules.actions}.get(words(action), "")
+        if not (action if self.rules.actions else re.fullmatch(self.rules.form, action)):
+            game.turn_count += 1
+            return replace(self.refused(), cut=game.turn_count >= game.max_turns)
+        before = self._key()
+        with self._own_random():
+            text, reward, ended, cut, info = game.step(f"\\boxed{{{action}}}")
+        key = self._key()
+        # GEM sets both flags at its turn limit, and there alone now that it gets no text of the wrong form.
+        over = ended and not cut
+        won = over and text.startswith("Congratulations")
+        text = re.sub(r"^At turn \d+, ", "", text)  # the turn is no part of the state, and prompts count on their own
+        return Scene(
+            observation=f"{text[:1].upper()}{text[1:]}\n{info['suffix']}",
+            state_key=key,
+            admissible=self.rules.actions,
+            reward=float(won) if self._success_only else float(reward),
+            won=won,
+            over=over,
+            cut=cut,
+            invalid=key == before and not over and not self.rules.actions and not self.rules.guesses,
+        )
+
+    def oracle(self) -> list[str] | None:
+        """The fewest moves in Sokoban, Hanoi and the tile puzzle, the hidden solution elsewhere; none for 2048."""
+        kept = self._own_random.state
+        with self._own_random():
+            plan = self.rules.solve(copy.deepcopy(self.game))
+        self._own_random.state = kept
+        return plan if plan and len(plan) <= self.game.max_turns else None
+
+    def _make(self, id: str, kwargs: dict[str, Any]) -> Any:
+        spec = ENV_REGISTRY[id]
+        module, _, class_name = str(spec.entry_point).partition(":")
+        try:
+            parameters = inspect.signature(getattr(import_module(module), class_name)).parameters
+        except ModuleNotFoundError as error:
+            raise MissingPackageError(
+                f"{id} needs the package {error.name!r}, which is not installed: pip install {error.name}"
+            ) from error
+        accepted = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+        for name in kwargs:  # GEM would ignore an unknown one
+            if name not in accepted:
+                raise EnvironmentKwargsError(
+                    f"{id} takes no argument {name!r}.{did_you_mean(name, accepted)} It takes {', '.join(accepted)}"
+                )
+        try:
+            with self._own_random():
+                return make_game(id, **kwargs)
+        except (TypeError, ValueError, LookupError, RuntimeError, RuntimeWarning) as error:
+            if type(error) is LookupError:  # NLTK's own
+                raise MissingPackageError(
+                    f"{id} needs NLTK's word list: run `python -m nltk.downloader words`, or set NLTK_DATA to a folder "
+                    "that holds corpora/words"
+                ) from error
+            shown = {**spec.kwargs, **kwargs}
+            raise EnvironmentKwargsError(f"GEM cannot make {id} with {shown}: {error}") from error
+
+    def _key(self) -> str:
+        return digest([_plain(getattr(self.game, name)) for name in self.rules.state])
+
+
+def _plain(value: Any) -> Any:
+    """Equal for equal values: sets and dicts in order, arrays as lists."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return sorted(value.items())
+    return sorted(value) if isinstance(value, set) else value

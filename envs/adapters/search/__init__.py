@@ -1,0 +1,1 @@
+"""Questions over a text corpus: the environment, its data and its retrievers."""

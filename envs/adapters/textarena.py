@@ -1,0 +1,169 @@
+"""TextArena's games for one player: puzzles, board games and guessing games.
+
+Guertler et al. 2025, "TextArena". The games draw from Python's and numpy's global random state and seed it anew; here
+each environment keeps a random state of its own, and the program's is put back after every call.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import textarena
+from textarena.core import ObservationType
+from textarena.envs.registration import ENV_REGISTRY
+
+from verl_turnkey.envs.adapters._randomness import OwnRandom
+from verl_turnkey.envs.base import Scene, TextEnv, check, digest
+from verl_turnkey.envs.errors import (
+    EnvironmentKwargsError,
+    MissingPackageError,
+    UnknownEnvironmentError,
+    did_you_mean,
+)
+
+GAMES = sorted(name for name in ENV_REGISTRY if not name.endswith(("-train", "-raw")))
+REWARDS = ("raw", "success")
+COUNTERS = ("moves_made", "num_turns", "hand_number")  # of steps: the same state has one key whenever it is reached
+LARGE = 5000  # characters
+OUT_OF_TURNS = re.compile(r"\b(turn|move) limit\b", re.IGNORECASE)
+
+
+class TextArenaText(TextEnv):
+    """A game of TextArena. An action without square brackets gets them: ``up`` is sent as ``[up]``.
+
+    Args:
+        game: its id, such as ``Sokoban-v0`` or ``TowerOfHanoi-v0-medium``.
+        options: arguments of the game, such as ``{"num_boxes": 1}``.
+        reward: of the last step, the only one that has any: ``raw``, the game's own, which for most games is the share
+            that is solved; or ``success``: 1.0 for a game that is won, else 0.0.
+        error_allowance: invalid moves in a row that a game forgives before it ends; None: its own choice, mostly one.
+        max_steps: steps before truncation, beside the limit of the game itself.
+
+    ``won`` means a final reward of 1 or more. ``state_key`` is made of the game's own data: board, hidden and found
+    things, score, and the invalid moves in a row, of which one too many ends it; not of the number of moves.
+    """
+
+    metadata = {**TextEnv.metadata, "memory_mb": 220}  # noqa: RUF012 - gymnasium's own attribute
+
+    def __init__(
+        self,
+        game: str = "Sokoban-v0",
+        options: Mapping[str, Any] | None = None,
+        reward: str = "raw",
+        error_allowance: int | None = None,
+        max_steps: int | None = None,
+    ) -> None:
+        super().__init__(max_steps)
+        if game not in GAMES:
+            raise UnknownEnvironmentError(f"TextArena has no game {game!r}.{did_you_mean(str(game), GAMES)}")
+        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
+        whole = isinstance(error_allowance, int) and not isinstance(error_allowance, bool) and error_allowance >= 0
+        check(error_allowance is None or whole, "error_allowance", "a whole number, or null", error_allowance)
+        self._name, self._success_only, self._error_allowance = game, reward == "success", error_allowance
+        self._own_random = OwnRandom()
+        with self._own_random():
+            self._game = self._blank = _make(game, dict(options or {}))
+        # Word lists and the like, which the constructor has made: they are not the state, and slow to look through.
+        self._fixed = {name: value for name, value in vars(self._blank).items() if len(repr(value)) > LARGE}
+        self._board = ""
+
+    def begin(self, seed: int) -> tuple[Scene, str]:
+        # Some keep things from one episode to the next: each one gets a game that was never played.
+        self._game = copy.deepcopy(self._blank, {id(value): value for value in self._fixed.values()})
+        with self._own_random():
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            try:
+                self._game.reset(num_players=1, seed=seed)
+                alone = isinstance(self._game.state, textarena.SinglePlayerState)
+            except (AssertionError, ValueError) as error:
+                if "player" not in str(error).lower():
+                    raise
+                alone = False
+        if not alone:
+            raise UnknownEnvironmentError(f"{self._name!r} is a game for several players; only those for one are here")
+        if self._error_allowance is not None:
+            self._game.state.error_allowance = self._error_allowance
+        self._board = ""
+        heard = self._heard()
+        prompt = "\n".join(message for message, kind in heard if kind == ObservationType.PROMPT)
+        scene = self._now([said for said in heard if said[1] != ObservationType.PROMPT], done=False)
+        return scene, "\n".join(line.strip() for line in prompt.splitlines())
+
+    def act(self, action: str) -> Scene:
+        action = action.strip()
+        with self._own_random():
+            done, _ = self._game.step(action if "[" in action or "]" in action else f"[{action}]")
+        return self._now(self._heard(), bool(done))
+
+    def _now(self, heard: list[tuple[str, ObservationType]], done: bool) -> Scene:
+        lines = [message for message, _ in heard]
+        boards = [message for message, kind in heard if kind == ObservationType.GAME_BOARD]
+        if boards:
+            self._board = boards[-1]
+        elif self._board:
+            lines.append(self._board)
+        state, final, ended = self._game.state, 0.0, {}
+        if done:
+            rewards, infos = self._game.close()
+            final, ended = float(rewards[0]), infos[0]
+            lines.append(str(ended.get("reason") or ""))
+        won = done and final >= 1
+        cut = done and not won and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
+        return Scene(
+            observation="\n".join(line for line in lines if line) or "The game begins.",
+            state_key=digest(self._name, done, state.error_count, self._state()),
+            reward=float(won) if self._success_only else final,
+            won=won,
+            over=done and not cut,
+            cut=cut,
+            # A valid move sets the count of errors back; the one that ends the game is only told at the end.
+            invalid=bool(ended.get("invalid_move", False)) or (not done and state.error_count > 0),
+        )
+
+    def _state(self) -> Any:
+        own = {name: value for name, value in vars(self._game).items() if name not in self._fixed and name != "state"}
+        return _plain({**own, "state": self._game.state.game_state})
+
+    def _heard(self) -> list[tuple[str, ObservationType]]:
+        """What the game has said since the last time. Some say the player's own action in a malformed way: left out."""
+        echo = ObservationType.PLAYER_ACTION
+        said = self._game.get_observation()[1]
+        return [(message.strip(), kind) for _, message, kind in said if isinstance(message, str) and kind != echo]
+
+
+_SIMPLE = (str, int, float, type(None))
+
+
+def _make(game: str, options: dict[str, Any]) -> Any:
+    try:
+        made = textarena.make(game, **options)
+    except LookupError as error:  # NLTK's, when it lacks a corpus
+        raise MissingPackageError(
+            f"{game!r} needs word lists that the package NLTK fetches: python -m nltk.downloader words "
+            f"averaged_perceptron_tagger_eng ({' '.join(str(error).split())[:200]})",
+            name="nltk",
+        ) from error
+    except TypeError as error:
+        raise EnvironmentKwargsError(f"{game!r} does not take the options {options}: {error}") from error
+    while isinstance(made, textarena.Wrapper):  # they gather the whole dialogue; here prompts are made elsewhere
+        made = made.env
+    return made
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in plain types, in an order of its own: the same state gives the same text in every process."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return sorted((repr(key), _plain(part)) for key, part in value.items() if key not in COUNTERS)
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_plain(part)) for part in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, _SIMPLE) else type(value).__name__

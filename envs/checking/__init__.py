@@ -1,0 +1,1 @@
+"""``turnkey env-check``: plays an environment and holds what it does against what training relies on."""

@@ -1,0 +1,152 @@
+"""Properties of ``turnkey env-check`` that credit assignment reads: keys of states, rewards, actions."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from verl_turnkey.envs.checking.observations import Limits, Record, Verdict
+from verl_turnkey.envs.checking.play import PROBE
+from verl_turnkey.envs.checking.traces import shorten, world
+
+# --- the key of the state --------------------------------------------------------------------------------------------
+
+
+def state_key(record: Record, limits: Limits) -> Verdict:
+    """``info["state_key"]`` is an int or a str, in every answer."""
+    views = record.views()
+    without = sum(view.state_key is None for view in views)
+    if without == len(views):
+        return "warn", "there is none: observations are compared instead, which find fewer equal states"
+    if without:
+        return "fail", f"absent from {without} of {len(views)} answers"
+    return "pass", f"{len({view.state_key for view in views})} keys in {len(views)} answers"
+
+
+def key_stable(record: Record, limits: Limits) -> Verdict:
+    """The same state gives the same key, on every instance and in every process."""
+    places = {"another instance": record.fresh, "an instance that had played before": record.reused, **record.elsewhere}
+    for place, traces in places.items():
+        for one, other in zip(record.first, traces, strict=True):
+            for t, (a, b) in enumerate(zip(one.views, other.views, strict=False)):
+                if a.state_key != b.state_key and world(a) == world(b):
+                    return "fail", (
+                        f"{place}, seed {one.seed}, step {t}: {a.state_key!r}, then {b.state_key!r}; no hash(), no "
+                        "addresses, no counters: verl_turnkey.envs.base.digest makes keys"
+                    )
+    return "pass", "the same in all replays"
+
+
+def key_coarse(record: Record, limits: Limits) -> Verdict:
+    """One key, one state: what can be done in it, and what an action leads to, is always the same."""
+    offered: dict[tuple[int, object], object] = {}
+    leads: dict[tuple[int, object, str], tuple[object, bool]] = {}
+    for trace in record.played():
+        for here, there, action in zip(trace.views, trace.views[1:], trace.actions, strict=False):
+            if here.state_key is None:
+                return "skip", "no state_key"
+            choice = None if here.admissible is None else frozenset(here.admissible)
+            if offered.setdefault((trace.seed, here.state_key), choice) != choice:
+                return "warn", f"seed {trace.seed}: key {here.state_key!r} stands for two sets of admissible actions"
+            result = (there.state_key, there.terminated)
+            if leads.setdefault((trace.seed, here.state_key, action), result) != result:
+                return "warn", (
+                    f"seed {trace.seed}: {shorten(action)} in {here.state_key!r} does not always lead to the same "
+                    "state: the key leaves something out, or the environment draws at random"
+                )
+    return "pass", f"{len(leads)} pairs of state and action"
+
+
+def key_repeats(record: Record, limits: Limits) -> Verdict:
+    """A state that comes back has the key it had: no step number, no wording in it."""
+    if any(trace.views[0].state_key is None for trace in record.first):
+        return "skip", "no state_key"
+    nothing_done = [(a.state_key, b.state_key) for trace in record.texts for a, b in pairwise(trace.views) if b.invalid]
+    if len(nothing_done) > 2 and all(a != b for a, b in nothing_done):
+        return "warn", f"it changed in each of {len(nothing_done)} steps whose action was invalid: a counter in it?"
+    rate = record.anchor_rate(lambda view: view.state_key, start=False)
+    if rate == 0.0:
+        return "warn", "no state after the start was seen twice in the rollouts: gigpo finds nothing to compare"
+    if record.comes_back(lambda view: view.observation) and not record.comes_back(lambda view: view.state_key):
+        return "warn", "observations come back at other steps, keys never do: a step number in it?"
+    return "pass", f"shared by two or more rollouts: {rate:.2f} of the steps after the first"
+
+
+# --- rewards and actions ---------------------------------------------------------------------------------------------
+
+
+def reward(record: Record, limits: Limits) -> Verdict:
+    """Rewards are finite numbers."""
+    rewards = [view.reward for trace in record.traces() for view in trace.views[1:]]
+    return "pass", f"{min(rewards):g} to {max(rewards):g}" if rewards else "no step"
+
+
+def reward_per_step(record: Record, limits: Limits) -> Verdict:
+    """A reward is that of its step, not the sum so far.
+
+    A meaningless action right after a reward must not earn that reward again. Where none can be tried, rewards that
+    rise in more than one step and never fall are suspicious.
+    """
+    probes = [probe for probe in record.probes if probe.usable]
+    if len(probes) > 1 and probes[0].last == 0.0:
+        idle = probes[0].reward
+        again = [probe for probe in probes[1:] if probe.last != idle]
+        if again and all(math.isclose(probe.reward, probe.last) for probe in again):
+            levels = sorted({probe.last for probe in again})
+            evidence = f"{PROBE!r} right after a reward of {levels} earned the same again: a running sum?"
+            return ("fail" if len(levels) > 1 else "warn"), evidence
+        return "pass", f"{PROBE!r} earns {idle:g} at the start and {probes[-1].reward:g} after a reward"
+    for trace in record.played():
+        rewards = [view.reward for view in trace.views[1:-1]]  # the last may rightly be higher than all others
+        levels = sorted({r for r in rewards if r})
+        kept = any(a == b != 0 for a, b in pairwise(rewards))
+        if len(levels) > 1 and levels[0] > 0 and kept and all(a <= b for a, b in pairwise(rewards)):
+            return "warn", f"seed {trace.seed}: rewards {rewards[-8:]} never fall: a running sum?"
+    return "pass", "no sign of a running sum"
+
+
+def admissible(record: Record, limits: Limits) -> Verdict:
+    """What ``admissible`` lists is accepted, and it lists something."""
+    taken = 0
+    for trace in record.played():
+        for here, there, action in zip(trace.views, trace.views[1:], trace.actions, strict=False):
+            if here.admissible is not None and action in here.admissible:
+                taken += 1
+                if there.invalid:
+                    return "fail", f"seed {trace.seed}: {shorten(action)} is in admissible and came back as invalid"
+        if trace.views[-1].admissible == () and not trace.ended:
+            return "fail", f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
+    if taken:
+        return "pass", f"{taken} actions taken"
+    answers = [view for trace in record.played() for view in trace.views[1:]]
+    refused = sum(view.invalid for view in answers)
+    return "skip", f"no list of admissible actions; {refused} of {len(answers)} words and numbers drawn were invalid"
+
+
+def invalid_text(record: Record, limits: Limits) -> Verdict:
+    """A text outside of ``admissible`` is flagged as invalid, or changes and earns nothing."""
+    flagged = harmless = 0
+    for trace in record.texts:
+        for here, there, action in zip(trace.views, trace.views[1:], trace.actions, strict=False):
+            if here.admissible is None:
+                return "skip", "no list of admissible actions: any text may be one"
+            if there.invalid:
+                flagged += 1
+            elif there.state_key == here.state_key and there.reward <= 0:
+                harmless += 1
+            else:
+                what = f"earned {there.reward:g}" if there.reward > 0 else "changed the state"
+                return "fail", f"seed {trace.seed}: {shorten(action)} is not in admissible, was not flagged and {what}"
+    return "pass", f"{flagged} flagged, {harmless} without effect"
+
+
+def oracle(record: Record, limits: Limits) -> Verdict:
+    """The actions of ``oracle()`` win from the start."""
+    if not record.oracle:
+        return "skip", "no oracle() that knows"
+    for trace in record.oracle:
+        end = trace.views[-1]
+        if not (end.won if end.won is not None else end.terminated and end.reward > 0):
+            return "fail", f"seed {trace.seed}: not won after its {len(trace.actions)} actions"
+    lengths = [len(trace.actions) for trace in record.oracle]
+    return "pass", f"won {len(lengths)} of {len(lengths)} episodes in {min(lengths)} to {max(lengths)} steps"

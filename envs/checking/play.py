@@ -1,0 +1,353 @@
+"""What ``turnkey env-check`` does with an environment: plays it in every way, and writes down what it saw.
+
+This half runs beside the environment, in a process of its own, and judges nothing (see ``check_properties``). Whatever
+an environment does ends up as plain data in a ``Record``; only a hanging or dying process is the parent's to notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from gymnasium.utils.env_checker import check_env
+
+from verl_turnkey.envs import errors
+from verl_turnkey.envs.answers import shown
+from verl_turnkey.envs.base import AnyText
+from verl_turnkey.envs.checking.observations import Probe
+from verl_turnkey.envs.checking.traces import Calls, Env, Tell, Trace, drawn, play, replay, said, shorten
+from verl_turnkey.envs.registry import make
+from verl_turnkey.envs.user_modules import import_modules
+
+THREADS = 4
+USER_ERRORS = (
+    errors.UnknownEnvironmentError,
+    errors.MissingPackageError,
+    errors.EnvironmentKwargsError,
+    errors.ModuleImportError,
+)
+LONG_SECONDS = 3.0
+PROBE = "qzxv wplk"
+"""a text that means nothing anywhere"""
+TEXTS = (PROBE, "", "   ", "\x00\x1b[31m\u202e\u2603", "</action>{0}%s[]\\boxed{", "x" * 100_000)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to play. ``replays``: only these, as another process does."""
+
+    env_id: str
+    kwargs: Mapping[str, Any]
+    modules: Sequence[str]
+    seeds: Sequence[int]
+    rollouts: int
+    steps: int
+    replays: Sequence[Trace] = ()
+
+
+class _Enough(Exception):
+    """The environment cannot be played any further; why is noted."""
+
+
+def examine(job: Job, tell: Tell, printed: Callable[[], str]) -> None:
+    """Do the job. ``tell("set", name, value)`` fills the record, ``tell("call", kind, what)`` announces a call.
+
+    Raises the errors of ``make`` that are the user's, not the environment's: unknown id, package, arguments.
+    """
+    import_modules(job.modules)
+    examination = _Examination(job, tell)
+    with contextlib.suppress(_Enough):
+        if job.replays:
+            examination.repeat()
+        else:
+            examination.run(printed)
+
+
+class _Examination:
+    """All stages, in the order that tells most: the first episodes are played by instances that nothing has used."""
+
+    def __init__(self, job: Job, tell: Tell) -> None:
+        self.job, self.tell = job, tell
+        self.calls = Calls(tell)
+        self.faults: list[tuple[str, str]] = []
+        self.making: list[float] = []
+
+    def note(self, name: str, value: Any) -> Any:
+        self.tell("set", name, value)
+        return value
+
+    @contextlib.contextmanager
+    def guarded(self, property: str, what: str) -> Iterator[None]:
+        try:
+            yield
+        except USER_ERRORS:
+            raise
+        except (Exception, SystemExit) as error:
+            self.faults.append((property, f"{what} raised {type(error).__name__}: {shorten(str(error), 300)}"))
+            self.note("faults", self.faults)
+            raise _Enough from None
+
+    def make(self) -> Env:
+        with self.guarded("makes", "making the environment"):
+            env, seconds = self.calls("make", "make", lambda: make(self.job.env_id, self.job.kwargs))
+        self.making.append(seconds)
+        return env
+
+    def close(self, env: Env) -> None:
+        with self.guarded("runs", "close()"):
+            self.calls("close", "close()", env.close)
+
+    def run(self, printed: Callable[[], str]) -> None:
+        job, calls, note = self.job, self.calls, self.note
+        envs = [self.make()]
+        calls.global_rng.clear()  # what importing a package does is nobody's business
+        before = len(printed())
+        metadata = envs[0].unwrapped.metadata or {}
+        thread_safe = note("thread_safe", bool(metadata.get("thread_safe", False)))
+        note("declared_memory_mb", metadata.get("memory_mb"))
+
+        first, memory = [], []
+        for number, seed in enumerate(job.seeds):
+            if number:
+                envs.append(self.make())
+            first.append(play(envs[-1], seed, "admissible", drawn(_rng(seed, 0), ()), job.steps, calls))
+            note("first", first)
+            memory.append(tree_memory_mb())
+        note("memory_mb", memory)
+        if any(not trace.views for trace in first):
+            return  # not even a reset: nothing more to learn
+        for env in envs[1:]:
+            self.close(env)
+        fresh = []
+        for trace in first:
+            env = self.make()
+            fresh.append(replay(env, trace, calls))
+            self.close(env)
+        note("fresh", fresh)
+        note("making", self.making)
+
+        env = envs[0]
+        oracle = note("oracle", self.oracle(env))
+        vocabulary = sorted({action for trace in oracle for action in trace.actions})
+        group = [
+            play(env, seed, "admissible", drawn(_rng(seed, rollout), vocabulary), job.steps, calls)
+            for rollout in range(1, job.rollouts)
+            for seed in job.seeds
+        ]
+        note("group", group)
+        texts = note("texts", [trace for seed in job.seeds for trace in _texts(env, seed, calls)])
+        note("reused", [replay(env, trace, calls) for trace in reversed(first)][::-1])
+        played = [*oracle, *first, *group]
+        note("probes", _probes(env, played, calls))
+        ended = next((trace for trace in (*played, *texts) if trace.ended), None)
+        if ended is None:
+            ended = _long(env, job.seeds[0], vocabulary, calls)
+            note("long", [ended])
+        note("after_end", _after_end(env, ended, calls))
+        note("global_rng", dict(calls.global_rng))
+        note("printed", printed()[before:])
+        self.close(env)
+        if thread_safe:
+            self.tell("call", "other", f"{THREADS} threads")
+            with self.guarded("threads", f"one of {THREADS} threads"):
+                note("threads", _threads(job, first))
+        self.tell("call", "other", "gymnasium's checker")
+        with self.guarded("gymnasium", "making the environment once more"):
+            note("gymnasium", _gymnasium(job))
+        note("complete", True)
+
+    def repeat(self) -> None:
+        """What another process does: the same episodes, on an instance of its own."""
+        env = self.make()
+        self.note("first", [replay(env, trace, self.calls) for trace in self.job.replays])
+        self.close(env)
+        self.note("complete", True)
+
+    def oracle(self, env: Env) -> list[Trace]:
+        find = getattr(env.unwrapped, "oracle", None)
+        traces: list[Trace] = []
+        for seed in self.job.seeds if callable(find) else ():
+            with self.guarded("oracle", f"oracle() after reset(seed={seed})"):
+                self.calls("reset", f"reset(seed={seed})", lambda seed=seed: env.reset(seed=seed))
+                actions, _ = self.calls("reset", f"oracle() (seed {seed})", find)
+            if actions is not None:
+                traces.append(play(env, seed, "oracle", said(actions), len(actions), self.calls))
+        return traces
+
+
+def _rng(*parts: Any) -> random.Random:
+    return random.Random("/".join(map(str, parts)))  # from text: the same in every process
+
+
+def _texts(env: Env, seed: int, calls: Calls) -> list[Trace]:
+    """Texts that are no actions; each new episode goes on where the last one was ended by one."""
+    left = [*TEXTS, "".join(_rng(seed, "text").choices("bcdfghjklmnpqrstvwxz ", k=30))]
+    traces: list[Trace] = []
+    while left:
+        trace = play(env, seed, "text", said(left), len(left), calls)
+        traces.append(trace)
+        if not trace.actions:
+            break
+        left = left[len(trace.actions) :]
+    return traces
+
+
+def _probes(env: Env, played: Sequence[Trace], calls: Calls) -> list[Probe]:
+    """What does a meaningless action earn at the start, and what right after a reward?"""
+
+    def levels(trace: Trace) -> int:
+        return len({view.reward for view in trace.views[:-1] if view.reward})
+
+    trace = max(played, key=levels)
+    if not levels(trace):
+        return []
+    probes: list[Probe] = []
+    again = Trace(trace.seed, "text")
+    calls.reset(env, again)
+    for action in [None, *trace.actions[:-1]]:
+        if action is not None:
+            calls.step(env, again, action)
+        if again.broken or again.ended or len(probes) == 5:
+            break
+        here = again.views[-1]
+        if action is None or here.reward:
+            calls.step(env, again, PROBE)
+            if again.broken:
+                break
+            there = again.views[-1]
+            still = there.state_key == here.state_key if here.state_key is not None else there.invalid
+            probes.append(Probe(here.reward, there.reward, still and not again.ended))
+    return probes
+
+
+def _long(env: Env, seed: int, vocabulary: Sequence[str], calls: Calls) -> Trace:
+    """An episode until its end, or for a few seconds."""
+    choose, until = drawn(_rng(seed, "long"), vocabulary), time.monotonic() + LONG_SECONDS
+    return play(env, seed, "admissible", lambda trace: choose(trace) if time.monotonic() < until else None, 1000, calls)
+
+
+def _after_end(env: Env, trace: Trace, calls: Calls) -> str | None:
+    again = replay(env, trace, calls)
+    if not again.ended:
+        return None
+    try:
+        answer, _ = calls("step", "step after the end", lambda: env.step(again.actions[-1]))
+    except (Exception, SystemExit):
+        return ""
+    return shown(answer)
+
+
+def _threads(job: Job, first: Sequence[Trace]) -> list[Trace]:
+    """Several instances at once; every thread plays every seed's episode, each begins with another one."""
+    barrier, interval = threading.Barrier(THREADS), sys.getswitchinterval()
+    calls = Calls(lambda *_: None, watch=False)
+
+    def one(number: int) -> list[Trace]:
+        try:
+            env = make(job.env_id, job.kwargs)
+        except BaseException:
+            barrier.abort()  # the others need not wait for this one
+            raise
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait()
+        order, until = [*first[number % len(first) :], *first[: number % len(first)]], time.monotonic() + LONG_SECONDS
+        traces = [replay(env, trace, calls) for trace in order]
+        for trace in order * 9:
+            if time.monotonic() < until:
+                traces.append(replay(env, trace, calls))
+        env.close()
+        return traces
+
+    sys.setswitchinterval(1e-5)  # as many changes of thread as can be had
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return [trace for traces in pool.map(one, range(THREADS)) for trace in traces]
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _gymnasium(job: Job) -> tuple[str, str]:
+    """What gymnasium's checker finds, and what it finds in the declared spaces only: nothing here reads them."""
+
+    def said_of(any_text: bool) -> str:
+        env = make(job.env_id, job.kwargs).unwrapped
+        for name in ("observation_space", "action_space"):
+            if any_text or getattr(env, name, None) is None:
+                setattr(env, name, AnyText())
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                check_env(env, skip_render_check=True)
+        except (Exception, SystemExit) as error:
+            return f"{type(error).__name__}: {shorten(str(error), 300)}"
+        finally:
+            with contextlib.suppress(Exception):  # close() is judged elsewhere
+                env.close()
+        return ""
+
+    declared = said_of(any_text=False)
+    if not declared:
+        return "", ""
+    rest = said_of(any_text=True)
+    return rest, "" if rest else declared
+
+
+def tree_memory_mb() -> float:
+    """Resident memory of this process and all its children in MB; nan where /proc is not there.
+
+    What the children share (the code of a browser, say) counts once.
+    """
+    parents: dict[int, int] = {}
+    pages: dict[int, tuple[int, int]] = {}
+    try:
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it may have ended
+                with open(f"/proc/{name}/stat") as stat, open(f"/proc/{name}/statm") as statm:
+                    parents[int(name)] = int(stat.read().rpartition(")")[2].split()[1])
+                    _, resident, shared, *_ = map(int, statm.read().split())
+                pages[int(name)] = (resident, shared)
+    except OSError:
+        return math.nan
+    tree, todo = [], [os.getpid()]
+    while todo:
+        tree.append(todo.pop())
+        todo += [child for child, parent in parents.items() if parent == tree[-1]]
+    own = pages.get(tree[0], (math.nan, 0))[0]
+    private = sum(resident - shared for process, (resident, shared) in pages.items() if process in tree[1:])
+    common = max((pages[process][1] for process in tree[1:] if process in pages), default=0)
+    return (own + private + common) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def main() -> None:
+    """The process of its own: a job comes over the pipe ``sys.argv[1]``, messages go back."""
+    pipe = Connection(int(sys.argv[1]))
+    path, job = pipe.recv()
+    sys.path[:] = path
+
+    def tell(*message: Any) -> None:
+        pipe.send(message)
+
+    def printed() -> str:
+        sys.stdout.flush()
+        return os.pread(1, 10_000, 0).decode(errors="replace")
+
+    try:
+        examine(job, tell, printed)
+    except USER_ERRORS as error:
+        tell("refused", type(error).__name__, str(error))
+    except Exception:
+        tell("bug", traceback.format_exc())
+    tell("done")
+    os._exit(0)  # threads that an environment left behind must not keep it

@@ -1,0 +1,316 @@
+"""``check``: play an environment from all sides and say which of the properties that training relies on it lacks.
+
+The environment's code runs in processes of its own: whatever it does, hang and crash included, is a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import Pipe
+from typing import Any
+
+from verl_turnkey.envs import errors
+from verl_turnkey.envs.checking import play
+from verl_turnkey.envs.checking.observations import Limits, Record, seconds
+from verl_turnkey.envs.checking.play import Job
+from verl_turnkey.envs.checking.properties import PROPERTIES, UNREACHED, Finding, judge
+from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError
+from verl_turnkey.envs.registry import ADAPTERS, spec_of
+
+_GRACE_SECONDS = 3.0  # what a process may spend between two calls before it counts as lost
+_OTHER_SECONDS = 600.0  # stages of many calls: gymnasium's checker, threads
+_ENTRY = "from verl_turnkey.envs.checking.play import main; main()"
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Numbers beside the findings; nan where nothing was measured."""
+
+    steps_per_second: float
+    """of steps whose action was not invalid"""
+    reset_ms: float
+    """median"""
+    reset_ms_max: float
+    memory_mb: float
+    """resident memory with one instance, with what the interpreter and the packages take"""
+    memory_mb_further: float
+    """what each further instance in the same process adds"""
+    anchor_rate: float
+    """share of the steps in a state, by state_key, that two or more rollouts of one seed were in"""
+    anchor_rate_text: float
+    """the same by the text of the observation"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a check."""
+
+    env: Mapping[str, Any]
+    """id, kwargs, package and version"""
+    findings: tuple[Finding, ...]
+    measures: Measures
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the properties that the environment violates."""
+        return [finding.property for finding in self.findings if finding.status == "fail"]
+
+    @property
+    def warned(self) -> list[str]:
+        """Names of the properties that look violated, or whose violation only costs something."""
+        return [finding.property for finding in self.findings if finding.status == "warn"]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing failed."""
+        return not self.failed
+
+    def __getitem__(self, property: str) -> Finding:
+        return next(finding for finding in self.findings if finding.property == property)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; what was not measured is None."""
+        measures = {name: None if math.isnan(value) else value for name, value in asdict(self.measures).items()}
+        findings = [asdict(finding) for finding in self.findings]
+        return {"env": dict(self.env), "ok": self.ok, "failed": self.failed, "findings": findings, "measures": measures}
+
+    def lines(self) -> list[str]:
+        """The report as text: a line per property, then the measures."""
+        wide = max(map(len, PROPERTIES))
+        judged = [finding for finding in self.findings if finding.evidence != UNREACHED]
+        lines = [f"{self.env['id']} {json.dumps(self.env['kwargs'])} ({self.env['package']} {self.env['version']})"]
+        lines += [f"{finding.status}  {finding.property:<{wide}}  {finding.evidence}" for finding in judged]
+        if len(judged) < len(self.findings):
+            lines.append(f"skip  {len(self.findings) - len(judged)} others: {UNREACHED}")
+        else:
+            m = self.measures
+            lines += [
+                f"{_number(m.steps_per_second, ',.0f')} steps/s; "
+                f"reset {m.reset_ms:.1f} ms, at most {m.reset_ms_max:.1f} ms; "
+                f"memory {m.memory_mb:.0f} MB, {_number(m.memory_mb_further, '.1f')} MB per further instance",
+                f"shared-anchor rate {_number(m.anchor_rate, '.2f')} by state_key, "
+                f"{_number(m.anchor_rate_text, '.2f')} by observation text",
+            ]
+        return [*lines, "all good" if self.ok else f"fails: {', '.join(self.failed)}"]
+
+
+def check_installed(told: Callable[[str], None] = lambda _: None, **budget: Any) -> tuple[list[Report], list[str]]:
+    """Check each of our environments that is there. Returns the reports, and a line for each that is not checked.
+
+    ``told`` is called with each id before its check; ``budget`` are the keyword arguments of :func:`check`.
+    """
+    todo, left_out = samples()
+    reports = []
+    for env_id, kwargs in todo:
+        told(f"{env_id} {json.dumps(kwargs)}")
+        try:
+            reports.append(check(env_id, kwargs, **budget))
+        except MissingPackageError as error:  # its own package is there, one of those that it needs is not
+            left_out.append(str(error))
+    return reports, left_out
+
+
+def samples() -> tuple[list[tuple[str, Mapping[str, Any]]], list[str]]:
+    """Our environments that can be checked here, with the kwargs to play, and why the others cannot."""
+    todo: list[tuple[str, Mapping[str, Any]]] = []
+    left_out = []
+    for adapter in ADAPTERS:
+        missing = adapter.missing() or ([] if adapter.samples else [need.what for need in adapter.needs])
+        if missing:
+            left_out.append(f"{adapter.id} needs {'; '.join(missing)}")
+        else:
+            todo += [(adapter.id, kwargs) for kwargs in adapter.samples]
+    return todo, left_out
+
+
+_COLUMNS = (
+    "environment",
+    "kwargs",
+    "package",
+    "steps/s",
+    "reset ms",
+    "MB",
+    "MB more",
+    "anchors",
+    "by text",
+    "findings",
+)
+
+
+def table(reports: Sequence[Report]) -> str:
+    """Reports as a markdown table."""
+    rows = [list(_COLUMNS), ["---"] * len(_COLUMNS)]
+    for report in reports:
+        m, found = report.measures, [f"fail: {name}" for name in report.failed]
+        found += [f"warn: {name}" for name in report.warned]
+        rows.append(
+            [
+                report.env["id"],
+                f"`{json.dumps(report.env['kwargs'])}`" if report.env["kwargs"] else "",
+                f"{report.env['package'] or ''} {report.env['version'] or ''}".strip(),
+                _number(m.steps_per_second, ",.0f"),
+                f"{_number(m.reset_ms, '.1f')} (max {_number(m.reset_ms_max, '.1f')})",
+                _number(m.memory_mb, ".0f"),
+                _number(m.memory_mb_further, ".1f"),
+                _number(m.anchor_rate, ".2f"),
+                _number(m.anchor_rate_text, ".2f"),
+                ", ".join(found) or "none",
+            ]
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def check(
+    env_id: str,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    modules: Sequence[str] = (),
+    seeds: int = 3,
+    rollouts: int = 8,
+    steps: int = 20,
+    processes: int = 3,
+    step_timeout: float = 30.0,
+    reset_timeout: float = 120.0,
+) -> Report:
+    """Play the environment ``env_id`` and judge every property.
+
+    Args:
+        env_id: gymnasium id.
+        kwargs: arguments of the environment, plain JSON values.
+        modules: modules or ``.py`` files that register it.
+        seeds: number of seeds; the seeds are 0, 1, 2, ...
+        rollouts: episodes per seed, from which the shared-anchor rate is computed.
+        steps: steps per rollout at most.
+        processes: further processes that replay the first episodes. 0: everything runs in this very process, fast but
+            without protection from an environment that hangs or dies.
+        step_timeout, reset_timeout: seconds; making the environment counts as part of a reset.
+
+    Raises:
+        UnknownEnvironmentError, MissingPackageError, EnvironmentKwargsError, ModuleImportError: there is nothing to
+            check; everything that the environment itself does wrong is a finding.
+    """
+    for name, value, least in (("seeds", seeds, 1), ("rollouts", rollouts, 2), ("steps", steps, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
+    try:
+        kwargs = json.loads(json.dumps(dict(kwargs or {})))
+    except (TypeError, ValueError) as error:
+        raise EnvironmentKwargsError(f"the kwargs of {env_id!r} must be plain JSON values: {error}") from None
+    limits = Limits(step_timeout, reset_timeout)
+    job = Job(env_id, kwargs, tuple(modules), tuple(range(seeds)), rollouts, steps)
+    record = Record()
+    if processes:
+        stopped = _run(job, record, limits, 0)
+        if record.complete:
+            stopped += _elsewhere(job, record, limits, processes)
+    else:
+        stopped = []
+        _here(job, record)
+    return Report(spec_of(env_id, kwargs), judge(record, limits, stopped), _measures(record))
+
+
+def _here(job: Job, record: Record) -> None:
+    def tell(*message: Any) -> None:
+        if message[0] == "set":
+            setattr(record, *message[1:])
+
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        play.examine(job, tell, out.getvalue)
+
+
+def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list[tuple[str, str]]:
+    """The first episodes once more, in all other processes at the same time."""
+    replays = Job(job.env_id, job.kwargs, job.modules, job.seeds, job.rollouts, job.steps, tuple(record.first))
+
+    def one(hash_seed: int) -> tuple[Record, list[tuple[str, str]]]:
+        theirs = Record()
+        return theirs, _run(replays, theirs, limits, hash_seed)
+
+    stopped: list[tuple[str, str]] = []
+    with ThreadPoolExecutor(processes) as pool:
+        for hash_seed, (theirs, found) in enumerate(pool.map(one, range(1, processes + 1)), start=1):
+            place = f"a process with PYTHONHASHSEED={hash_seed}"
+            stopped += [("processes", f"{place}: {evidence}") for _, evidence in (*found, *theirs.faults)]
+            if theirs.complete:
+                record.elsewhere[place] = theirs.first
+    return stopped
+
+
+def _run(job: Job, record: Record, limits: Limits, hash_seed: int) -> list[tuple[str, str]]:
+    """Have ``job`` done by a new process, which fills ``record``. Returns the properties that it broke down over."""
+    seconds_of = {"make": limits.reset, "reset": limits.reset, "step": limits.step, "close": limits.reset}
+    ours, theirs = Pipe()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,  # so that what the environment has started ends with it
+        )
+        theirs.close()
+        kind, what = "other", "starting"
+        try:
+            ours.send((sys.path, job))
+            while True:
+                allowed = seconds_of.get(kind, _OTHER_SECONDS)
+                if not ours.poll(allowed + _GRACE_SECONDS):
+                    key = "step" if kind == "step" else "reset"
+                    advice = f"; raise turnkey.env.{key}_timeout if that is normal" if kind in seconds_of else ""
+                    return [("deadline", f"{what} took longer than {allowed:g} s{advice}")]
+                message = ours.recv()
+                if message[0] == "call":
+                    kind, what = message[1:]
+                elif message[0] == "set":
+                    setattr(record, *message[1:])
+                elif message[0] == "refused":
+                    raise getattr(errors, message[1])(message[2])
+                elif message[0] == "bug":
+                    raise RuntimeError(f"the check itself broke down, please report this:\n{message[1]}")
+                else:
+                    return []
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            code = process.wait()
+            err.seek(0, io.SEEK_END)
+            err.seek(max(0, err.tell() - 300))
+            last = " ".join(err.read().decode(errors="replace").split())
+            died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            return [("runs", f"the process died ({died}) in {what}" + (f"; its last words: {last}" if last else ""))]
+        finally:
+            ours.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _measures(record: Record) -> Measures:
+    resets, _ = seconds(record.traces())
+    steps = [view.seconds for trace in record.traces() for view in trace.views[1:] if not view.invalid]
+    memory = record.memory_mb
+    return Measures(
+        steps_per_second=len(steps) / sum(steps) if steps else math.nan,
+        reset_ms=1000 * statistics.median(resets) if resets else math.nan,
+        reset_ms_max=1000 * max(resets, default=math.nan),
+        memory_mb=memory[0] if memory else math.nan,
+        memory_mb_further=(memory[-1] - memory[0]) / (len(memory) - 1) if len(memory) > 1 else math.nan,
+        anchor_rate=record.anchor_rate(lambda view: view.observation if view.state_key is None else view.state_key),
+        anchor_rate_text=record.anchor_rate(lambda view: view.observation),
+    )

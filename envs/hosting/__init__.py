@@ -1,0 +1,1 @@
+"""Hosts run environments beside an agent-loop worker: in threads, or in processes that may die alone."""

@@ -1,0 +1,262 @@
+"""The client of the environment hosts: one call per step to a Ray actor in which the environments live.
+
+An environment's code may block, hang, crash or be unsafe in threads. It therefore runs in other processes than the
+agent loops (see ``EnvHost``), with a deadline per call, and whatever goes wrong ends one episode with an
+``EnvironmentFailure``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import uuid4
+
+from verl_turnkey.envs.answers import Info
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting import capacity
+from verl_turnkey.envs.hosting.host import EnvHost, over
+
+LIVENESS_SECONDS = 60.0  # how long a host may be silent before it is asked whether it lives, and to answer that
+PAUSE_SECONDS = 30.0  # a host lives at least so long before another one takes its place, and one that is over rests
+TRIES = 3  # hosts that one start may lose: an environment whose start kills its host must not kill them all
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the environment answered to one action."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Info
+
+
+class Episode:
+    """An open episode in some host: ``observation`` and ``info`` of its start, then ``step`` until it ends."""
+
+    def __init__(self, pool: HostPool, host: _Host, name: str, observation: str, info: Info) -> None:
+        self._pool, self._host, self._name = pool, host, name
+        self._open = True
+        self._latest = (observation, info)
+        self.observation = observation
+        self.info = info
+
+    async def step(self, action: str) -> Step:
+        """One step, one remote call. Raises ``EnvironmentFailure``, after which the episode is over."""
+        if not self._open:
+            raise over(self._name)
+        try:
+            timeout = self._pool.step_timeout
+            step = Step(*await self._pool.call(self._host, "step", self._name, action, timeout))
+        except EnvironmentFailure:
+            self._end()
+            raise
+        self._latest = (step.observation, step.info)
+        if step.terminated or step.truncated:
+            self._end()
+        return step
+
+    async def clone(self) -> Episode:
+        """Another open episode in the same state: its ``observation`` and ``info`` are the latest of this one.
+
+        Thread-safe environments copy themselves (a method ``clone()``, or ``metadata["deepcopy"] = True``); all others
+        play this episode's actions again, after a reset with the same seed. A clone is let in at once, also when all
+        places are taken.
+
+        Raises:
+            EnvironmentFailure: of kind ``clone`` when the replay shows other states than this episode did, or the
+                class's own way fails; of another kind when the environment fails. This episode goes on, except when
+                the class's own way exceeds its deadline.
+        """
+        if not self._open:
+            raise over(self._name)
+        return await self._pool.clone(self, *self._latest)
+
+    def close(self) -> None:
+        """Give the episode up without waiting for the host. Closing twice, or after its end, does nothing."""
+        if self._open:
+            self._pool.tell_close(self._host, self._name)
+            self._end()
+
+    def _end(self) -> None:
+        if self._open:
+            self._open = False
+            self._pool.leave(self._host)
+
+
+@dataclass(eq=False)
+class _Host:
+    """One Ray actor; its successor is another ``_Host``, so that nothing is looked for where it was not opened."""
+
+    number: int
+    generation: int
+    actor: Any
+    born: float
+    load: int = 0  # episodes that are open or being opened
+    successor_due: float | None = None  # None: it takes episodes; else when another one takes its place
+
+
+class HostPool:
+    """Finds the named hosts, or creates them, and opens each episode where the fewest are open.
+
+    A host that dies costs the episodes open in it. Another one takes its place, and a start that met its death is tried
+    again. A host that has lost more threads and processes than it may gets no more episodes and is replaced after
+    a pause; those open in it go on to their end.
+
+    Every process that names the same ``namespace_tag`` shares the same hosts. To be used inside one asyncio loop of a
+    process that is connected to Ray.
+
+    Args:
+        hosts: number of host processes (Ray actors that reserve no CPU); ``auto``: by this machine's CPUs.
+        namespace_tag: distinguishes runs that share a Ray cluster.
+        places: open episodes per host; ``auto``: by free memory and what the environments declare.
+        sharers: pools on this machine, which share its CPUs and memory.
+        restarts, calls: see ``EnvHost``.
+        step_timeout, reset_timeout: seconds; ``reset_timeout`` includes importing and making the environment.
+        modules: user modules that the hosts import.
+    """
+
+    def __init__(
+        self,
+        hosts: int | Literal["auto"],
+        namespace_tag: str,
+        places: int | Literal["auto"] = "auto",
+        sharers: int = 1,
+        restarts: int = 100,
+        step_timeout: float = 30.0,
+        reset_timeout: float = 120.0,
+        modules: Sequence[str] = (),
+        calls: int | Literal["auto"] = "auto",
+    ) -> None:
+        count = capacity.hosts(sharers) if hosts == "auto" else hosts
+        if count < 1:
+            raise ValueError(f"turnkey.env.hosts must be auto or at least 1, not {hosts}")
+        self.step_timeout = step_timeout
+        self.reset_timeout = reset_timeout
+        self._tag = namespace_tag
+        self._arguments = (tuple(modules), places, sharers * count, restarts, calls)
+        self._hosts = [self._new(number, 0) for number in range(count)]
+        self._turn = os.getpid()  # ties go round, and not every process begins with the same host
+
+    def _new(self, number: int, generation: int) -> _Host:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        host = ray.remote(EnvHost).options(
+            # Beside its episodes' agent loop, not on a node that somebody keeps free of work.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
+            name=f"turnkey_env_host_{self._tag}_{number}_{generation}",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=10_000,  # starts that wait for a place must not keep out the steps they wait for
+        )
+        return _Host(number, generation, host.remote(*self._arguments), time.monotonic())
+
+    async def start(self, env_id: str, kwargs: Mapping[str, Any] | None, seed: int | None) -> Episode:
+        """Open an episode; waits for a host and for a free place. Raises ``EnvironmentFailure``."""
+        lost = 0
+        while True:
+            host, name = await self._pick(), uuid4().hex
+            try:
+                arguments = (name, env_id, dict(kwargs or {}), seed, self.reset_timeout)
+                return Episode(self, host, name, *await self._open(host, "start", *arguments))
+            except EnvironmentFailure as failure:
+                lost += failure.kind == "host"
+                if failure.kind not in ("host", "restarts") or lost == TRIES:
+                    raise
+
+    async def clone(self, original: Episode, observation: str, info: Info) -> Episode:
+        """See ``Episode.clone``."""
+        host, name = original._host, uuid4().hex
+        await self._open(host, "clone", name, original._name, self.reset_timeout, self.step_timeout)
+        return Episode(self, host, name, observation, {**info, "task": original.info["task"]})
+
+    async def _pick(self) -> _Host:
+        """The host with the fewest episodes among those that take any; waits until there is one."""
+        while True:
+            now = time.monotonic()
+            for host in list(self._hosts):
+                if host.successor_due is not None and host.successor_due <= now:
+                    self._hosts[host.number] = self._new(host.number, host.generation + 1)
+                    self._end_unless_used(host)
+            well = [host for host in self._hosts if host.successor_due is None]
+            if well:
+                self._turn += 1
+                return min(well, key=lambda host: (host.load, (host.number - self._turn) % len(self._hosts)))
+            await asyncio.sleep(min(host.successor_due or now for host in self._hosts) - now)
+
+    async def _open(self, host: _Host, method: str, name: str, *args: Any) -> Any:
+        host.load += 1
+        try:
+            return await self.call(host, method, name, *args)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self.tell_close(host, name)  # nobody is left who could
+            self.leave(host)
+            raise
+
+    async def call(self, host: _Host, method: str, *args: Any) -> Any:
+        """Call a method of a host; a host that is gone is a failure of kind ``host``."""
+        import ray
+        from ray.exceptions import ActorUnavailableError, RayActorError
+
+        answer = asyncio.wrap_future(getattr(host.actor, method).remote(*args).future())
+        try:
+            while not (await asyncio.wait({answer}, timeout=LIVENESS_SECONDS))[0]:
+                await self._check_alive(host)  # the answer may rightly take long: its deadline runs in the host
+            return answer.result()
+        except EnvironmentFailure as error:  # Ray's own subclass of it, with a remote traceback: keep the plain words
+            if error.kind == "host":
+                self._replace(host, host.born, error.message)
+            elif error.kind == "restarts":
+                self._replace(host, time.monotonic(), error.message)
+            raise EnvironmentFailure(error.kind, error.message) from None
+        except RayActorError as error:
+            if isinstance(error, ActorUnavailableError):  # it may live, with episodes that nobody would close any more
+                ray.kill(host.actor)
+            message = f"environment host {host.number} died: {error}"
+            self._replace(host, host.born, message)
+            raise EnvironmentFailure("host", message) from error
+
+    async def _check_alive(self, host: _Host) -> None:
+        """A host that cannot even say how busy it is (an environment that blocks its whole process) is a lost one."""
+        import ray
+
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(host.actor.load.remote().future()), LIVENESS_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            ray.kill(host.actor)
+            message = (
+                f"environment host {host.number} has not answered for {LIVENESS_SECONDS:g} s: its process is blocked"
+            )
+            raise EnvironmentFailure("host", message) from None
+
+    def _replace(self, host: _Host, since: float, reason: str) -> None:
+        """Give a host no more episodes, and its place to another one a pause after ``since``; once for each host."""
+        if host.successor_due is None:
+            host.successor_due = since + PAUSE_SECONDS
+            wait = max(0.0, host.successor_due - time.monotonic())
+            logger.warning("environment host %d is replaced in %.0f s: %s", host.number, wait, reason)
+
+    def leave(self, host: _Host) -> None:
+        """Note that an episode on ``host`` is over."""
+        host.load -= 1
+        self._end_unless_used(host)
+
+    def _end_unless_used(self, host: _Host) -> None:
+        """End a host that has a successor, as soon as no episode is open in it."""
+        import ray
+
+        if host.load == 0 and self._hosts[host.number] is not host:
+            ray.kill(host.actor)
+
+    def tell_close(self, host: _Host, name: str) -> None:
+        """Ask a host to close an episode, without waiting."""
+        host.actor.close.remote(name)

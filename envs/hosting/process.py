@@ -1,0 +1,234 @@
+"""Environments that are not thread-safe: one process for each, watched and killed by its host.
+
+A process is started afresh (no fork of the host: no Ray, no CUDA, no threads come along), leads a session of its own,
+and reads from nowhere. What it and its descendants print goes into a ring, whose end is shown when something fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+from uuid import uuid4
+
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting import reaper
+from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
+from verl_turnkey.envs.hosting.threads import overdue
+
+BOOT_SECONDS = 120.0  # for an interpreter and gymnasium, on a machine that is busy with everything else
+_DUMP_SECONDS = 0.1
+_EXIT_SECONDS = 1.0
+_RING_BYTES = 1 << 16
+_TAIL_CHARS = 2000
+_BOOT = """
+import json, sys
+fd, modules, sys.path[:] = json.loads(sys.argv[1])
+sys.argv = ["turnkey-environment"]
+from verl_turnkey.envs.hosting.process_main import main
+main(fd, modules)
+"""
+_numbers = itertools.count()
+
+
+@functools.cache
+def _family() -> tuple[str, IO[bytes]]:
+    """The mark of all environment processes of this process, and the pipe whose end makes a guard kill them."""
+    mark = uuid4().hex
+    command = [sys.executable, "-I", "-S", reaper.__file__, f"{mark}."]
+    started = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    started.wait()  # it has forked itself away
+    assert started.stdin is not None
+    return mark, started.stdin  # kept, and so open, as long as this process lives
+
+
+class Child:
+    """A process with one ``Player`` in it. Make it with ``spawn``."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str, output: int) -> None:
+        self._process = process
+        self._mark = mark
+        self._output = output
+        self._ring = bytearray()
+        self._alive = True
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        os.set_blocking(output, False)
+        asyncio.get_running_loop().add_reader(output, self._collect)
+
+    @classmethod
+    async def spawn(cls, modules: Sequence[str] = ()) -> Child:
+        """Start a process and wait until it is ready for requests.
+
+        Raises:
+            EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.
+        """
+        mark = f"{_family()[0]}.{next(_numbers)}."
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        variables |= {reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}
+        variables.setdefault("OMP_NUM_THREADS", "1")
+        paths = [str(path) for path in sys.path]  # some programs put Path objects there
+        ours, theirs = socket.socketpair()
+        output, their_output = os.pipe()
+        argument = json.dumps([theirs.fileno(), list(modules), paths])
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-c", _BOOT, argument],
+                stdin=subprocess.DEVNULL,
+                stdout=their_output,
+                stderr=their_output,
+                env=variables,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            os.close(output)
+            raise EnvironmentFailure("process", f"no process could be started for an environment: {error}") from None
+        finally:
+            theirs.close()
+            os.close(their_output)
+        child = cls(process, mark, output)
+        try:
+            ours.setblocking(False)
+            child._reader, child._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+            await asyncio.wait_for(child._answer(), BOOT_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):  # before OSError: since Python 3.11 it is one
+            tail = child._tail()
+            child.kill()
+            message = f"an environment process was not ready after {BOOT_SECONDS:g} s{tail}"
+            raise EnvironmentFailure("process", message) from None
+        except (asyncio.IncompleteReadError, OSError):
+            raise await child._died("its start") from None
+        except BaseException:
+            child.kill()
+            raise
+        return child
+
+    async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
+        """Run a method of the player there. Out of time, or when the caller goes away, the process is killed."""
+        if method == "start":
+            self._collect()
+            self._ring.clear()  # the last episode's
+        try:
+            failure, result = await asyncio.wait_for(self._exchange(method, args), timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            with contextlib.suppress(OSError):
+                self._process.send_signal(DUMP_SIGNAL)  # it writes where it is
+            await asyncio.sleep(_DUMP_SECONDS)
+            tail = self._tail()
+            self.kill()
+            raise overdue(what, timeout, key, tail) from None
+        except (asyncio.IncompleteReadError, OSError):
+            raise await self._died(what) from None
+        except EnvironmentFailure:
+            raise
+        except BaseException:
+            self.kill()
+            raise
+        if failure is not None:
+            raise EnvironmentFailure(failure[0], failure[1] + self._tail())
+        return result
+
+    async def retire(self, timeout: float) -> None:
+        """Close the environment and let the process end in order, within ``timeout``; then it is killed."""
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._end(), timeout)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and all that it has started. Again, or after its death, this does nothing."""
+        if not self._alive:
+            return
+        self._alive = False
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._output)
+        os.close(self._output)
+        if hasattr(self, "_writer"):
+            self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet: the number is still this group's
+        loop.run_in_executor(None, self._reap)
+
+    def _reap(self) -> None:
+        self._process.wait()
+        reaper.sweep(self._mark)
+
+    async def _end(self) -> None:
+        await self._exchange("close", ())
+        await self._reader.read()  # until it has exited
+
+    async def _exchange(self, method: str, args: tuple[Any, ...]) -> Any:
+        try:
+            request = frame((method, args))
+        except Exception as error:
+            raise EnvironmentFailure("reset", f"arguments that cannot be sent to a process: {error!r}") from None
+        self._writer.write(request)
+        await self._writer.drain()
+        return await self._answer()
+
+    async def _answer(self) -> Any:
+        size = int.from_bytes(await self._reader.readexactly(HEADER_BYTES), "big")
+        data = await self._reader.readexactly(size)
+        try:
+            return pickle.loads(data)
+        except Exception:  # the environment wrote into our connection
+            raise ConnectionError from None
+
+    async def _died(self, what: str) -> EnvironmentFailure:
+        """The failure that says how the process ended and what it said last."""
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG  # a look that leaves it to be reaped
+        status = None
+        for _ in range(round(_EXIT_SECONDS / 0.02)):
+            with contextlib.suppress(ChildProcessError):
+                status = os.waitid(os.P_PID, self._process.pid, flags)
+            if status is not None:
+                break
+            await asyncio.sleep(0.02)
+        if status is None:
+            how = "closed its connection to the host"
+        elif status.si_code == os.CLD_EXITED:
+            how = f"ended with exit status {status.si_status}"
+        else:
+            how = f"was killed by {_signal_name(status.si_status)}"
+        tail = self._tail()
+        self.kill()
+        return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")
+
+    def _collect(self) -> None:
+        """Take what was printed into the ring; not for ever, when it prints faster than we read."""
+        for _ in range(8):
+            try:
+                chunk = os.read(self._output, _RING_BYTES)
+            except BlockingIOError:
+                return
+            if not chunk:
+                asyncio.get_running_loop().remove_reader(self._output)
+                return
+            self._ring += chunk
+            del self._ring[:-_RING_BYTES]
+
+    def _tail(self) -> str:
+        if self._alive:
+            self._collect()
+        text = self._ring.decode(errors="replace").strip()
+        return f"\nIts last output:\n{text[-_TAIL_CHARS:]}" if text else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"

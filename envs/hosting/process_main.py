@@ -1,0 +1,66 @@
+"""The process of one environment: answers its host's requests until the host asks it to close, or is gone.
+
+Imports neither Ray nor torch: it starts in the time that gymnasium needs, and inherits nothing of its host.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+from typing import Any
+
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting.runner import Player
+
+DUMP_SIGNAL = signal.SIGUSR2
+HEADER_BYTES = 8
+
+
+def frame(message: Any) -> bytes:
+    """A message as it goes over the socket: its length, then the pickle."""
+    data = pickle.dumps(message)
+    return len(data).to_bytes(HEADER_BYTES, "big") + data
+
+
+def main(fd: int, modules: list[str]) -> None:
+    """Serve the socket ``fd``. Requests are (method of ``Player``, arguments), answers (failure or None, result)."""
+    os.set_inheritable(fd, False)
+    # What the environment forks or starts must neither answer in our place nor keep the connection alive.
+    me = os.getpid()
+    mine = [fd]
+    os.register_at_fork(after_in_child=lambda: os.close(mine.pop()) if mine else None)
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)  # written in C: also shows where an extension module hangs
+    player = Player(modules)
+    _write(fd, (None, None))  # ready
+    while True:
+        method, args = pickle.loads(_read(fd, int.from_bytes(_read(fd, HEADER_BYTES), "big")))
+        failure = result = None
+        try:
+            result = getattr(player, method)(*args)
+        except EnvironmentFailure as error:
+            failure = (error.kind, error.message)
+        if os.getpid() != me:
+            os._exit(0)  # a copy that the environment forked and let return from its method
+        _write(fd, (failure, result))
+        if method == "close":
+            sys.exit()  # in order, so that exit handlers clean up
+
+
+def _read(fd: int, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = os.read(fd, min(size - len(data), 1 << 20))
+        if not chunk:
+            os._exit(0)  # the host is gone
+        data += chunk
+    return bytes(data)
+
+
+def _write(fd: int, message: Any) -> None:
+    data = memoryview(frame(message))
+    while data:
+        data = data[os.write(fd, data) :]

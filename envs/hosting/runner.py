@@ -1,0 +1,132 @@
+"""An environment spoken to in plain types: the one piece that runs beside environment code, in a thread or a process.
+
+Whatever an environment raises comes out as an ``EnvironmentFailure``, and whatever it returns is read by the rules of
+``answers``, in plain types, so that nothing of the environment's own has to survive the way to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from verl_turnkey.envs.answers import Answer, Fault, Info, read_reset, read_step
+from verl_turnkey.envs.errors import (
+    EnvironmentFailure,
+    EnvironmentKwargsError,
+    MissingPackageError,
+    UnknownEnvironmentError,
+)
+from verl_turnkey.envs.registry import make
+from verl_turnkey.envs.user_modules import import_modules
+
+_MESSAGE_CHARS = 2000
+_TRACEBACK_CHARS = 1500
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a class says about itself in ``metadata``; the defaults are for one that says nothing."""
+
+    thread_safe: bool = False
+    memory_mb: int = 200
+
+
+class Player:
+    """Holds one environment at a time. Not thread-safe: one call at a time.
+
+    Args:
+        modules: user modules to import first (see ``import_modules``).
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        self._modules = tuple(modules)
+        self._env: gymnasium.Env[str, str] | None = None
+        self._made_for: tuple[str, Mapping[str, Any]] | None = None
+
+    def load(self, env_id: str) -> Declared | None:
+        """Import the class of ``env_id``; None when that fails, because ``start`` says better what is wrong."""
+        with _failures("reset"):
+            import_modules(self._modules)
+            try:
+                entry = gymnasium.spec(env_id).entry_point
+                creator = load_env_creator(entry) if isinstance(entry, str) else entry
+            except Exception:
+                return None
+            metadata = getattr(creator, "metadata", None) or {}  # a function instead of a class has none
+            memory = metadata.get("memory_mb", Declared.memory_mb)
+            return Declared(metadata.get("thread_safe") is True, max(1, math.ceil(memory)))
+
+    def start(self, env_id: str, kwargs: Mapping[str, Any], seed: int | None) -> tuple[str, Info]:
+        """Reset, after making the environment if another one, or none, is here. First observation and info."""
+        with _failures("reset"):
+            import_modules(self._modules)
+            if self._env is None or self._made_for != (env_id, kwargs):
+                self.close()
+                try:
+                    self._env = make(env_id, kwargs)
+                except (UnknownEnvironmentError, MissingPackageError, EnvironmentKwargsError) as error:
+                    raise EnvironmentFailure("make", str(error.args[0])) from None
+                self._made_for = (env_id, kwargs)
+            answer = _accepted(read_reset(self._env.reset(seed=seed)))
+            return answer.observation, answer.info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """One step: observation, reward, terminated, truncated, info."""
+        assert self._env is not None
+        with _failures("step"):
+            answer = _accepted(read_step(self._env.step(action)))
+            return answer.observation, answer.reward, answer.terminated, answer.truncated, answer.info
+
+    def twin(self) -> Player | None:
+        """An independent copy of the running environment in this process; None when its class offers no way.
+
+        A class offers one with a method ``clone()``, or with ``metadata["deepcopy"] = True``.
+        """
+        assert self._env is not None
+        with _failures("clone"):
+            core = self._env.unwrapped
+            if callable(clone := getattr(core, "clone", None)):
+                env = copy.deepcopy(self._env, {id(core): clone()})  # the wrappers are copied, round the clone
+            elif type(core).metadata.get("deepcopy") is True:
+                env = copy.deepcopy(self._env)
+            else:
+                return None
+            twin = Player(self._modules)
+            twin._env, twin._made_for = env, self._made_for
+            return twin
+
+    def close(self) -> None:
+        """Close the environment, if there is one; what it raises is nobody's concern any more."""
+        env, self._env = self._env, None
+        if env is not None:
+            with contextlib.suppress(BaseException):
+                env.close()
+
+
+@contextlib.contextmanager
+def _failures(kind: str) -> Iterator[None]:
+    """Any exception of an environment, ``SystemExit`` included, as text: its class may not exist elsewhere."""
+    try:
+        yield
+    except EnvironmentFailure:
+        raise
+    except BaseException as error:
+        what = "".join(traceback.format_exception_only(type(error), error)).strip()[:_MESSAGE_CHARS]
+        trace = "".join(traceback.format_tb(error.__traceback__))[-_TRACEBACK_CHARS:]
+        raise EnvironmentFailure(kind, f"{what}\n{trace}") from None
+
+
+def _accepted(answer: Answer | Fault) -> Answer:
+    fault = answer if isinstance(answer, Fault) else next(iter(answer.faults), None)
+    if isinstance(answer, Answer) and fault is None:
+        return answer
+    assert fault is not None
+    raise EnvironmentFailure("reward", fault.message) if fault.property == "reward" else TypeError(fault.message)

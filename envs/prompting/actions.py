@@ -1,0 +1,140 @@
+"""From what a model wrote to the action that it meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verl_turnkey.envs.base import words
+from verl_turnkey.envs.errors import did_you_mean
+from verl_turnkey.envs.user_modules import load_function
+
+TOOL_CALL = "json"
+"""the format that only the agent loop can read: a tool call, which the model's tokenizer and chat template define"""
+
+INSTRUCTIONS = {
+    "plain": "Answer with your next action and nothing else.",
+    "tags": "Think about the situation inside <think> </think>. Then write one action inside <action> </action>.",
+    "boxed": "Think about the situation. Then write one action as \\boxed{action}.",
+    TOOL_CALL: "Think about the situation. Then call the tool with one action.",
+}
+"""what the field ``{format}`` of a prompt template says; nothing for a format of your own"""
+
+KEY = "turnkey.rollout.action_format"
+
+
+@dataclass(frozen=True)
+class ParsedAction:
+    """``action`` as the environment spells it; or None, with the ``reason`` and what kind of reason that is."""
+
+    action: str | None
+    reason: str | None = None
+    kind: Literal["format", "admissible"] = "format"
+    """of the reason: there is no action in the text, or there is one that does not count now"""
+
+    def __post_init__(self) -> None:
+        if (self.action is None) == (self.reason is None):
+            raise ValueError(f"an action or the reason why there is none, not {self.action!r} and {self.reason!r}")
+        if self.action is not None:  # half a surrogate pair, which JSON can spell, does not travel between processes
+            object.__setattr__(self, "action", self.action.encode("utf-8", "replace").decode("utf-8"))
+
+    @property
+    def valid(self) -> bool:
+        return self.action is not None
+
+
+Parser = Callable[[str, "Sequence[str] | None"], ParsedAction]
+"""From the decoded turn and the admissible actions, if they are known, to the action. Never raises."""
+
+
+def parse_action(text: str, fmt: str, admissible: Sequence[str] | None) -> ParsedAction:
+    """Find the action in a model's turn. Never raises because of ``text``.
+
+    Args:
+        text: the decoded turn.
+        fmt: ``plain`` (the first line after the thoughts), ``tags`` (the last ``<action>...</action>``), ``boxed``
+            (the last ``\\boxed{...}``, braces balanced), or a function of your own as ``module:function``.
+        admissible: when given, the action must be one of these; case and white space do not matter.
+    """
+    return load_parser(fmt)(text, admissible)
+
+
+def load_parser(fmt: str) -> Parser:
+    """The parser of a format (see :func:`parse_action`).
+
+    A function of your own takes the text and the admissible actions, and returns the action as text, which is then
+    looked up among the admissible ones, or None when there is none in the text, or a :class:`ParsedAction`, which is
+    final. What it raises is the reason of an invalid action.
+
+    Raises:
+        ValueError: no such format.
+        ModuleImportError: no such function.
+    """
+    if fmt in FORMATS:
+        find = FORMATS[fmt]
+        return lambda text, admissible: admit(find(text), admissible, fmt)
+    if ":" in fmt:
+        function = load_function(fmt, KEY)
+        return lambda text, admissible: _ask(function, fmt, text, admissible)
+    raise ValueError(
+        f"unknown action format {fmt!r}.{did_you_mean(fmt, FORMATS)} {KEY} takes {', '.join(FORMATS)} and "
+        f"module:function; {TOOL_CALL} works in the agent loop only"
+    )
+
+
+def admit(found: str | None, admissible: Sequence[str] | None, fmt: str) -> ParsedAction:
+    """The action for what was ``found`` in a turn of the format ``fmt``, in the environment's spelling."""
+    if found is None:
+        return ParsedAction(None, f"no action in the format {fmt!r}")
+    action = found.strip()
+    if not action:
+        return ParsedAction(None, "the action is empty")
+    if admissible is None:  # it may be code: white space inside stays
+        return ParsedAction(action)
+    wanted = words(action)
+    for candidate in admissible:
+        if words(candidate) == wanted:
+            return ParsedAction(candidate)
+    return ParsedAction(None, f"not an admissible action: {action[:80]!r}", "admissible")
+
+
+def _ask(function: Callable[..., Any], fmt: str, text: str, admissible: Sequence[str] | None) -> ParsedAction:
+    try:
+        answer = function(text, admissible)
+    except Exception as error:
+        return ParsedAction(None, f"{fmt} raised {type(error).__name__}: {str(error)[:200]}")
+    if isinstance(answer, ParsedAction):
+        return answer
+    if answer is None or isinstance(answer, str):
+        return admit(answer, admissible, fmt)
+    return ParsedAction(None, f"{fmt} must return text, None or a ParsedAction, not {type(answer).__name__}")
+
+
+def _plain(text: str) -> str | None:
+    _, closed, said = text.rpartition("</think>")
+    if not closed and said.lstrip().startswith("<think>"):
+        return None  # cut off while thinking
+    return said.strip().partition("\n")[0]
+
+
+def _tags(text: str) -> str | None:
+    end = text.rfind("</action>")
+    start = text.rfind("<action>", 0, end) if end >= 0 else -1
+    return text[start + len("<action>") : end] if start >= 0 else None
+
+
+def _boxed(text: str) -> str | None:
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    start += len("\\boxed{")
+    depth = 1
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start:position]
+    return None
+
+
+FORMATS: dict[str, Callable[[str], str | None]] = {"plain": _plain, "tags": _tags, "boxed": _boxed}

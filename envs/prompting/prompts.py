@@ -1,0 +1,140 @@
+"""What the model is shown: a template, the last steps, and a budget that never costs the task or the observation."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.envs.errors import PromptTooLongError, did_you_mean
+from verl_turnkey.envs.prompting.memory import Memory, Turn, View
+
+FIELDS = ("task", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
+LINE_FIELDS = ("step", "observation", "action")
+LINE = "{observation}\nAction: {action}"
+TEMPLATES = Path(__file__).parent / "templates"
+_FIELD = re.compile(r"\{([a-z_]+)\}")
+
+
+def check_fields(text: str, fields: Sequence[str], needs: str, what: str) -> None:
+    """Raise ValueError for a field of ``text`` that is not one of ``fields``, or when ``needs`` is not there."""
+    used = _FIELD.findall(text)
+    for field in used:
+        if field not in fields:
+            raise ValueError(
+                f"{what} has an unknown field {{{field}}}.{did_you_mean(field, fields)} Fields are {', '.join(fields)}"
+            )
+    if needs not in used:
+        raise ValueError(f"{what} does not show the {{{needs}}}")
+
+
+def load_template(name_or_path: str) -> str:
+    """The text of a template: the name of one that ships with the package, or the path of a file.
+
+    A template is plain text with the fields of :data:`FIELDS`; :func:`build_messages` says what they hold.
+    """
+    shipped = {path.stem: path for path in TEMPLATES.glob("*.txt")}
+    path = shipped.get(name_or_path) or Path(name_or_path)
+    if not path.is_file():
+        raise ValueError(
+            f"no prompt template {name_or_path!r}.{did_you_mean(name_or_path, shipped)} "
+            f"It is the path of a text file or one of {', '.join(sorted(shipped))}"
+        )
+    template = path.read_text(encoding="utf-8")
+    check_fields(template, FIELDS, "observation", f"prompt template {name_or_path!r}")
+    return template
+
+
+def build_messages(
+    *,
+    system: str | None,
+    template: str,
+    task: str,
+    history: Sequence[Turn],
+    observation: str,
+    admissible: Sequence[str] | None,
+    step: int | None = None,
+    summary: str = "",
+    line: str = LINE,
+    instruction: str = "",
+    images: Sequence[Any] = (),
+) -> list[dict[str, Any]]:
+    """Chat messages for one step: the system text, if any, and one user message, made of ``template``.
+
+    A line of the template whose fields are all empty is left out. Any text fits into any field, with characters that
+    UTF-8 cannot hold replaced.
+
+    Args:
+        system: text of a system message; None: none.
+        template: text with ``{task}``, ``{observation}`` and ``{admissible}`` (separated by commas); ``{step}``, the
+            number of this step, from 1, and ``{taken}``, the number of those before it, empty on the first one;
+            ``{history}``, the past turns of the prompt, one ``line`` each, ``{shown}``, their number, empty for none,
+            ``{summary}`` of those before them; and ``{format}``, the ``instruction``.
+        history: what is shown of the past, oldest first.
+        step: defaults to the one after ``history``.
+        line: text of a past turn, with ``{step}``, ``{observation}`` and ``{action}``.
+        instruction: how to write an action, see ``actions.INSTRUCTIONS``.
+        images: what stands before the text, in the form that chat templates of vision-language models take.
+    """
+    step = len(history) + 1 if step is None else step
+    first = step - len(history)
+    values = {
+        "task": task,
+        "summary": summary,
+        "taken": str(step - 1 or ""),
+        "shown": str(len(history) or ""),
+        "history": "\n".join(
+            _fill(line, {"step": str(number), "observation": turn.observation, "action": turn.action})
+            for number, turn in enumerate(history, first)
+        ),
+        "step": str(step),
+        "observation": observation,
+        "admissible": ", ".join(admissible or ()),
+        "format": instruction,
+    }
+    lines: list[str] = []
+    for text in template.strip("\n").split("\n"):
+        fields = _FIELD.findall(text)
+        blank_again = not text.strip() and (not lines or not lines[-1].strip())
+        if not blank_again and (not fields or any(values[field] for field in fields)):
+            lines.append(text)
+    # Half a surrogate pair, which a decoder can leave in a text, would break the tokenizer.
+    user = _fill("\n".join(lines), values).encode("utf-8", "replace").decode("utf-8")
+    shown = [{"type": "image", "image": image} for image in images]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    return [*messages, {"role": "user", "content": [*shown, {"type": "text", "text": user}] if shown else user}]
+
+
+def fit_prompt(encode: Callable[[View], list[int]], memory: Memory, budget: int) -> tuple[list[int], View]:
+    """The longest prompt within ``budget`` tokens, and what it shows of the past.
+
+    ``encode`` gives the token ids of the prompt with a view. The oldest turns go first, then the summary; the task and
+    the current observation stay whole.
+
+    Raises:
+        PromptTooLongError: not even the prompt without any past fits.
+    """
+    tried: dict[int, tuple[list[int], View]] = {}
+
+    def fits(cut: int) -> bool:
+        view = memory.view(cut)
+        tried[cut] = encode(view), view
+        return len(tried[cut][0]) <= budget
+
+    if fits(0):
+        return tried[0]
+    # Halving: with a long history in a small budget a search one by one would tokenize it dozens of times.
+    cut = bisect_left(range(memory.cuts + 1), True, lo=1, key=fits)
+    if cut <= memory.cuts:
+        return tried[cut]
+    raise PromptTooLongError(
+        f"the prompt without any history takes {len(tried[memory.cuts][0])} tokens, data.max_prompt_length allows "
+        f"{budget}: raise data.max_prompt_length, or shorten the template or the observation"
+    )
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """In one pass: braces in an observation are never taken for fields."""
+    return _FIELD.sub(lambda match: values[match[1]], text)

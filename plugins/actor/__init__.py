@@ -1,0 +1,1 @@
+"""Our losses inside verl's actor update."""

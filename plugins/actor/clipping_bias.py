@@ -1,0 +1,192 @@
+"""An optimizer step whose gradient is divided by the norm of its clipping bias (``st_ppo``, ``s_ppo``).
+
+The bias is a gradient of its own: a policy loss cannot carry it. :func:`install` puts :func:`train_batch` in the place
+of the engine's own inside an actor worker. It takes a second forward and backward pass, over the rows with clipped
+tokens only (and as many others as the ranks need to stay together), and none when nothing was clipped anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from verl.trainer.ppo.core_algos import agg_loss
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import no_padding_2_padding
+
+from verl_turnkey.losses.registry import LossSpec, TokenLoss, token_loss
+from verl_turnkey.plugins.actor import loss_inputs
+from verl_turnkey.plugins.verl_api import internals
+
+ROW = "turnkey_row"
+
+
+@dataclass
+class Seen:
+    """The rows of a mini-batch in which the first pass clipped something: ``rows`` are positions on this rank."""
+
+    rows: list[int] = field(default_factory=list)
+    of_micro_batch: torch.Tensor | None = None
+
+    def note(self, term: TokenLoss) -> None:
+        """Called by the policy loss, once per micro-batch."""
+        if self.of_micro_batch is not None and term.bias is not None:
+            self.rows += self.of_micro_batch[(term.bias != 0).any(1)].tolist()
+
+
+seen = Seen()
+
+
+def install(worker: Any, spec: LossSpec, params: Any) -> None:
+    """Run inside an actor worker: its optimizer steps are scaled from now on."""
+    engine = internals.actor_worker(worker).actor.engine
+    own = type(engine).train_batch.__get__(engine)
+    engine.train_batch = partial(train_batch, engine, own, spec, params)
+
+
+def train_batch(
+    engine: Any,
+    own: Callable[..., Any],
+    spec: LossSpec,
+    params: Any,
+    data: TensorDict,
+    loss_function: Callable[..., Any],
+) -> Any:
+    """One optimizer step on a mini-batch; stands for ``BaseEngine.train_batch``.
+
+    verl's own method does everything but the scaling, which happens right before it steps the optimizer.
+    """
+    extra: dict[str, float] = {}
+    data[ROW] = torch.arange(len(data))
+
+    def first_pass(model_output: Any, data: TensorDict, dp_group: Any = None) -> Any:
+        seen.of_micro_batch = data[ROW]
+        try:
+            return loss_function(model_output=model_output, data=data, dp_group=dp_group)
+        finally:
+            seen.of_micro_batch = None
+
+    step = engine.optimizer_step
+
+    def scaled_step() -> Any:
+        extra.update(_scale(engine, spec, params, data, loss_function.keywords["config"]))
+        return step()
+
+    seen.rows.clear()
+    with _replaced(engine, "optimizer_step", scaled_step):
+        outputs = own(data, first_pass)
+    if engine.is_mp_src_rank_with_outputs():
+        outputs["metrics"] |= {f"actor/clipping_bias/{key}": [value] for key, value in extra.items()}
+    return outputs
+
+
+def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: Any) -> dict[str, float]:
+    """Divide the gradients that the first pass left; what to log."""
+    started = time.perf_counter()
+    anywhere, most = (torch.tensor([len(seen.rows)], device=_device(engine)) for _ in range(2))
+    dist.all_reduce(anywhere, group=engine.get_data_parallel_group())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=engine.get_data_parallel_group())
+    norm, scale = 0.0, 1.0
+    if anywhere.item():
+        parameters = [p for p in engine.module.parameters() if p.grad is not None]
+        gradients = [p.grad for p in parameters]
+        engine.optimizer_zero_grad()
+        part = tu.index_select_tensor_dict(data, torch.tensor(_second_pass(data, int(most))))
+        engine.forward_backward_batch(part, partial(_bias, spec, params, config))
+        norm = _total_norm(engine)
+        scale = params.gradient_scale(norm)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.mul_(scale)
+    return {
+        "norm": norm,
+        "scale": scale,
+        "rows": float(anywhere.item()),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _second_pass(data: TensorDict, most: int) -> list[int]:
+    """The rows that this rank computes again, as many as the rank with the ``most`` clipped ones.
+
+    Ranks compute together, in equally many micro-batches, and micro-batches of a fixed size are full: unclipped rows,
+    whose bias is zero, fill up. There are enough: a mini-batch has equally many rows on all ranks.
+    """
+    if not tu.get_non_tensor_data(data, "use_dynamic_bsz", default=True):
+        most += -most % data["micro_batch_size_per_gpu"]
+    clipped = set(seen.rows)
+    unclipped = [row for row in range(len(data)) if row not in clipped]
+    return sorted([*clipped, *unclipped[: most - len(clipped)]])
+
+
+def _bias(
+    spec: LossSpec,
+    params: Any,
+    config: Any,
+    model_output: Any,
+    data: TensorDict,
+    dp_group: Any = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The loss of the second pass: its gradient is the clipping bias, averaged as verl averages the loss.
+
+    What verl divides by is of the whole mini-batch, and stands in the config since the first pass.
+    """
+    log_prob = no_padding_2_padding(model_output["log_probs"], data)
+    fields = ["response_mask", "old_log_probs", "advantages"]
+    fields += ["rollout_is_weights"] if "rollout_is_weights" in data else []
+    padded = data.select(*fields).to_padded_tensor()
+    mask = padded["response_mask"].to(bool)
+    term = token_loss(
+        spec,
+        params,
+        log_prob=log_prob,
+        old_log_prob=padded["old_log_probs"],
+        advantages=padded["advantages"],
+        response_mask=mask,
+        extra=loss_inputs.read(data, spec.inputs),
+        finite=False,
+    )
+    weights = padded.get("rollout_is_weights", None)
+    assert term.bias is not None
+    bias = term.bias if weights is None else term.bias * weights
+    return agg_loss(bias, mask, config.loss_agg_mode, **config.global_batch_info), {}
+
+
+def _total_norm(engine: Any) -> float:
+    """L2 norm over all parameters on all ranks."""
+    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
+    # Of no tensors the norm is 0 on the CPU, wherever the model is: a rank can hold no shard, and must still meet the
+    # others below.
+    norm = torch.nn.utils.get_total_norm(gradients).to(_device(engine))
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    elif isinstance(engine.module, FullyShardedDataParallel):  # FSDP1: plain tensors, each rank its own shards
+        square = norm.square()
+        dist.all_reduce(square, group=engine.module.process_group)
+        norm = square.sqrt()
+    scaler = getattr(engine, "scaler", None)
+    return norm.item() / (scaler.get_scale() if scaler is not None else 1.0)
+
+
+def _device(engine: Any) -> torch.device:
+    return next(engine.module.parameters()).device
+
+
+@contextmanager
+def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(thing).get(name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        delattr(thing, name)  # the class's own comes back
+        if before is not None:
+            setattr(thing, name, before)

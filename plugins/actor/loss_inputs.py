@@ -1,0 +1,167 @@
+"""What some policy losses need beside verl's four tensors: from the trainer to the loss, by name.
+
+verl calls a policy loss with fixed arguments. The trainer writes the further columns of a loss (what it ``needs`` and
+``accepts``) to the queue, they travel with the rows, and inside the actor worker they wait here while verl's loss
+function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.workers.utils.padding import response_to_nested
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.losses import LossSpec, turn_ids
+from verl_turnkey.losses.registry import WEIGHT_SHARE, weighs, weight_share
+from verl_turnkey.losses.turns import TURN
+from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.plugins.verl_api import internals
+
+_columns: ContextVar[dict[str, torch.Tensor] | None] = ContextVar("turnkey_loss_inputs", default=None)
+
+GROUP_LOG_RATIO = "group_log_ratio"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the columns are made of."""
+
+    table: Callable[[], Rows]
+    """the table of steps; an error where there is none"""
+    given: Mapping[str, Any]
+    """the estimator's further columns, (S,) each"""
+    tags: Sequence[Mapping[str, Any]]
+    global_steps: int
+    response_mask: torch.Tensor
+    """(B, L) nested, as the agent loop wrote it"""
+    rejects: bool
+    """whether tokens may have left the mask since"""
+
+
+def queue_name(name: str) -> str:
+    """The column's name in the queue, where it meets verl's own."""
+    return f"turnkey_{name}"
+
+
+def staleness(batch: Batch) -> torch.Tensor:
+    """(B,) weight versions that each row's rollout is older than the weights before this step's update: 0 on policy.
+
+    The weights at the beginning of step s are version s - 1. A row that was generated across versions counts by its
+    newest, the one that clips hardest.
+    """
+    return torch.tensor([float(batch.global_steps - 1 - tag["max_global_steps"]) for tag in batch.tags])
+
+
+def outcome(batch: Batch) -> torch.Tensor:
+    """(B,) score of each row's trajectory; 0 for rows of no trajectory."""
+    return _per_row(batch, batch.table().steps.score)
+
+
+def group_outcome(batch: Batch) -> torch.Tensor:
+    """(B,) mean score over the trajectories of each row's group."""
+    steps = batch.table().steps
+    first = steps.first_rows
+    size = np.bincount(steps.group[first], minlength=steps.n_groups)
+    mean = np.bincount(steps.group[first], weights=steps.score[first], minlength=steps.n_groups) / size
+    return _per_row(batch, mean[steps.group])
+
+
+def no_log_ratio(batch: Batch) -> torch.Tensor:
+    """(B,) zeros: nothing has moved before the first optimizer step (:mod:`.phases` writes the later ones)."""
+    return torch.zeros(len(batch.tags))
+
+
+def _per_row(batch: Batch, per_step: np.ndarray) -> torch.Tensor:
+    column = torch.zeros(len(batch.tags))
+    column[torch.from_numpy(batch.table().row)] = torch.tensor(per_step, dtype=torch.float32)
+    return column
+
+
+PROVIDERS: dict[str, Callable[[Batch], torch.Tensor]] = {
+    "staleness": staleness,
+    "rewards": outcome,
+    "group_reward": group_outcome,
+    GROUP_LOG_RATIO: no_log_ratio,
+}
+"""Inputs that the trainer knows; any other comes from the estimator (``Credit.extra``), one value per step."""
+
+
+def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KVBatchMeta:
+    """Put the further columns of a loss beside the rows of ``batch`` in the queue."""
+    rows = {"keys": batch.keys, "partition_id": batch.partition_id}
+    found = columns(spec, made_of)
+    if weighs(spec, params):
+        # Its weights are known before any update: with the share of the whole batch, rows weigh the same however they
+        # are split.
+        now = tq.kv_batch_get(**rows, select_fields=["old_log_probs", "response_mask"]).to_padded_tensor()
+        share = weight_share(
+            spec,
+            params,
+            old_log_prob=now["old_log_probs"],
+            response_mask=now["response_mask"],
+            extra=read(found, spec.inputs),
+        )
+        found[queue_name(WEIGHT_SHARE)] = torch.full((len(batch.tags),), float(share))
+    return tq.kv_batch_put(**rows, fields=found) if list(found.keys()) else batch
+
+
+def columns(spec: LossSpec, batch: Batch) -> TensorDict:
+    """The columns that a loss needs, and of those that it accepts the ones that somebody gives, as the queue has them.
+
+    What an estimator gives is written onto the tokens of each step's turn.
+    """
+    result: dict[str, torch.Tensor] = {}
+    for name in spec.inputs:
+        if name in PROVIDERS:
+            try:
+                result[queue_name(name)] = PROVIDERS[name](batch)
+            except ConfigError:  # no table of steps
+                if name in spec.needs:
+                    raise
+        elif name in batch.given:
+            on_tokens = batch.table().to_tokens(batch.given[name], batch.response_mask.to_padded_tensor(0))
+            result[queue_name(name)] = response_to_nested(on_tokens, batch.response_mask)
+        elif name == TURN and batch.rejects:
+            numbers = turn_ids(batch.response_mask.to_padded_tensor(0))
+            result[queue_name(name)] = response_to_nested(numbers, batch.response_mask)
+    return TensorDict(result, batch_size=len(batch.tags))
+
+
+def read(data: TensorDict, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Those of the columns ``names`` that the rows have, as a loss takes them: (B,) or (B, L) each."""
+    there = [name for name in names if queue_name(name) in data]
+    padded = data.select(*map(queue_name, there)).to_padded_tensor() if there else {}
+    return {name: padded[queue_name(name)] for name in there}
+
+
+def hand_over(worker: Any, names: Sequence[str]) -> None:
+    """Run inside an actor worker: from now on the columns of each micro-batch are at the loss's hand."""
+    if names:
+        actor = internals.actor_worker(worker).actor
+        # A partial with verl's keywords: whoever looks for the actor's config finds it where it was.
+        actor.set_loss_fn(partial(_with_columns, actor.loss_fn, tuple(names), **actor.loss_fn.keywords))
+
+
+def _with_columns(
+    inner: Callable[..., Any], names: Sequence[str], model_output: Any, data: TensorDict, dp_group: Any = None, **_: Any
+) -> Any:
+    token = _columns.set(read(data, names))
+    try:
+        return inner(model_output=model_output, data=data, dp_group=dp_group)
+    finally:
+        _columns.reset(token)
+
+
+def current() -> dict[str, torch.Tensor]:
+    """The further inputs of the loss that is running: (B,) or (B, L) each."""
+    return _columns.get() or {}

@@ -1,0 +1,199 @@
+"""An actor update in phases: some rows at a time, each phase after what the one before did to the policy.
+
+SeeUPO (arXiv:2602.06554) goes through the turns from the last to the first and weighs each turn by what the later ones'
+updates did to the policy. REBEL (arXiv:2404.16767) compares a trajectory's log-ratio with its group's under the current
+policy, so before each optimizer step somebody has to compute them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.losses.seeupo import accumulated_ratio
+from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
+from verl_turnkey.plugins.config.schema import UpdateConfig
+from verl_turnkey.plugins.credit.rows import Rows
+
+Metrics = dict[str, Any]
+
+
+class Calls(NamedTuple):
+    """What a phase asks of the trainer."""
+
+    log_probs: Callable[[KVBatchMeta], Any]
+    """run the actor's forward pass over the rows; leaves ``log_probs`` in the queue"""
+    update: Callable[[KVBatchMeta, int], Metrics]
+    """one update over the rows, as many of which are real as said; returns verl's metrics"""
+
+
+class Phase:
+    """Some rows of a batch, filled up with its padding rows to a multiple of ``dp_size``.
+
+    ``steps`` (n,) are positions in the table of steps, ``rows`` of the batch. Everything that is read or written is in
+    the order of ``steps``.
+    """
+
+    def __init__(self, batch: KVBatchMeta, table: Rows, steps: np.ndarray, dp_size: int, calls: Calls) -> None:
+        self.steps, self.calls = steps, calls
+        rows = table.row[steps].tolist()
+        padding = [i for i, tag in enumerate(batch.tags) if tag.get("is_padding", False)]
+        chosen = rows + padding[: -len(rows) % dp_size]
+        if len(chosen) % dp_size:
+            raise RuntimeError(f"{len(rows)} rows and {len(padding)} padding rows for {dp_size} data-parallel ranks")
+        self.real = _part(batch, rows)
+        lengths = torch.tensor([batch.tags[i]["seq_len"] for i in chosen])
+        parts = get_seqlen_balanced_partitions(calculate_workload(lengths), k_partitions=dp_size, equal_size=True)
+        self.filled = _part(batch, [chosen[i] for part in parts for i in part])
+
+    def read(self, *fields: str) -> TensorDict:
+        """Columns of the real rows, nested."""
+        return tq.kv_batch_get(
+            keys=self.real.keys, partition_id=self.real.partition_id, select_fields=[*fields, "response_mask"]
+        )
+
+    def write(self, **columns: torch.Tensor) -> None:
+        """Columns of the real rows: (n,), or (n, L) nested."""
+        fields = TensorDict(columns, batch_size=len(self.real.keys))
+        tq.kv_batch_put(keys=self.real.keys, partition_id=self.real.partition_id, fields=fields)
+
+    def log_probs(self) -> torch.Tensor:
+        """(n, L) nested: log-probabilities under the policy as it is now."""
+        self.calls.log_probs(self.filled)
+        data = self.read("log_probs")
+        return response_from_nested(data["log_probs"], data["response_mask"])
+
+    def scale_advantages(self, factor: torch.Tensor) -> None:
+        """Multiply the advantages of each row by ``factor`` (n,)."""
+        data = self.read("advantages")
+        scaled = data["advantages"].to_padded_tensor(0.0) * factor[:, None]
+        self.write(advantages=response_to_nested(scaled.float(), data["response_mask"]))
+
+    def update(self) -> Metrics:
+        return self.calls.update(self.filled, len(self.real.keys))
+
+
+def _part(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
+    return KVBatchMeta(
+        keys=[batch.keys[i] for i in rows],
+        tags=[batch.tags[i] for i in rows],
+        partition_id=batch.partition_id,
+        fields=batch.fields,
+        extra_info=dict(batch.extra_info),
+    )
+
+
+def reverse_turns(
+    batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, options: UpdateConfig, current: bool
+) -> Metrics:
+    """SeeUPO: one phase per turn number, the last first; returns the metrics of all phases.
+
+    ::
+
+        M_t = ratio_t A        A: the estimator's advantages; ratio_T = 1 for each trajectory
+        update turn t with M_t
+        ratio_{t-1} = clip(ratio_t clip(exp(mean over the turn's tokens of log pi_new - log pi_old)))     Eq 8
+
+    ``old_policy="turn"``: pi_old is the policy right before the turn's update, as in the released code, and each turn
+    starts at ratio 1. ``"iteration"``: the one at the beginning of the step, as in the paper. All turns share one set
+    of weights, so the product of the ratios is not the ratio of the final policy to the first, and the paper's proof of
+    monotonic improvement, which has a policy per turn, does not carry over in either reading.
+
+    ``current``: whether the batch's old log-probabilities are those of the policy as it is now. Turn numbers at which
+    no model token stands are passed over.
+
+    Raises:
+        ConfigError: a row holds several turns.
+    """
+    if table.turn.size and table.turn.max() > 0:
+        raise ConfigError(
+            "turnkey.update.order=reverse_turns needs a row per turn, but the agent loop gives rows with several: use "
+            "the loop turnkey_env, or turnkey.update.order=batch"
+        )
+    ratio = torch.ones(table.steps.n_trajectories)
+    trajectory = torch.from_numpy(table.steps.trajectory.copy())
+    numbers = np.unique(table.steps.step[table.steps.tokens > 0])[::-1]
+    gathered = _Gathered()
+    for done, number in enumerate(numbers):
+        at = np.flatnonzero(table.steps.step == number)
+        phase = Phase(batch, table, at, dp_size, calls)
+        if not (current and done == 0) and options.old_policy == "turn":
+            phase.write(old_log_probs=phase.log_probs())
+        old = phase.read("old_log_probs")
+        phase.scale_advantages(ratio[trajectory[at]])
+        gathered.add(phase.update(), len(at))
+        if done + 1 < len(numbers):
+            before, mask = (old[name].to_padded_tensor(0) for name in ("old_log_probs", "response_mask"))
+            after = phase.log_probs().to_padded_tensor(0.0)
+            clip = {"clip_low": options.ratio_clip, "clip_high": options.ratio_clip}
+            ratio[trajectory[at]] = accumulated_ratio(ratio[trajectory[at]], before, after, mask, **clip)
+    return gathered.metrics() | {
+        "actor/phases": float(len(numbers)),
+        "actor/accumulated_ratio/mean": ratio.mean().item(),
+        "actor/accumulated_ratio/max": ratio.max().item(),
+        "actor/accumulated_ratio/min": ratio.min().item(),
+    }
+
+
+def group_log_ratios(
+    batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, mini_batches: int, epochs: int, current: bool
+) -> Metrics:
+    """REBEL: before each optimizer step the log-ratios of the groups in it, under the policy as it is now.
+
+    A mini-batch holds whole groups. A trajectory's log-ratio is the sum over all its rows, while a loss sees one row:
+    each row is given its group's mean less the log-ratio of the trajectory's other rows. ``current``: as above; then
+    nothing has moved before the first step.
+    """
+    steps = table.steps
+    parts = np.array_split(np.arange(steps.n_groups), min(mini_batches, steps.n_groups))
+    gathered = _Gathered()
+    moved = not current
+    _, rows = np.unique(table.row, return_index=True)  # one step of each row; a row may hold several
+    for _ in range(epochs):
+        for groups in parts:
+            at = rows[np.isin(steps.group[rows], groups)]
+            phase = Phase(batch, table, at, dp_size, calls)
+            if moved:
+                phase.write(**{queue_name(GROUP_LOG_RATIO): _group_log_ratio(phase, table)})
+            gathered.add(phase.update(), len(at))
+            moved = True
+    return gathered.metrics()
+
+
+def _group_log_ratio(phase: Phase, table: Rows) -> torch.Tensor:
+    now = phase.log_probs().to_padded_tensor(0.0)
+    data = phase.read("old_log_probs")
+    mask = data["response_mask"].to_padded_tensor(0).bool()
+    own = torch.where(mask, now - data["old_log_probs"].to_padded_tensor(0.0), 0.0).sum(1).double().numpy()
+    _, trajectory = np.unique(table.steps.trajectory[phase.steps], return_inverse=True)
+    groups, group = np.unique(table.steps.group[phase.steps], return_inverse=True)
+    whole = np.bincount(trajectory, weights=own)
+    group_of = np.zeros(len(whole), dtype=np.int64)
+    group_of[trajectory] = group
+    mean = np.bincount(group_of, weights=whole, minlength=len(groups)) / np.bincount(group_of, minlength=len(groups))
+    return torch.tensor(mean[group] - (whole[trajectory] - own), dtype=torch.float32)
+
+
+class _Gathered:
+    """verl's metrics of several updates as those of one: means, each update by its rows."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._rows: dict[str, int] = {}
+
+    def add(self, metrics: Metrics, rows: int) -> None:
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value) * rows
+            self._rows[name] = self._rows.get(name, 0) + rows
+
+    def metrics(self) -> Metrics:
+        return {name: total / self._rows[name] for name, total in self._sums.items()}

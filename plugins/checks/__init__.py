@@ -1,0 +1,1 @@
+"""What is checked and said in the driver, before Ray starts."""

@@ -1,0 +1,175 @@
+"""Checks of the data in the driver: files that verl can read, and every row of them that an episode plays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
+from verl_turnkey.envs.registry import check_call
+from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+
+FORMATS = (".parquet", ".json", ".jsonl")
+LOOP_COLUMN = "agent_name"
+
+
+def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str]) -> list[str]:
+    """Refuse data that the run could not use; returns the local training files.
+
+    ``loops``: names of the known agent loops. Files that are not on this machine are not read, nor are those of a
+    dataset class of the user's own (``data.custom_cls``).
+
+    Raises:
+        ConfigError: a file is missing, of an unknown kind, unreadable, without a needed column or with too few rows, or
+            a row names an unknown agent loop, an unknown environment or arguments that it does not take.
+        TaskFormatError: a row's task is none.
+        MissingPackageError: an environment of the tasks needs a package that is not installed.
+    """
+    if (config.data.get("custom_cls") or {}).get("path"):
+        return []
+    local: dict[str, list[str]] = {}
+    for key in ("train_files", "val_files"):
+        files = _listed(config, key)
+        local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
+        rows = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
+        if len(local[key]) == len(files):  # else some are elsewhere: they cannot be counted here
+            _check_number(config, key, rows)
+    return local["train_files"]
+
+
+def has_column(file: str, column: str) -> bool:
+    """Whether a local data file has ``column``."""
+    return column in _columns(Path(file).expanduser())
+
+
+def _listed(config: DictConfig, key: str) -> list[str]:
+    files = config.data.get(key)
+    if not files:
+        unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
+        raise ConfigError(f"data.{key} is empty: verl wants a file{unused}")
+    return [str(file) for file in ([files] if isinstance(files, str) else files)]
+
+
+def _readable(config: DictConfig, key: str, file: str) -> bool:
+    """Whether ``file`` is on this machine; it is refused when it should be, or verl could not read it."""
+    path = Path(file).expanduser()
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{key}={file}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
+    if "://" in file:
+        return False
+    if not path.is_file():
+        absent(config, f"{key}={file}: there is no such file; `turnkey tasks` writes them")
+        return False
+    try:
+        _columns(path)
+    except Exception as error:
+        raise ConfigError(f"{key}={file} cannot be read as {path.suffix} ({type(error).__name__}: {error})") from error
+    return True
+
+
+def _columns(path: Path) -> list[str]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.ParquetFile(path).schema_arrow.names)
+    return list(next(iter(_json_rows(path)), {}))
+
+
+def _json_rows(path: Path) -> list[Mapping[str, Any]]:
+    """A list, or an object per line."""
+    text = path.read_text()
+    rows = (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line]
+    )
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a row is no object")
+    return rows
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _values(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    if path.suffix != ".parquet":
+        yield from (tuple(row.get(column) for column in columns) for row in _json_rows(path))
+        return
+    import pyarrow.parquet as pq
+
+    for batch in pq.ParquetFile(path).iter_batches(columns=list(columns)):
+        yield from zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
+
+
+def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str, loops: Sequence[str]) -> int:
+    """Check all rows of a local file; returns their number."""
+    path = Path(file).expanduser()
+    columns, prompt = _columns(path), str(config.data.prompt_key)
+    if columns and prompt not in columns:
+        raise ConfigError(f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, columns)}")
+    default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    seen: set[tuple[str, ...]] = set()
+    wanted = [column for column in (LOOP_COLUMN, COLUMN) if column in columns]
+    number = 0
+    for number, values in enumerate(_values(path, wanted or columns[:1]), start=1):
+        row = dict(zip(wanted, values, strict=False))
+        loop = row.get(LOOP_COLUMN, default)
+        if loop not in loops:
+            raise ConfigError(
+                f"{key}={file}, row {number - 1}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
+                f"{closest(str(loop), list(loops))}"
+            )
+        if loop != "turnkey_env":
+            continue
+        if COLUMN not in row:
+            raise ConfigError(
+                f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
+                f"{', '.join(columns)}): write the file with `turnkey tasks`, or choose another loop with "
+                "actor_rollout_ref.rollout.agent.default_agent_loop"
+            )
+        _check_task(turnkey, f"{key}={file}, row {number - 1}", row[COLUMN], seen)
+    return number
+
+
+def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[str, ...]]) -> None:
+    """Format, environment and names of its arguments; each kind of task is looked at once."""
+    try:
+        task = Task.from_json(text)
+    except TaskFormatError as error:
+        raise TaskFormatError(f"{where}: {error}") from error
+    env_id = task.env_id or turnkey.env.id
+    if not env_id:
+        raise ConfigError(f"{where}: neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
+    given = {**turnkey.env.kwargs, **task.kwargs}
+    kind = (env_id, *sorted(given))
+    if kind in seen:
+        return
+    seen.add(kind)
+    try:
+        check_call(env_id, given)
+    except MissingPackageError:
+        if turnkey.env.probe:  # else the packages may be on the other machines only
+            raise
+    except (LookupError, TypeError) as error:
+        raise ConfigError(f"{where}: {error.args[0] if error.args else error}") from error
+
+
+def _check_number(config: DictConfig, key: str, rows: int) -> None:
+    """verl divides by the number of batches in the data."""
+    limit = config.data.get(key.replace("files", "max_samples"), -1)
+    rows = min(rows, limit) if limit > 0 else rows
+    for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():
+        wanted = config.data.get(size)
+        if wanted and rows < wanted:
+            raise ConfigError(
+                f"data.{key} gives {rows} tasks, fewer than data.{size}={wanted}: write more with `turnkey tasks`, or "
+                f"lower data.{size}"
+            )
+    if not rows:
+        raise ConfigError(f"data.{key} holds no tasks: write some with `turnkey tasks`")

@@ -1,0 +1,57 @@
+"""The driver's check of a run: ours, then verl's, then the header, all before Ray starts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import CompactHydraException
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs import errors
+
+# What the user's input raises: its message says what to change, and no traceback adds to it.
+EXPECTED = (
+    ConfigError,
+    errors.UnknownEnvironmentError,
+    errors.MissingPackageError,
+    errors.EnvironmentKwargsError,
+    errors.ModuleImportError,
+    errors.PromptTooLongError,
+    errors.TaskFormatError,
+)
+
+
+_HERE = str(Path(__file__).parent)
+
+
+class Refused(ConfigError, CompactHydraException):
+    """A configuration that was refused; Hydra prints the message alone, and all with ``HYDRA_FULL_ERROR=1``."""
+
+
+def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
+    """In place of ``verl.utils.config.validate_config``, which is ``verls``.
+
+    Raises:
+        Refused: a check of this package failed; the cause is the error itself.
+    """
+    from verl_turnkey.plugins.checks.header import header
+    from verl_turnkey.plugins.checks.validate import check
+
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", category=UserWarning)
+            check(config, use_critic=use_critic)
+    except EXPECTED as error:
+        raise Refused(str(error)) from error
+    said = []
+    for warning in caught:
+        if warning.filename.startswith(_HERE):
+            said.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    verls(config, use_reference_policy, use_critic)
+    if lines := header(config, said):
+        print("\n".join(lines), flush=True)

@@ -1,0 +1,191 @@
+"""What a run will do, in a dozen lines before it starts; ``turnkey check`` prints the same and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.envs.tasks import COLUMN
+from verl_turnkey.plugins.checks.selection import uses_us
+from verl_turnkey.plugins.config.schema import (
+    RolloutConfig,
+    TurnkeyConfig,
+    credit_params,
+    estimator_of,
+    loss_of,
+    loss_params,
+    turnkey_config,
+)
+from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
+
+OURS = "turnkey_env"
+_WIDTH = 116
+
+
+def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
+    """The lines; none for a run of stock verl.
+
+    Args:
+        config: a whole configuration that has passed the checks.
+        warnings: what these had to say, shown at the end.
+    """
+    if not uses_us(config):
+        return []
+    turnkey = turnkey_config(config)
+    entries = [*_entries(config, turnkey), *(("warning", text) for text in warnings)]
+    lines = [f"verl-turnkey {version('verl-turnkey')}: this run"]
+    for label, text in entries:
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<12} ", subsequent_indent=" " * 15)
+    return lines
+
+
+def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, str]]:
+    mode = str(config.trainer.v1.trainer_mode)
+    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    yield "estimator", _estimator(config, turnkey)
+    yield "loss", _loss(config, turnkey)
+    yield "trainer", mode if mode.startswith("turnkey_") else f"{mode} (verl's)"
+    yield "agent loop", _agent_loop(loop, any("agent_name" in _columns(file) for file in _local_files(config)))
+    if loop == OURS:
+        yield "environment", _environment(config, turnkey)
+    episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    yield "per step", f"{_episodes(config, episodes)}, {_rows(loop, turnkey, episodes)}"
+    if mode.startswith("turnkey_"):
+        yield "update", _update(config, turnkey)
+    yield "paid", _paid(loop, turnkey)
+    for text in _ignored(config, turnkey, loop, mode):
+        yield "ignored", text
+
+
+def _changed(params: Any) -> str:
+    """The parameters that differ from their defaults."""
+    changed = []
+    for entry in fields(params):
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        if (value := getattr(params, entry.name)) != default:
+            changed.append(f"{entry.name}={value} (default {'none' if default is MISSING else default})")
+    return ", ".join(changed) or "all parameters at their defaults"
+
+
+def _estimator(config: DictConfig, turnkey: TurnkeyConfig) -> str:
+    spec = estimator_of(config)
+    if spec is None:
+        return f"{config.algorithm.adv_estimator} (verl's)"
+    return f"{config.algorithm.adv_estimator}: {_changed(credit_params(config, turnkey))}"
+
+
+def _loss(config: DictConfig, turnkey: TurnkeyConfig) -> str:
+    name = config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
+    if loss_of(config) is None:
+        return f"{name} (verl's)"
+    return f"{name}: {_changed(loss_params(config, turnkey))}"
+
+
+def _agent_loop(loop: str, named_by_data: bool) -> str:
+    if named_by_data:
+        return f"each row's own, as the column agent_name of the data says; {loop} without one"
+    if loop == OURS:
+        return f"{loop}: a row per step"
+    if loop in VERLS_LOOPS:
+        return f"{loop} (verl's): a row per episode, its turns told apart by the response mask"
+    return f"{loop} (your own): rows as its records say"
+
+
+def _local_files(config: DictConfig) -> list[Path]:
+    """The training files that can be read here."""
+    files = config.data.get("train_files") or []
+    paths = [Path(str(file)).expanduser() for file in ([files] if isinstance(files, str) else files)]
+    return [path for path in paths if path.suffix == ".parquet" and path.is_file()]
+
+
+def _columns(file: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    return list(pq.ParquetFile(file).schema_arrow.names)
+
+
+def task_environments(config: DictConfig) -> Counter[str]:
+    """Environment ids in the local training files, with their number of tasks; empty when there are none to read."""
+    import pyarrow.parquet as pq
+
+    counts: Counter[str] = Counter()
+    for path in _local_files(config):
+        if COLUMN in _columns(path):
+            column = pq.read_table(path, columns=[COLUMN]).column(0)
+            counts.update(str(json.loads(text).get("env_id")) for text in column.to_pylist())
+    return counts
+
+
+def _environment(config: DictConfig, turnkey: TurnkeyConfig) -> str:
+    counts = task_environments(config)
+    if counts:
+        ids = ", ".join(f"{name} ({number} tasks)" for name, number in counts.most_common(5))
+        more = f" and {len(counts) - 5} more" if len(counts) > 5 else ""
+        source = f"{ids}{more}, as the tasks say"
+    else:
+        source = f"{turnkey.env.id or 'unknown here'}, unless a task names another"
+    kwargs = f"; {json.dumps(turnkey.env.kwargs)} under the tasks' own arguments" if turnkey.env.kwargs else ""
+    return f"{source}{kwargs}; at most {turnkey.rollout.max_turns} turns"
+
+
+def _episodes(config: DictConfig, episodes: int) -> str:
+    return f"{config.data.train_batch_size} tasks x {config.actor_rollout_ref.rollout.n} = {episodes} episodes"
+
+
+def _rows(loop: str, turnkey: TurnkeyConfig, episodes: int) -> str:
+    if loop == OURS:
+        return f"{episodes} to {episodes * turnkey.rollout.max_turns} rows"
+    return f"{episodes} rows" if loop in VERLS_LOOPS else "rows as the loop makes them"
+
+
+def _update(config: DictConfig, turnkey: TurnkeyConfig) -> str:
+    actor = config.actor_rollout_ref.actor
+    if turnkey.update.order == "reverse_turns":
+        return f"one optimizer step per turn, the last first, x {actor.ppo_epochs} epochs"
+    number = turnkey.update.mini_batches
+    if number is None:
+        number = math.ceil(config.data.train_batch_size / _syncs(config) / actor.ppo_mini_batch_size)
+    batches = f"{number} mini-batches x {actor.ppo_epochs} epochs = {number * actor.ppo_epochs} optimizer steps"
+    return f"{batches} per {'batch' if _syncs(config) == 1 else 'update of a step'}"
+
+
+def _syncs(config: DictConfig) -> int:
+    """Updates of a training step: more than one with ``separate_async``."""
+    mode = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_")
+    return int(OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1)
+
+
+def _paid(loop: str, turnkey: TurnkeyConfig) -> str:
+    if loop != OURS:
+        return "what the rows carry: records of the loop, or verl's reward per token"
+    parts = [f"{entry.get('label', entry['name'])} x {entry.get('weight', 1)}" for entry in turnkey.rewards]
+    penalty = turnkey.rollout.invalid_action_penalty
+    return " + ".join(parts) + (f", minus {penalty} for a turn without a valid action" if penalty else "")
+
+
+def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loop: str, mode: str) -> Iterator[str]:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if loop == OURS and turnkey.env.id and (others := set(task_environments(config)) - {turnkey.env.id}):
+        yield f"turnkey.env.id={turnkey.env.id} where the tasks name another ({', '.join(sorted(others)[:3])})"
+    if loop != OURS:
+        if turnkey.env.id:
+            yield f"turnkey.env.id={turnkey.env.id}: {loop} plays no environment of this package"
+        if turnkey.rollout != RolloutConfig():
+            yield f"turnkey.rollout.*: only {OURS} reads it"
+    if mode.startswith("turnkey_"):
+        if turnkey.update.mini_batches is not None:
+            key = "actor_rollout_ref.actor.ppo_mini_batch_size"
+            yield f"{key}={actor.ppo_mini_batch_size}: turnkey.update.mini_batches is set"
+        for key, node in (("actor", actor), ("rollout", rollout)):
+            name = "ppo_micro_batch_size_per_gpu" if key == "actor" else "log_prob_micro_batch_size_per_gpu"
+            if node.get(name) is not None:
+                yield f"actor_rollout_ref.{key}.{name}={node[name]}: batches are filled by tokens (dynamic batches)"

@@ -1,0 +1,151 @@
+"""Checks of sizes in the driver: counts, tokens of a micro-batch, rows of a micro-batch, the model's positions.
+
+verl finds most of these after the first rollout, some when the first long row comes, perhaps days in.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.paths import positions
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
+
+ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
+
+COUNTS = (
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    f"{ROLLOUT}.n",
+    f"{ROLLOUT}.val_kwargs.n",
+    f"{ROLLOUT}.agent.num_workers",
+    f"{ROLLOUT}.tensor_model_parallel_size",
+    f"{ACTOR}.ppo_mini_batch_size",
+    f"{ACTOR}.ppo_epochs",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.total_epochs",
+)
+MAY_BE_NULL = ("trainer.total_training_steps", "data.gen_batch_size", "data.val_batch_size", f"{ROLLOUT}.max_model_len")
+
+# Whether a pass cuts micro-batches by tokens, and the key with their rows where it does not.
+MICRO_BATCHES = (
+    (f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    (f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
+    (f"{REF}.log_prob_use_dynamic_bsz", f"{REF}.log_prob_micro_batch_size_per_gpu"),
+)
+CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
+
+
+def check_limits(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool, use_reference: bool) -> None:
+    """Refuse sizes with which a run would stop later, or train on nothing.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    _check_mini_batches(config, turnkey)
+    _check_micro_batches(config, turnkey, use_reference)
+    rollout = config.actor_rollout_ref.rollout
+    response = rollout.response_length
+    if rollout.agent.default_agent_loop == "turnkey_env" and turnkey.rollout.max_tokens_per_turn:
+        response = turnkey.rollout.max_tokens_per_turn
+    longest = rollout.prompt_length + response
+    what = f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} written)"
+    _check_tokens(config, longest, what, use_critic, use_reference)
+    room, key = positions(config)
+    if room is not None and longest > room:
+        raise ConfigError(f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length")
+
+
+def check_counts(config: DictConfig) -> None:
+    """Refuse what is no whole number above 0 where only such a number makes sense; other checks compute with them.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    for key in (*COUNTS, *MAY_BE_NULL):
+        value = OmegaConf.select(config, key)
+        if value is None and key in MAY_BE_NULL:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{key}: expected a whole number, 1 or more, got {value!r}")
+
+
+def _check_mini_batches(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """A mini-batch of padding rows alone would move the weights by the optimizer's momentum."""
+    asked = turnkey.update.mini_batches
+    if asked is None:
+        return
+    mode = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_")
+    parts = OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1
+    episodes = config.data.train_batch_size // parts * config.actor_rollout_ref.rollout.n
+    said = f"turnkey.update.mini_batches={asked} with {episodes} episodes per update (data.train_batch_size x rollout.n"
+    turns = turnkey.rollout.max_turns
+    if asked > episodes * turns:
+        raise ConfigError(
+            f"{said}, turnkey.rollout.max_turns={turns}) is more than there can be rows: lower it to {episodes}"
+        )
+    if asked > episodes:
+        warnings.warn(f"{said}): when episodes are short, some mini-batches will hold no row at all", stacklevel=2)
+
+
+def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_reference: bool) -> None:
+    """Fixed micro-batches: the trainer pads to them, and verl has to be told their sizes."""
+    (actor, _), (rollout, _), _ = MICRO_BATCHES
+    dynamic = {switch: bool(OmegaConf.select(config, switch)) for switch, _ in MICRO_BATCHES}
+    if dynamic[actor] != dynamic[rollout]:
+        raise ConfigError(
+            f"{actor}={dynamic[actor]} and {rollout}={dynamic[rollout]}: verl computes both in one engine, so set them "
+            "alike"
+        )
+    for switch, size in MICRO_BATCHES if use_reference else MICRO_BATCHES[:2]:
+        rows, old = OmegaConf.select(config, size), size.removesuffix("_per_gpu")
+        if not dynamic[switch] and (not isinstance(rows, int) or rows < 1):
+            former = OmegaConf.select(config, old)
+            unread = f" ({old}={former} counts the rows of all GPUs, and verl reads it no more)" if former else ""
+            raise ConfigError(f"{switch}=false needs the rows of a micro-batch: set {size}, got {rows}{unread}")
+        if dynamic[switch] and (given := [key for key in (size, old) if OmegaConf.select(config, key) is not None]):
+            warnings.warn(
+                f"{given[0]}={OmegaConf.select(config, given[0])} has no effect with {switch}=true, where tokens bound "
+                f"a micro-batch: {switch}=false takes it",
+                stacklevel=2,
+            )
+    loss = loss_of(config)
+    phases = "turnkey.update.order=reverse_turns" if turnkey.update.order == "reverse_turns" else None
+    if loss is not None and "group_log_ratio" in loss.needs:
+        phases = f"{ACTOR}.policy_loss.loss_mode={loss.name}"
+    if phases and not all(dynamic[switch] for switch in (actor, rollout)):
+        raise ConfigError(
+            f"{phases} updates on parts of the batch, which fixed micro-batches need not divide: set {actor}=true"
+        )
+
+
+def _check_tokens(config: DictConfig, longest: int, what: str, use_critic: bool, use_reference: bool) -> None:
+    """A micro-batch cut by tokens has to hold the longest row; with sequence parallelism its GPUs hold it together."""
+    parts = config.actor_rollout_ref
+    if str(parts.actor.strategy) not in ("fsdp", "fsdp2"):
+        return  # other engines count in other ways
+    spread = max(parts.actor.ulysses_sequence_parallel_size, parts.actor.fsdp_config.ulysses_sequence_parallel_size)
+    used = [(f"{ACTOR}.ppo_max_token_len_per_gpu", parts.actor.use_dynamic_bsz, spread)]
+    used.append((f"{ROLLOUT}.log_prob_max_token_len_per_gpu", parts.rollout.log_prob_use_dynamic_bsz, spread))
+    if use_reference:
+        own = max(parts.ref.ulysses_sequence_parallel_size, parts.ref.fsdp_config.ulysses_sequence_parallel_size)
+        used.append((f"{REF}.log_prob_max_token_len_per_gpu", parts.ref.log_prob_use_dynamic_bsz, own))
+    if use_critic:
+        # Of the critic's keys this is the one that verl reads, for training too; its files do not list it.
+        used.append((CRITIC_TOKENS, True, config.critic.fsdp.ulysses_sequence_parallel_size))
+        if config.critic.ppo_max_token_len_per_gpu != 32768:
+            warnings.warn(
+                f"critic.ppo_max_token_len_per_gpu={config.critic.ppo_max_token_len_per_gpu} has no effect: verl reads "
+                f"+{CRITIC_TOKENS}",
+                stacklevel=2,
+            )
+    for key, dynamic, gpus in used:
+        limit = OmegaConf.select(config, key) or (32768 if key == CRITIC_TOKENS else 0)
+        if dynamic and limit * gpus < longest:
+            together = f" on each of {gpus} GPUs (ulysses_sequence_parallel_size)" if gpus > 1 else ""
+            plus = "+" if key == CRITIC_TOKENS else ""
+            raise ConfigError(f"{plus}{key}={limit}{together} is too small: {what}; raise it to {-(-longest // gpus)}")

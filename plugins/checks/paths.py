@@ -1,0 +1,105 @@
+"""Checks of paths in the driver: models, and the folders that a run writes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+MODEL = "actor_rollout_ref.model.path"
+VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
+
+
+def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
+    """Refuse models that are not there and folders that cannot be written to; give the critic the actor's model.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    _check_model(config, MODEL)
+    _check_model(config, "actor_rollout_ref.model.tokenizer_path", weights=False)
+    _check_model(config, "actor_rollout_ref.model.lora_adapter_path", weights=False)
+    if use_critic:
+        _default_critic(config)
+        _check_model(config, "critic.model.path")
+    folders = {"turnkey.log.trajectories": turnkey.log.trajectories}
+    folders |= {f"trainer.{key}": config.trainer.get(key) for key in ("rollout_data_dir", "validation_data_dir")}
+    if config.trainer.save_freq > 0:
+        folders["trainer.default_local_dir"] = config.trainer.default_local_dir
+    for key, folder in folders.items():
+        if folder and "://" not in folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
+            absent(config, f"{key}={folder} cannot be written to: {reason}")
+
+
+def joins_cluster(config: DictConfig) -> bool:
+    """Whether the run goes to a Ray that is there already, so that files may lie on its machines only."""
+    return bool(OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"))
+
+
+def absent(config: DictConfig, message: str) -> None:
+    """Something is not on this machine: an error, or a warning where other machines do the work.
+
+    Raises:
+        ConfigError: ``message``.
+    """
+    if not joins_cluster(config):
+        raise ConfigError(message)
+    warnings.warn(f"{message} (on this machine; the Ray cluster may have it)", stacklevel=3)
+
+
+def is_local(path: str) -> bool:
+    """Whether ``path`` can only be a local one: names on a hub have at most one slash."""
+    return "://" not in path and (path.startswith(("/", ".", "~")) or path.count("/") > 1)
+
+
+def positions(config: DictConfig) -> tuple[int | None, str]:
+    """How many tokens the rollout's model takes, None when that cannot be read here; and the key that says so."""
+    if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
+        return limit, "actor_rollout_ref.rollout.max_model_len"
+    model = config.actor_rollout_ref.model
+    given = (model.get("override_config") or {}).get("max_position_embeddings")
+    file = Path(model.hf_config_path or model.path).expanduser() / "config.json"
+    if given is None and file.is_file():
+        found = json.loads(file.read_text())
+        given = found.get("max_position_embeddings", (found.get("text_config") or {}).get("max_position_embeddings"))
+    return given, f"max_position_embeddings of {MODEL}={model.path}"
+
+
+def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
+    path = OmegaConf.select(config, key)
+    if path is None:
+        if not weights:
+            return
+        raise ConfigError(f"{key} is null: give the folder of a model, or its name on the hub")
+    folder = Path(path).expanduser()
+    if is_local(path) and not folder.is_dir():
+        default = ", which is verl's default" if path == VERLS_CRITIC else ""
+        absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
+    elif weights and folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{key}={path} is no model of Hugging Face: there is no config.json in it")
+
+
+def _default_critic(config: DictConfig) -> None:
+    """verl's own default is a model that hardly anybody has, and its error speaks of the form of repository names."""
+    critic, actor = config.critic.model, config.actor_rollout_ref.model
+    if critic.path == VERLS_CRITIC and not Path(critic.path).expanduser().is_dir():
+        warnings.warn(
+            f"critic.model.path is not set: the critic starts from the actor's model, {actor.path}", stacklevel=2
+        )
+        with open_dict(config):
+            critic.path = actor.path
+            critic.trust_remote_code = actor.trust_remote_code
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why ``folder`` cannot be made or written to."""
+    at = next(path for path in (folder, *folder.parents) if path.exists())
+    if not at.is_dir():
+        return f"{at} is a file"
+    return None if os.access(at, os.W_OK | os.X_OK) else f"no permission to write to {at}"

@@ -1,0 +1,176 @@
+"""The first task, played for a few steps before Ray starts: seconds instead of GPU-minutes to find what is wrong.
+
+The environment lives in a process like those of the hosts and answers by the same rules, so what passes here can be
+played there, and what dies takes no driver along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.answers import Info
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting.process import Child
+from verl_turnkey.envs.hosting.seats import CLOSE_SECONDS, RESET_KEY, STEP_KEY
+from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
+from verl_turnkey.envs.prompting.memory import Memory, View
+from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+STEPS = 5
+
+
+def first_task(file: str) -> Task:
+    """The first task of a parquet file.
+
+    Raises:
+        ConfigError: the file has no column ``turnkey_task``.
+        TaskFormatError: the column holds something else than a task.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(Path(file).expanduser())
+    if COLUMN not in table.schema_arrow.names:
+        raise ConfigError(
+            f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
+            f"{', '.join(table.schema_arrow.names)}): write the file with `turnkey tasks`, or choose another loop with "
+            "actor_rollout_ref.rollout.agent.default_agent_loop"
+        )
+    if table.metadata.num_rows == 0:
+        raise ConfigError(f"{file} holds no tasks: write some with `turnkey tasks`")
+    return Task.from_json(next(table.iter_batches(batch_size=1, columns=[COLUMN])).column(0)[0].as_py())
+
+
+def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
+    """Play the first task for a few steps, in a process as a host's, and measure its first prompt.
+
+    Raises:
+        ConfigError: the environment cannot be made, raises, hangs, dies or answers what is no answer; its prompt
+            exceeds the budget; or the model's chat template shows no tools although the action is a tool call.
+    """
+    task = _configured(first_task(file), turnkey)
+    try:
+        observation, info = asyncio.run(play(turnkey, task))
+    except EnvironmentFailure as failure:
+        raise _refusal(task, failure) from None
+    if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
+        _measure(config, turnkey, observation, info["task"], info["admissible"])
+
+
+def task_file(config: DictConfig) -> str | None:
+    """The first training file with tasks that can be read here; None when there is none."""
+    import pyarrow.parquet as pq
+
+    files = config.data.get("train_files") or []
+    for path in [Path(str(file)).expanduser() for file in ([files] if isinstance(files, str) else files)]:
+        if path.suffix == ".parquet" and path.is_file() and COLUMN in pq.ParquetFile(path).schema_arrow.names:
+            return str(path)
+    return None
+
+
+def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
+    """Play the first task once on every node of the Ray cluster: data, packages or a mount may be missing on one.
+
+    Raises:
+        ConfigError: names the node, and what is wrong there.
+    """
+    import ray
+    from ray.exceptions import RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = _configured(first_task(file), turnkey)
+    player = ray.remote(num_cpus=0, max_retries=0)(_play_here)
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    playing = [player.options(scheduling_strategy=place).remote(turnkey, task) for place in places]
+    for node, played in zip(nodes, playing, strict=True):
+        try:
+            ray.get(played)
+        except RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, EnvironmentFailure) else error
+            raise _refusal(task, cause, f" on node {node['NodeManagerAddress']} ({node['NodeName']})") from None
+
+
+def _play_here(turnkey: TurnkeyConfig, task: Task) -> None:
+    asyncio.run(play(turnkey, task))
+
+
+def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
+    env_id = task.env_id or turnkey.env.id
+    if not env_id:
+        raise ConfigError("neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
+    return Task(env_id, task.seed, {**turnkey.env.kwargs, **task.kwargs})
+
+
+def _refusal(task: Task, error: Exception, where: str = "") -> ConfigError:
+    what = f" ({error.kind}): {error.message}" if isinstance(error, EnvironmentFailure) else f": {error}"
+    return ConfigError(
+        f"environment {task.env_id!r} with seed {task.seed} cannot be played{where}{what}\n"
+        "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
+    )
+
+
+async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info]:
+    """Begin ``task`` and take up to ``STEPS`` random steps, as a host does. First observation and info.
+
+    Raises:
+        EnvironmentFailure: as in training, where it would cost each episode.
+    """
+    env, rng = turnkey.env, random.Random(task.seed)
+    process = await Child.spawn(turnkey.modules)
+    try:
+        load = f"import of {task.env_id}"
+        await process.call("load", (task.env_id,), env.reset_timeout, load, RESET_KEY)
+        start = (task.env_id, dict(task.kwargs), task.seed)
+        first = await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)
+        observation, info = first
+        for _ in range(STEPS):
+            actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
+            action = rng.choice(actions) if actions else "look"
+            step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
+            observation, _, terminated, truncated, info = step
+            if terminated or truncated:
+                break
+    finally:
+        await process.retire(CLOSE_SECONDS)
+    return first
+
+
+def _measure(
+    config: DictConfig, turnkey: TurnkeyConfig, observation: str, goal: str, admissible: list[str] | None
+) -> None:
+    model = config.actor_rollout_ref.model
+    path = Path(model.path).expanduser()
+    special = any(model.get(key) for key in ("tokenizer_path", "trust_remote_code", "custom_chat_template"))
+    if not path.is_dir() or special:
+        return  # not a plain local tokenizer: the agent loop measures each prompt anyway
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
+    if turnkey.rollout.action_format == TOOL_CALL:
+        from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
+
+        check_tool_template(tokenizer, **kwargs)
+        kwargs["tools"] = [ACT]
+
+    def encode(past: View) -> list[int]:
+        messages = build_messages(
+            system=turnkey.rollout.system,
+            template=load_template(turnkey.rollout.template),
+            task=goal,
+            history=past.turns,
+            observation=observation,
+            admissible=admissible,
+            instruction=INSTRUCTIONS.get(turnkey.rollout.action_format, ""),
+        )
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)

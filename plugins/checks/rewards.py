@@ -1,0 +1,113 @@
+"""Checks of who pays and who weighs, in the driver: verl's reward functions, rollout correction, teachers."""
+
+from __future__ import annotations
+
+import warnings
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.rewards import compose
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, reward_entries
+
+# Keys of former versions, which verl's V1 trainers do not read, and what took their place.
+FORMER = {
+    "custom_reward_function.path": "reward.custom_reward_function.path",
+    "reward_model.enable": "reward.reward_model.enable",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.reward_loop_source": "reward.reward_manager.source",
+}
+FUNCTION = "reward.custom_reward_function.path"
+KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+
+
+def check_algorithm(config: DictConfig) -> None:
+    """Refuse keys of former versions, and weights and penalties that the run would not compute.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    for key, instead in FORMER.items():
+        if (value := OmegaConf.select(config, key)) is not None:
+            raise ConfigError(f"{key}={value} is not read by verl's V1 trainers: write {instead}")
+    _check_correction(config)
+    _check_kl(config)
+
+
+def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Compose what the loop turnkey_env pays, and refuse what it would ignore, or count twice.
+
+    It pays by ``turnkey.rewards``; verl scores only rows that come without a score.
+
+    Raises:
+        ConfigError: names the key to change and the way out.
+    """
+    _check_verls(config, turnkey)
+    compose(reward_entries(config, turnkey))
+    penalty = turnkey.rollout.invalid_action_penalty
+    for i, entry in enumerate(turnkey.rewards):
+        if entry["name"] == "invalid" and entry["weight"] and penalty:
+            raise ConfigError(
+                f"turnkey.rewards[{i}] (invalid, weight {entry['weight']}) and "
+                f"turnkey.rollout.invalid_action_penalty={penalty} would count an invalid action twice: set "
+                "turnkey.rollout.invalid_action_penalty=0, or leave the component out"
+            )
+
+
+def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    function = OmegaConf.select(config, FUNCTION)
+    asked = any(entry.get("name") == "verl" for entry in turnkey.rewards)
+    if function and not asked:
+        raise ConfigError(
+            f"{FUNCTION}={function} is not called: the agent loop turnkey_env pays by turnkey.rewards. Add "
+            "'turnkey.rewards=[{name: step},{name: verl}]' to pay what it returns too, or drop it"
+        )
+    if config.reward.reward_model.enable:
+        raise ConfigError(
+            "reward.reward_model.enable=true has no effect on the agent loop turnkey_env, which pays by "
+            "turnkey.rewards: set it to false and ask the model with the component judge "
+            "(turnkey.rewards=[{name: judge, url: ..., model: ...}]) or with a function of your own"
+        )
+    manager = config.reward.reward_manager
+    if manager.name != "naive" or manager.source != "register":
+        warnings.warn(
+            f"reward.reward_manager.name={manager.name} has no effect with the agent loop turnkey_env, which pays by "
+            "turnkey.rewards",
+            stacklevel=2,
+        )
+    if OmegaConf.select(config, "distillation.enabled"):
+        raise ConfigError(
+            "distillation.enabled=true gives the teacher's log-probabilities of an episode's last row only, and the "
+            "agent loop turnkey_env writes a row per step: set distillation.enabled=false"
+        )
+
+
+def _check_correction(config: DictConfig) -> None:
+    correction = config.algorithm.get("rollout_correction") or {}
+    loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+    for key in ("rollout_is", "rollout_rs"):
+        if correction.get("bypass_mode") and correction.get(key) and loss != "bypass_mode":
+            because = " (+turnkey/loss=a3po sets it)" if loss == "a3po" else ""
+            raise ConfigError(
+                f"algorithm.rollout_correction.{key}={correction[key]} is not computed with "
+                f"algorithm.rollout_correction.bypass_mode=true{because}: set {key}=null, or bypass_mode=false with a "
+                "loss that can do without"
+            )
+        if correction.get(key) and not config.actor_rollout_ref.rollout.calculate_log_probs:
+            raise ConfigError(
+                f"algorithm.rollout_correction.{key}={correction[key]} compares with the rollout's log-probabilities: "
+                "set actor_rollout_ref.rollout.calculate_log_probs=true"
+            )
+
+
+def _check_kl(config: DictConfig) -> None:
+    """verl finds an unknown name after the first rollout."""
+    actor = config.actor_rollout_ref.actor
+    used = {
+        "actor_rollout_ref.actor.kl_loss_type": (actor.use_kl_loss, actor.kl_loss_type),
+        "algorithm.kl_penalty": (config.algorithm.use_kl_in_reward, config.algorithm.kl_penalty),
+    }
+    for key, (on, name) in used.items():
+        if on and str(name).removesuffix("+") not in KL_PENALTIES:
+            raise ConfigError(f"there is no {key}={name!r}{closest(str(name), list(KL_PENALTIES))}")

@@ -1,0 +1,191 @@
+"""Checks of what runs where, in the driver: engines, agent loops, the trainer's mode, loggers."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LOOP = f"{ROLLOUT}.agent.default_agent_loop"
+
+# Strategies of each kind of actor that ``model_engine`` composes, by its dataclass; the first two are tested here.
+STRATEGIES = {
+    "FSDPActorConfig": ("fsdp", "fsdp2"),
+    "McoreActorConfig": ("megatron",),
+    "VeOmniActorConfig": ("veomni",),
+    "TorchTitanActorConfig": ("torchtitan",),
+}
+ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActorConfig": "veomni"}
+TESTED_ROLLOUT = "vllm"
+
+# Loggers that need a package of their own, and its module.
+LOGGERS = {"wandb": "wandb", "mlflow": "mlflow", "swanlab": "swanlab", "tensorboard": "tensorboard"}
+
+
+def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+    """Refuse engines, loops, modes and loggers that cannot work, say which ones nobody has tested with this package.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    _check_strategy(config)
+    _check_engine(config, turnkey)
+    known = agent_loops(config)
+    if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) not in known:
+        raise ConfigError(f"there is no {LOOP}={loop!r}{closest(loop, known)}")
+    _check_gpus(config, mode)
+    if mode == "turnkey_separate_async":
+        _check_separate(config)
+    _check_loss_name(config)
+    _check_loggers(config)
+    if loop == "turnkey_env":
+        _warn_turns(config)
+
+
+def agent_loops(config: DictConfig) -> list[str]:
+    """Names of the agent loops that a worker will know: verl's, ours, those of the user's modules and YAML file.
+
+    Raises:
+        ConfigError: the YAML file is not there or holds something else.
+    """
+    importlib.import_module("verl.experimental.agent_loop")  # fills the registry
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+    from verl.utils.import_utils import resolve_config_path
+
+    names = [*_agent_loop_registry]
+    key = f"{ROLLOUT}.agent.agent_loop_config_path"
+    if path := OmegaConf.select(config, key):
+        try:
+            names += [str(entry["name"]) for entry in OmegaConf.load(resolve_config_path(path))]
+        except Exception as error:
+            raise ConfigError(f"{key}={path} cannot be read ({type(error).__name__}: {error})") from error
+    return names
+
+
+def _check_strategy(config: DictConfig) -> None:
+    actor = config.actor_rollout_ref.actor
+    kind = str(actor.get("_target_", "")).rpartition(".")[2]
+    known, strategy = STRATEGIES.get(kind), str(actor.strategy)
+    if known is not None and strategy not in known:
+        owner = next((ENGINES.get(other) for other, names in STRATEGIES.items() if strategy in names), None)
+        way_out = f": it comes with model_engine={owner}" if owner else closest(strategy, list(known))
+        raise ConfigError(f"{ACTOR}.strategy={strategy} does not go with this configuration{way_out}")
+    if strategy not in STRATEGIES["FSDPActorConfig"]:
+        warnings.warn(
+            f"{ACTOR}.strategy={strategy} is untested with verl-turnkey, which is tested on fsdp and fsdp2",
+            stacklevel=2,
+        )
+
+
+def _check_engine(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    rollout = config.actor_rollout_ref.rollout
+    known = [*RolloutReplicaRegistry._registry]
+    if OmegaConf.is_missing(rollout, "name"):
+        raise ConfigError(f"{ROLLOUT}.name is not set: write {ROLLOUT}.name={TESTED_ROLLOUT} (or {', '.join(known)})")
+    name = str(rollout.name)
+    if name not in known:
+        raise ConfigError(f"there is no {ROLLOUT}.name={name!r}{closest(name, known)}")
+    if name != TESTED_ROLLOUT:
+        warnings.warn(f"{ROLLOUT}.name={name} is untested with verl-turnkey, which is tested on vllm", stacklevel=2)
+    if name == "sglang" and turnkey.rollout.stop and rollout.skip_tokenizer_init:
+        raise ConfigError(
+            f"turnkey.rollout.stop={turnkey.rollout.stop} needs SGLang's tokenizer, which "
+            f"{ROLLOUT}.skip_tokenizer_init=true leaves out: set it to false, or use turnkey.rollout.stop_token_ids"
+        )
+    try:  # what workers do, after the models are loaded
+        omega_conf_to_dataclass(rollout)
+    except Exception as error:
+        raise ConfigError(f"{ROLLOUT} is not valid: {_last_cause(error)}") from error
+
+
+def _last_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _check_gpus(config: DictConfig, mode: str) -> None:
+    """A server of the rollout takes whole GPUs of one pool."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    each = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    pools = {"trainer": (trainer.nnodes, trainer.n_gpus_per_node)}
+    if mode.endswith("separate_async") and rollout.nnodes:
+        pools[ROLLOUT] = (rollout.nnodes, rollout.n_gpus_per_node)
+        if not config.actor_rollout_ref.hybrid_engine:
+            del pools["trainer"]
+    for where, (nodes, gpus) in pools.items():
+        if nodes * gpus % each:
+            raise ConfigError(
+                f"{ROLLOUT}.tensor_model_parallel_size x data_parallel_size = {each} GPUs per server do not divide the "
+                f"{nodes * gpus} of {where}.nnodes x {where}.n_gpus_per_node: set "
+                f"{ROLLOUT}.tensor_model_parallel_size=1, or a divisor"
+            )
+
+
+def _check_separate(config: DictConfig) -> None:
+    """What verl's separate_async demands, which it says in an assertion inside Ray."""
+    rollout, sync = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async.parameter_sync_step
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    here = "trainer.v1.trainer_mode=turnkey_separate_async"
+    if batch != sync * mini:
+        raise ConfigError(
+            f"{here} needs data.train_batch_size = trainer.v1.separate_async.parameter_sync_step x "
+            f"{ACTOR}.ppo_mini_batch_size, got {batch} and {sync} x {mini}"
+        )
+    for key in ("nnodes", "n_gpus_per_node"):
+        if rollout[key] < 1:
+            raise ConfigError(f"{here} needs GPUs of its own for the rollout: set {ROLLOUT}.{key}, got {rollout[key]}")
+    if rollout.checkpoint_engine.backend == "naive":
+        raise ConfigError(
+            f"{here} sends weights between machines: set {ROLLOUT}.checkpoint_engine.backend to nccl, nixl or another "
+            "engine, got naive"
+        )
+
+
+def _check_loss_name(config: DictConfig) -> None:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+    if name not in POLICY_LOSS_REGISTRY:
+        raise ConfigError(f"there is no {ACTOR}.policy_loss.loss_mode={name!r}{closest(name, [*POLICY_LOSS_REGISTRY])}")
+
+
+def _check_loggers(config: DictConfig) -> None:
+    from verl.utils.tracking import Tracking
+
+    given: Any = config.trainer.logger
+    names: Iterable[str] = [given] if isinstance(given, str) else given or []
+    for name in names:
+        if name not in Tracking.supported_backend:
+            raise ConfigError(f"there is no trainer.logger={name!r}{closest(name, list(Tracking.supported_backend))}")
+        if name in LOGGERS and find_spec(LOGGERS[name]) is None:
+            raise ConfigError(f"trainer.logger={name} needs the package {LOGGERS[name]!r}: pip install it, or drop it")
+
+
+def _warn_turns(config: DictConfig) -> None:
+    """verl's keys of its own multi-turn loops."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    ours = {
+        "max_assistant_turns": "turnkey.rollout.max_turns",
+        "max_user_turns": "turnkey.rollout.max_turns",
+        "tool_config_path": "an environment, which has its own actions",
+        "function_tool_path": "an environment, which has its own actions",
+    }
+    for key, instead in ours.items():
+        if multi_turn.get(key) is not None:
+            warnings.warn(
+                f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: it takes "
+                f"{instead}",
+                stacklevel=2,
+            )

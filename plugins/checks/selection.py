@@ -1,0 +1,61 @@
+"""Whether a composed configuration selects what its ``turnkey:`` node sets; the launch line is :mod:`command_line`."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.config.foreign_keys import FOREIGN, refusal
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of
+from verl_turnkey.plugins.verl_api.ledger import TRAINERS
+
+
+def uses_us(config: DictConfig) -> bool:
+    """Whether trainer, agent loop, estimator or loss is one of ours: without any of them stock verl runs.
+
+    The names of estimators and losses may be another plugin's: they count beside a ``turnkey:`` node.
+    """
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    if mode.startswith("turnkey_") or loop.startswith("turnkey_"):
+        return True
+    return "turnkey" in config and (estimator_of(config) is not None or loss_of(config) is not None)
+
+
+def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Refuse a ``turnkey:`` node that nothing reads, parameters without their estimator, and other frameworks' keys.
+
+    Raises:
+        ConfigError: names what to add or to drop.
+    """
+    if "turnkey" not in config:
+        return
+    if not uses_us(config):
+        raise ConfigError(
+            "the node turnkey: is set, but stock verl would run and not read it: trainer, agent loop, estimator and "
+            "loss are all verl's. Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)"
+        )
+    _check_trainer_name(str(OmegaConf.select(config, "trainer.v1.trainer_mode")))
+    if turnkey.credit and estimator_of(config) is None:
+        name = str(config.algorithm.adv_estimator)
+        raise ConfigError(
+            f"turnkey.credit sets {', '.join(turnkey.credit)}, but algorithm.adv_estimator={name!r} is none of this "
+            f"package's estimators and takes none{did_you_mean(name, estimators())} Either drop "
+            "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
+            f"algorithm.adv_estimator={name}"
+        )
+    values: list[tuple[str, Any, str]] = [(key, OmegaConf.select(config, key), ours) for key, ours in FOREIGN.items()]
+    if found := [(f"{key}={value}", ours) for key, value, ours in values if value is not None]:
+        raise ConfigError(refusal(found))
+
+
+def _check_trainer_name(mode: str) -> None:
+    """A misspelt name of ours would be taken for a trainer of somebody else's."""
+    others = {name.removeprefix("turnkey_") for name in TRAINERS}
+    close = difflib.get_close_matches(mode, TRAINERS, n=1, cutoff=0.8)
+    if mode not in TRAINERS and mode not in others and close:
+        raise ConfigError(f"there is no trainer.v1.trainer_mode={mode!r}; did you mean {close[0]!r}?")

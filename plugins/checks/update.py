@@ -1,0 +1,197 @@
+"""Checks of the actor's update, in the driver: the policy loss, its mean, its inputs, the order of updates."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError, EstimatorSpec
+from verl_turnkey.losses import LossSpec
+from verl_turnkey.losses.registry import scales_gradient, weighs
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, loss_params
+from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
+from verl_turnkey.plugins.verl_api import ledger
+
+# verl's losses with one importance ratio for a whole row, and its estimators whose advantages differ inside a turn.
+RATIO_PER_ROW = ("gspo", "geo_mean")
+ADVANTAGE_PER_TOKEN = ("gae",)
+
+# Inputs of policy losses that the trainer itself provides (loss_inputs.PROVIDERS, which imports torch and verl).
+PROVIDED = ("staleness", "rewards", "group_reward", "group_log_ratio")
+
+# The same of verl's keys that a turnkey loss does not read.
+IGNORED_ACTOR_KEYS = {
+    "clip_ratio": (0.2, "clip_low"),
+    "clip_ratio_low": (0.2, "clip_low"),
+    "clip_ratio_high": (0.2, "clip_high"),
+    "clip_ratio_c": (3.0, "dual_clip"),
+}
+
+
+def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+    """Refuse what cannot work, warn of what nobody means; ``mode`` is ``trainer.v1.trainer_mode``.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    _check_loss(config, turnkey, mode)
+    _check_order(config, turnkey, mode)
+    _warn_levels(config, turnkey)
+
+
+def warn_ignored(
+    node: DictConfig, where: str, keys: dict[str, tuple[Any, str]], spec: EstimatorSpec | LossSpec, ours: str
+) -> None:
+    """Name the keys of verl under ``where`` that were changed although ``spec`` does not read them."""
+    known = {field.name for field in fields(spec.params)}
+    for key, (default, own) in keys.items():
+        if node.get(key, default) != default:
+            instead = f", which reads {ours}.{own}" if own in known else ", which has no such parameter"
+            warnings.warn(f"{where}.{key}={node[key]} has no effect on {spec.name}{instead}", stacklevel=2)
+
+
+def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+    spec, name = loss_of(config), config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
+    if spec is None:
+        if turnkey.loss:
+            raise ConfigError(
+                f"turnkey.loss takes no parameters for loss_mode={name!r}, got {sorted(turnkey.loss)}; they belong to "
+                "verl's own keys under actor_rollout_ref.actor"
+            )
+        return
+    if not mode.startswith("turnkey_"):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs a trainer that hands its parameters to the "
+            f"workers, but trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}"
+        )
+    estimator = estimator_of(config)
+    given = {*PROVIDED, *(estimator.gives if estimator else ())}
+    if lacking := {key: provider for key, provider in spec.needs.items() if key not in given}:
+        wanted = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})"
+        )
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if {*spec.needs} - {"staleness"} and estimator is None and loop in VERLS_LOOPS:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs the steps of each episode, which "
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {loop} does not tell: take an "
+            "estimator of this package, or the agent loop turnkey_env"
+        )
+    bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
+    if "staleness" in spec.needs and not (bypass and config.actor_rollout_ref.rollout.calculate_log_probs):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} takes the rollout's own log-probabilities as the "
+            "old ones: set algorithm.rollout_correction.bypass_mode=true and "
+            "actor_rollout_ref.rollout.calculate_log_probs=true, as +turnkey/loss=a3po does"
+        )
+    params = loss_params(config, turnkey)
+    _check_mean(config, spec, params)
+    strategy = str(config.actor_rollout_ref.actor.strategy)
+    if scales_gradient(params) and strategy not in ("fsdp", "fsdp2"):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} scales gradients, which it can on "
+            f"actor_rollout_ref.actor.strategy=fsdp or fsdp2, got {strategy!r}"
+        )
+    warn_ignored(config.actor_rollout_ref.actor, "actor_rollout_ref.actor", IGNORED_ACTOR_KEYS, spec, "turnkey.loss")
+    if "verl.trainer.ppo.core_algos" in sys.modules:
+        ledger.verify(("loss",), (str(name),))
+
+
+def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
+    """What a loss is averaged over, against ``loss_agg_mode`` and what else goes into that mean."""
+    mode = str(config.actor_rollout_ref.actor.loss_agg_mode)
+    if spec.per_row and mode != "seq-mean-token-mean":
+        raise ConfigError(
+            f"the loss {spec.name} is a mean over rows: set "
+            f"actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean, got {mode}"
+        )
+    if spec.per_row and (correction := OmegaConf.select(config, "algorithm.rollout_correction.rollout_is")):
+        raise ConfigError(
+            f"the loss {spec.name} is one number per row, and importance weights would multiply it token by token: set "
+            f"algorithm.rollout_correction.rollout_is=null, got {correction}"
+        )
+    if weighs(spec, params) and mode != "token-mean":
+        raise ConfigError(
+            f"the loss {spec.name} weighs its tokens itself (turnkey.loss: {params}): set "
+            f"actor_rollout_ref.actor.loss_agg_mode=token-mean, got {mode}"
+        )
+
+
+def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+    loss = loss_of(config)
+    carries = loss is not None and "group_log_ratio" in loss.needs
+    if carries or turnkey.update.order == "reverse_turns":
+        _warn_schedule(
+            config, "a policy loss that compares groups" if carries else "turnkey.update.order=reverse_turns"
+        )
+    if turnkey.update.order == "batch":
+        return
+    key = "turnkey.update.order=reverse_turns"
+    if not mode.startswith("turnkey_"):
+        raise ConfigError(f"{key} needs trainer.v1.trainer_mode=turnkey_{mode}, got {mode}")
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop in VERLS_LOOPS:
+        raise ConfigError(
+            f"{key} needs a row per turn, but actor_rollout_ref.rollout.agent.default_agent_loop={loop} gives one row "
+            "per episode: use turnkey_env, or turnkey.update.order=batch"
+        )
+    if turnkey.update.old_policy == "turn" and OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"):
+        raise ConfigError(
+            f"{key} computes the old log-probabilities again before each turn, but "
+            "algorithm.rollout_correction.bypass_mode=true keeps the rollout's: set the one to false, or "
+            "turnkey.update.old_policy=iteration"
+        )
+    params = loss_params(config, turnkey)
+    if loss is not None and weighs(loss, params):
+        raise ConfigError(
+            f"{key} updates turns apart, and the loss {loss.name} (turnkey.loss: {params}) is a "
+            "mean over the whole batch with weights of its own: choose one"
+        )
+    if carries:
+        raise ConfigError(f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
+    correction = config.algorithm.get("rollout_correction") or {}
+    if turnkey.update.old_policy == "turn" and correction.get("rollout_is"):
+        warnings.warn(
+            f"{key} computes the old log-probabilities again before each turn, while the weights of "
+            "algorithm.rollout_correction.rollout_is stay those of the beginning of the step: "
+            "turnkey.update.old_policy=iteration keeps the two together",
+            stacklevel=2,
+        )
+
+
+def _warn_schedule(config: DictConfig, cause: str) -> None:
+    optim = config.actor_rollout_ref.actor.optim
+    warm_up = max(optim.get("lr_warmup_steps_ratio") or 0, optim.get("lr_warmup_steps") or 0)
+    if optim.get("lr_scheduler_type", "constant") != "constant" or warm_up > 0:
+        warnings.warn(
+            f"{cause} makes several updates of a training step, and verl's learning-rate schedule moves with each: "
+            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is what it means",
+            stacklevel=3,
+        )
+
+
+def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Importance ratio and advantage are chosen apart; some pairs are not what anybody means."""
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+    estimator = str(config.algorithm.adv_estimator)
+    if name in RATIO_PER_ROW and loop in VERLS_LOOPS and estimator_of(config) is not None:
+        warnings.warn(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={name} has one importance ratio per row, and a row of "
+            f"{loop} holds several turns, each with an advantage of its own from {estimator}: one turn's tokens then "
+            "decide whether another's are clipped. +turnkey/loss=turn_ratio has one ratio per turn",
+            stacklevel=2,
+        )
+    if getattr(loss_params(config, turnkey), "gradient", None) == "turn" and estimator in ADVANTAGE_PER_TOKEN:
+        warnings.warn(
+            f"algorithm.adv_estimator={estimator} gives each token an advantage of its own, and {name} has one "
+            "importance ratio per turn: with turnkey.loss.gradient=turn each token moves by the turn's mean advantage; "
+            "turnkey.loss.gradient=token lets each token move by its own",
+            stacklevel=2,
+        )

@@ -1,0 +1,253 @@
+"""Checks in the driver, before Ray starts and before any GPU is touched.
+
+``main_ppo`` calls verl's ``validate_config`` in the driver; ours runs right before it. Every message names the key to
+change.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins import registries
+from verl_turnkey.plugins.checks.data import LOOP_COLUMN, check_data, has_column
+from verl_turnkey.plugins.checks.limits import check_counts, check_limits
+from verl_turnkey.plugins.checks.paths import check_paths, joins_cluster
+from verl_turnkey.plugins.checks.rewards import check_algorithm, check_rewards
+from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
+from verl_turnkey.plugins.checks.selection import check_selection
+from verl_turnkey.plugins.checks.update import check_update, warn_ignored
+from verl_turnkey.plugins.config.command_line import groups, near_miss
+from verl_turnkey.plugins.config.schema import (
+    TurnkeyConfig,
+    closest,
+    credit_params,
+    estimator_of,
+    loss_of,
+    turnkey_config,
+)
+from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.verl_api import internals, ledger
+
+# verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
+IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
+
+
+def check(config: DictConfig, *, use_critic: bool) -> None:
+    """Refuse a configuration that cannot do what it asks for; does nothing to one that does not mention us.
+
+    Later checks rely on earlier ones: names, paths, sizes, then what is read from files and played.
+
+    Raises:
+        ConfigError: names what was expected, what came and the key to change.
+    """
+    _check_root_keys(config)
+    _absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
+    turnkey = turnkey_config(config)
+    from verl_turnkey.envs.user_modules import import_modules
+
+    import_modules(turnkey.modules)
+    check_selection(config, turnkey)
+    if "verl.trainer.ppo.core_algos" in sys.modules:
+        registries.register_estimators()
+        registries.register_losses()
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    involved = mode.startswith("turnkey_") or "turnkey" in config
+    # Another plugin may hold the name: without a switch of ours the run is theirs.
+    ours = estimator_of(config) is not None and (
+        involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
+    )
+    if ours:
+        _check_estimator(config, turnkey, use_critic, mode)
+    elif not involved and loss_of(config) is None:
+        return
+    if warning := internals.unsupported_verl():
+        warnings.warn(warning, stacklevel=2)
+    ledger.verify(("config",))
+    if mode.startswith("turnkey_"):
+        from verl.trainer.ppo.utils import need_reference_policy
+
+        _check_trainer(config, mode)
+        check_counts(config)
+        check_rollout(config, turnkey, mode)
+        check_paths(config, turnkey, use_critic=use_critic)
+        check_algorithm(config)
+        check_limits(config, turnkey, use_critic=use_critic, use_reference=need_reference_policy(config))
+    check_update(config, turnkey, mode)
+    files = check_data(config, turnkey, agent_loops(config))
+    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop != "turnkey_env" and turnkey.rewards != TurnkeyConfig().rewards:
+        warnings.warn(
+            f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env pays by it", stacklevel=2
+        )
+    if loop == "turnkey_env":
+        check_rewards(config, turnkey)
+        _check_agent_loop(config, turnkey, files)
+    elif ours and loop in VERLS_LOOPS and not any(has_column(file, LOOP_COLUMN) for file in files):
+        _check_derived(config, loop)
+    _hint_without_gpu(config)
+
+
+def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Workers have working directories of their own: what is relative to the driver's is made absolute here."""
+
+    from verl_turnkey.envs.prompting.prompts import TEMPLATES
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute())
+
+    with open_dict(config):
+        for i, entry in enumerate(turnkey.rewards):
+            for key in ("name", "path"):
+                if str(entry.get(key)).endswith(".py") or ".py:" in str(entry.get(key)):
+                    config.turnkey.rewards[i][key] = absolute(entry[key])
+        function = OmegaConf.select(config, "reward.custom_reward_function.path")
+        if function and Path(function).is_file():
+            config.reward.custom_reward_function.path = absolute(function)
+        if turnkey.modules:
+            config.turnkey.modules = [absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
+        for key in ("action_format", "summary"):
+            if ".py:" in (path := getattr(turnkey.rollout, key) or ""):
+                OmegaConf.update(config, f"turnkey.rollout.{key}", absolute(path))
+        shipped = (TEMPLATES / f"{turnkey.rollout.template}.txt").is_file()  # its name wins over a file's
+        if not shipped and Path(turnkey.rollout.template).is_file():
+            OmegaConf.update(config, "turnkey.rollout.template", absolute(turnkey.rollout.template))
+        if turnkey.log.trajectories:
+            config.turnkey.log.trajectories = absolute(turnkey.log.trajectories)
+
+
+def _check_root_keys(config: DictConfig) -> None:
+    """Hydra turns ``+turnkey/enviroment=x`` into a root key without a word."""
+    for key in map(str, config):
+        if near_miss(key.split("/")[0]) or key.startswith("turnkey/"):
+            raise ConfigError(f"there is no config group {key!r}{closest(key, list(groups()))}")
+    if isinstance(config.get("turnkey"), str):
+        raise ConfigError(
+            f"turnkey={config.turnkey!r} is a plain value: the config group was not found. Write +turnkey=<method> "
+            "(with the plus), and see that the line 'verl-turnkey ... is loaded' was printed"
+        )
+
+
+def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: bool, mode: str) -> None:
+    spec = estimator_of(config)
+    assert spec is not None
+    if not mode.startswith("turnkey_"):
+        raise ConfigError(
+            f"algorithm.adv_estimator={spec.name} needs a trainer that hands over the steps of each episode, but "
+            f"trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}, or add "
+            f"+turnkey={spec.name}"
+        )
+    ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
+    params = credit_params(config, turnkey)
+    for module in getattr(params, "requires", ()):
+        if find_spec(module) is None:
+            raise ConfigError(
+                f"algorithm.adv_estimator={spec.name} needs the Python package {module!r}, which is not installed: "
+                f'pip install "verl-turnkey[{spec.name}]" on every node'
+            )
+    if config.actor_rollout_ref.rollout.n == 1 and hasattr(params, "norm"):  # all methods with it compare in groups
+        warnings.warn(
+            f"actor_rollout_ref.rollout.n=1 leaves {spec.name} with one episode per group and nothing to compare it "
+            "with: raise n, or take a method without groups (turn_gae, vc_gae, rebn)",
+            stacklevel=2,
+        )
+    if "value" in spec.needs and not use_critic:
+        raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
+    warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
+
+
+def _check_trainer(config: DictConfig, mode: str) -> None:
+    if mode not in ledger.TRAINERS:
+        raise ConfigError(f"there is no trainer.v1.trainer_mode={mode!r}{closest(mode, list(ledger.TRAINERS))}")
+    if not config.trainer.use_v1:
+        raise ConfigError(f"trainer.v1.trainer_mode={mode} is a V1 trainer: set trainer.use_v1=true")
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    if config.algorithm.adv_estimator is None:
+        raise ConfigError(
+            "+turnkey=base chooses no estimator: set algorithm.adv_estimator to one of your own (turnkey.modules), of "
+            "this package or of verl"
+        )
+    name = str(config.algorithm.adv_estimator)
+    if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
+        raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
+
+
+def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str]) -> None:
+    """Play the first moment of the first task: environment, task format, template and prompt budget."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.get("enable_rollout_routing_replay", False):
+        raise ConfigError(
+            "the agent loop turnkey_env does not carry routed experts yet: set "
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=false"
+        )
+    budget = rollout.response_length
+    limit = turnkey.rollout.max_tokens_per_turn
+    if limit is not None and limit > budget:
+        raise ConfigError(
+            f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}: lower the one or "
+            "raise the other"
+        )
+    _check_prompts(config, turnkey)
+    from verl_turnkey.plugins.checks.probe import probe
+
+    if any(has_column(file, LOOP_COLUMN) for file in files):
+        return  # rows choose their own loop
+    if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
+        probe(config, turnkey, parquet[0])
+
+
+def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """The template, and what functions and parsers the agent loop will ask."""
+    from verl_turnkey.envs.prompting.actions import TOOL_CALL, load_parser
+    from verl_turnkey.envs.prompting.prompts import load_template
+    from verl_turnkey.envs.user_modules import load_function
+
+    options = turnkey.rollout
+    template = load_template(options.template)
+    if options.action_format == TOOL_CALL:
+        from verl_turnkey.plugins.rollout.action_reader import check_tool_parser
+
+        check_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)
+    else:
+        load_parser(options.action_format)
+    if options.summary is not None:
+        load_function(options.summary, "turnkey.rollout.summary")
+        if "{summary}" not in template:
+            raise ConfigError(
+                f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}, which "
+                f"turnkey.rollout.template={options.template} has not"
+            )
+
+
+def _check_derived(config: DictConfig, loop: str) -> None:
+    """verl's loops write no records: a method must live on what can be derived from their rows."""
+    spec = estimator_of(config)
+    assert spec is not None
+    per_turn = {
+        f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
+    }
+    lacking = [column for column in spec.needs if column not in {*COLUMNS, *per_turn}]
+    if lacking:
+        raise ConfigError(needs_record(spec.name, lacking))
+
+
+def _hint_without_gpu(config: DictConfig) -> None:
+    """verl's own error comes late and speaks of Ray resources; a head node without a GPU is none of our business."""
+    import torch
+
+    from verl_turnkey.plugins import cpu
+
+    accelerator = torch.cuda.is_available() or (hasattr(torch, "npu") and torch.npu.is_available())
+    if not accelerator and not joins_cluster(config) and not cpu.opted_in():
+        print(
+            "verl-turnkey: no accelerator is visible here. On a machine without one add +turnkey/device=cpu; "
+            "on the head node of a GPU cluster this line can be ignored.",
+            file=sys.stderr,
+            flush=True,
+        )

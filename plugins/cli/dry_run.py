@@ -1,0 +1,51 @@
+"""``turnkey check``: verl's own main program up to the point where Ray would start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from verl_turnkey.plugins.checks.selection import uses_us
+from verl_turnkey.plugins.config.command_line import refuse
+
+# Hydra's folder of a run and its log file; a check leaves nothing behind.
+_NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
+
+
+def dry_run(arguments: Sequence[str]) -> int:
+    """Compose and check what ``python -m verl.trainer.main_ppo`` would with the same arguments; print the header.
+
+    Returns:
+        0, or 1 when the run would be refused; the reason is on stderr.
+    """
+    # As main_ppo sees it: the plugin reads its switches here when verl is imported, and Hydra its overrides.
+    sys.argv = ["turnkey check", *arguments, *_NO_FILES]
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
+    try:
+        refuse(arguments)  # at once: importing verl takes most of the seconds
+        config = _until_ray()
+    except SystemExit as exit:
+        return 1 if exit.code not in (0, None) else 0
+    if config is None:  # --help and the like
+        return 0
+    if not uses_us(config):
+        print("stock verl: nothing of this package is asked for. Add +turnkey=<method>", flush=True)
+        return 1
+    print("ready: nothing was started", flush=True)
+    return 0
+
+
+def _until_ray() -> DictConfig | None:
+    """The configuration with which verl's main program would start Ray."""
+    from verl.trainer import main_ppo
+
+    started: list[DictConfig] = []
+    original, main_ppo.run_ppo = main_ppo.run_ppo, lambda config, **_: started.append(config)
+    try:
+        main_ppo.main()
+    finally:
+        main_ppo.run_ppo = original
+    return started[0] if started else None

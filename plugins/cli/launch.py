@@ -1,0 +1,214 @@
+"""``turnkey train``: from an environment and a model to a whole launch line of verl, with every choice stated.
+
+The line is what anybody would write by hand: it can be copied into a script and grown from there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.errors import did_you_mean
+from verl_turnkey.plugins.config import command_line
+
+# What fits a first run on one node with GPUs, and one on a CPU with a model of a few million parameters.
+SIZES: dict[str, dict[str, Any]] = {
+    "gpu": {
+        "data.train_batch_size": 16,
+        "data.max_prompt_length": 2048,
+        "data.max_response_length": 512,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.n": 8,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 32768,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": "true",
+        "actor_rollout_ref.model.use_remove_padding": "true",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+        "actor_rollout_ref.actor.optim.lr": "1e-6",
+    },
+    "cpu": {
+        "data.train_batch_size": 4,
+        "data.max_prompt_length": 512,
+        "data.max_response_length": 32,
+        "actor_rollout_ref.rollout.n": 4,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
+        "actor_rollout_ref.actor.optim.lr": "1e-4",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Played:
+    """What ENVIRONMENT stands for."""
+
+    id: str
+    recipe: str | None = None
+    """name of the group ``turnkey/env`` that suits it"""
+    module: Path | None = None
+    """the user's file that registers it"""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """of the recipe and the command line, beneath those of a task"""
+
+    @property
+    def name(self) -> str:
+        """For folders and verl's metrics."""
+        return self.recipe or self.id.rsplit("/", 1)[-1]
+
+
+def resolve(environment: str, further: Sequence[str] = ()) -> Played:
+    """An environment by the name of a recipe (babyai), a gymnasium id, or a file of one's own (my_env.py).
+
+    A file that registers several environments is followed by the one that is meant: ``my_env.py:my/Env-v0``.
+    ``further`` overrides may hold arguments of the environment: ``turnkey.env.kwargs.size=4``.
+
+    Raises:
+        ConfigError: it is none of these.
+        ModuleImportError: the file cannot be imported.
+    """
+    from omegaconf import OmegaConf
+
+    played = _named(environment)
+    prefix = "turnkey.env.kwargs."
+    arguments = [entry.lstrip("+").removeprefix(prefix) for entry in further if entry.lstrip("+").startswith(prefix)]
+    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
+    return replace(played, kwargs={**played.kwargs, **given})
+
+
+def _named(environment: str) -> Played:
+    import gymnasium
+
+    from verl_turnkey.envs.user_modules import import_modules
+
+    file, _, chosen = environment.partition(".py:") if ".py:" in environment else (environment, "", "")
+    if environment.endswith(".py") or chosen:
+        module = Path(f"{file}.py" if chosen else file).expanduser().absolute()
+        known = set(gymnasium.registry)
+        import_modules([str(module)])
+        found = sorted(set(gymnasium.registry) - known)
+        if chosen and chosen not in gymnasium.registry:
+            raise ConfigError(f"{module} registers no environment {chosen!r}, but {', '.join(found) or 'none'}")
+        if not chosen and len(found) != 1:
+            raise ConfigError(
+                f"{module} must register one environment with gymnasium.register, not {len(found)}"
+                + (f": name one, as in {module.name}:{found[0]}" if found else "")
+            )
+        return Played(chosen or found[0], module=module)
+    recipes = _recipes()
+    if environment in recipes:
+        env = recipes[environment].get("env") or {}
+        return Played(env.get("id") or environment, environment, kwargs=env.get("kwargs") or {})
+    if environment in gymnasium.registry:
+        for name, node in recipes.items():
+            env = node.get("env") or {}
+            if env.get("id") == environment:
+                return Played(environment, name, kwargs=env.get("kwargs") or {})
+        return Played(environment)
+    ours = [name for name in gymnasium.registry if name.startswith("turnkey/")]
+    raise ConfigError(
+        f"there is no environment {environment!r}.{did_you_mean(environment, [*recipes, *ours])} Give a recipe "
+        f"({', '.join(sorted(recipes))}), a gymnasium id, or a .py file that registers one; `turnkey envs` lists them"
+    )
+
+
+def _recipes() -> dict[str, dict[str, Any]]:
+    from omegaconf import OmegaConf
+
+    from verl_turnkey.plugins.config.search_path import config_dir
+
+    folder = config_dir() / "turnkey" / "env"
+    return {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(folder.glob("*.yaml"))}  # type: ignore[misc]
+
+
+def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 0) -> bool:
+    """Write the tasks unless they are there; returns whether it did.
+
+    Raises:
+        ConfigError: the tasks there are of another environment.
+    """
+    from verl_turnkey.envs import make
+    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+    from verl_turnkey.plugins.checks.probe import first_task
+
+    files = {split: folder / f"{split}.parquet" for split in ("train", "val")}
+    if all(file.is_file() for file in files.values()):
+        for file in files.values():
+            if (env_id := first_task(str(file)).env_id) != played.id:
+                raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}: choose another --tasks")
+        return False
+    make(played.id, played.kwargs).close()
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, seeds in zip(files.values(), split_seeds(train, val, seed), strict=True):
+        # Without arguments of their own, so that turnkey.env.kwargs on the command line has the last word.
+        write_parquet(file, [Task(played.id, seed) for seed in seeds], played.name, file.stem)
+    return True
+
+
+def overrides(
+    played: Played,
+    *,
+    model: str,
+    method: str,
+    device: str,
+    gpus: int,
+    steps: int,
+    tasks: Path,
+    out: Path,
+    further: Sequence[str] = (),
+) -> list[list[str]]:
+    """The overrides of the launch line, one list per line as it is shown; ``further`` come last and win.
+
+    Raises:
+        ConfigError: the line would be refused, as a misspelt ``method``.
+    """
+    chosen = {**SIZES[device]}
+    given = {entry.lstrip("+~").partition("=")[0] for entry in further}
+    batch = next((e.partition("=")[2] for e in further if e.startswith("data.train_batch_size=")), None)
+    chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batch or chosen["data.train_batch_size"]
+    if device == "gpu":
+        chosen["trainer.n_gpus_per_node"] = gpus
+    chosen |= {
+        "trainer.total_training_steps": steps,
+        "trainer.total_epochs": 100_000,  # the number of steps is the limit
+        "trainer.test_freq": max(1, min(10, steps)),
+        "trainer.save_freq": max(1, min(25, steps)),
+        "trainer.logger": "[console]",
+        "trainer.project_name": played.name,
+        "trainer.experiment_name": method,
+        "trainer.default_local_dir": out / "checkpoints",
+        "hydra.run.dir": out / "hydra",
+    }
+    switches = [f"+turnkey={method}"]
+    switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [f"turnkey.env.id={played.id}"]
+    switches += ["+turnkey/device=cpu"] if device == "cpu" else []
+    lines = [switches]
+    lines += [[f"turnkey.modules=[{played.module}]"]] if played.module else []
+    lines += [[f"data.train_files={tasks / 'train.parquet'}", f"data.val_files={tasks / 'val.parquet'}"]]
+    lines += [[f"actor_rollout_ref.model.path={model}"]]
+    lines += [[f"{key}={value}"] for key, value in chosen.items() if key not in given]
+    lines += [[entry] for entry in further]
+    command_line.check([entry for line in lines for entry in line])
+    return lines
+
+
+def command(lines: Sequence[Sequence[str]]) -> list[str]:
+    """What runs it, in the interpreter of this program."""
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *(entry for line in lines for entry in line)]
+
+
+def shown(lines: Sequence[Sequence[str]]) -> str:
+    """The launch line for a shell, also one on a cluster."""
+    return " \\\n    ".join(["python -m verl.trainer.main_ppo", *(shlex.join(line) for line in lines)])
+
+
+def device_here() -> tuple[str, int]:
+    """``gpu`` and their number, or ``cpu`` where there is none."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ("gpu", gpus) if gpus else ("cpu", 0)

@@ -1,0 +1,270 @@
+"""The command ``turnkey``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Turn-level credit for LLM agents on stock verl.",
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"verl-turnkey {version('verl-turnkey')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+) -> None:
+    """Turn-level credit for LLM agents on stock verl."""
+
+
+@app.command()
+def doctor(
+    ray: Annotated[bool, typer.Option(help="look inside a Ray worker too")] = True,
+    address: Annotated[str | None, typer.Option(help="a running Ray cluster; default: start one here")] = None,
+) -> None:
+    """Show every extension point, here and in a Ray worker; exit 1 when something is wrong."""
+    from verl_turnkey.plugins.cli.doctor import run
+
+    raise typer.Exit(run(in_ray=ray, address=address))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+def check(context: typer.Context) -> None:
+    """Check a launch line without Ray: the same arguments as for verl.trainer.main_ppo; exit 1 on an error."""
+    from verl_turnkey.plugins.cli.dry_run import dry_run
+
+    raise typer.Exit(dry_run(context.args))
+
+
+@app.command()
+def tasks(
+    out: Annotated[Path, typer.Argument(help="folder for train.parquet and val.parquet")],
+    env: Annotated[str, typer.Option(help="gymnasium id of the environment")],
+    kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
+    val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
+    train: Annotated[int, typer.Option(help="number of training tasks")] = 1024,
+    val: Annotated[int, typer.Option(help="number of validation tasks")] = 128,
+    seed: Annotated[int, typer.Option(help="draws the tasks' seeds; training and validation never share one")] = 0,
+    data_source: Annotated[str | None, typer.Option(help="name in verl's validation metrics")] = None,
+    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
+) -> None:
+    """Write tasks as the parquet files that verl reads."""
+    from verl_turnkey.envs import make
+    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+    from verl_turnkey.envs.user_modules import import_modules
+
+    import_modules(module or [])
+    arguments = _json_object(kwargs)
+    for_val = arguments | _json_object(val_kwargs)
+    for given in (arguments, for_val):  # a bad id or argument is found here, not in the training run
+        make(env, given).close()
+    out.mkdir(parents=True, exist_ok=True)
+    train_seeds, val_seeds = split_seeds(train, val, seed)
+    for split, seeds, given in (("train", train_seeds, arguments), ("val", val_seeds, for_val)):
+        path = out / f"{split}.parquet"
+        write_parquet(path, [Task(env, s, given) for s in seeds], data_source or env.split("/")[-1], split)
+        typer.echo(f"{len(seeds)} tasks in {path}")
+
+
+@app.command()
+def train(
+    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
+    model: Annotated[str, typer.Option(help="folder or hub name of the model")] = ...,  # type: ignore[assignment]
+    method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
+    device: Annotated[str | None, typer.Option(help="gpu or cpu; default: what is here")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
+    out: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/<environment>")] = None,
+    task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
+    n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
+    n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
+    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
+) -> None:
+    """Write the tasks, print the launch line that trains on ENVIRONMENT, and run it; verl checks it before Ray."""
+    import os
+
+    from verl_turnkey.plugins.cli import launch
+
+    here, gpus = launch.device_here()
+    if device not in (None, "cpu", "gpu"):
+        raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
+    played = launch.resolve(environment, overrides or ())
+    folder = (out or Path("runs") / played.name).absolute()
+    tasks = (task_folder or folder / "tasks").absolute()
+    if launch.write_tasks(played, tasks, n_train, n_val):
+        typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
+    lines = launch.overrides(
+        played,
+        model=model,
+        method=method,
+        device=device or here,
+        gpus=max(1, gpus),
+        steps=steps,
+        tasks=tasks,
+        out=folder,
+        further=overrides or (),
+    )
+    typer.echo(launch.shown(lines))
+    if not print_only:
+        sys.stdout.flush()
+        command = launch.command(lines)
+        os.execv(command[0], command)
+
+
+@app.command()
+def envs(
+    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers environments")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """List the environments: what is installed, and what each needs."""
+    import gymnasium
+
+    from verl_turnkey.envs.registry import listing
+    from verl_turnkey.envs.user_modules import import_modules
+
+    known = set(gymnasium.registry)
+    import_modules(module or [])
+    rows = listing(known)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    marks = {True: "found", False: "missing", None: "needed"}
+    table = Table("environment", "what it is", "package", "needs", highlight=False)
+    for row in rows:
+        package = f"{row['package'] or '-'} {row['version'] or ''}".strip()
+        table.add_row(
+            row["id"],
+            row["summary"],
+            f"not installed: {row['install']}".replace("[", r"\[") if row["install"] else package,
+            "\n".join(f"{marks[need['found']]}: {need['what']}" for need in row["needs"]),
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@app.command()
+def env_check(
+    env: Annotated[str | None, typer.Argument(help="gymnasium id of the environment")] = None,
+    kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
+    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
+    seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
+    rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
+    steps: Annotated[int, typer.Option(help="steps per episode at most")] = 20,
+    processes: Annotated[int, typer.Option(help="further processes that must see the same; 0: no process at all")] = 3,
+    step_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.step_timeout")] = 30.0,
+    reset_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.reset_timeout")] = 120.0,
+    all_installed: Annotated[bool, typer.Option(help="a table of all our environments that are installed")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Play an environment from all sides; exit 1 when it lacks a property that training relies on."""
+    from verl_turnkey.envs.checking.report import check, check_installed, table
+
+    if all_installed == (env is not None):
+        raise typer.BadParameter("give either the id of an environment or --all-installed")
+    budget = {"modules": module or [], "seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
+    budget |= {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+    if env is not None:
+        report = check(env, _json_object(kwargs), **budget)
+        typer.echo(json.dumps(report.to_dict()) if as_json else "\n".join(report.lines()))
+        raise typer.Exit(0 if report.ok else 1)
+    reports, left_out = check_installed(lambda line: typer.echo(line, err=True), **budget)
+    typer.echo(json.dumps([report.to_dict() for report in reports]) if as_json else table(reports))
+    for line in left_out:
+        typer.echo(f"not checked: {line}", err=True)
+    raise typer.Exit(0 if all(report.ok for report in reports) else 1)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """``--kwargs`` as a dict."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"--kwargs must be a JSON object, got {text!r} ({error})") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"--kwargs must be a JSON object, got {text!r}")
+    return value
+
+
+@app.command("alfworld-generate")
+def alfworld_generate(
+    out: Annotated[Path, typer.Argument(help="data folder to make; name it in $ALFWORLD_DATA afterwards")],
+    train: Annotated[int, typer.Option(min=0, help="number of training problems")] = 60,
+    valid_seen: Annotated[int, typer.Option(min=0, help="problems in rooms like those of training")] = 12,
+    valid_unseen: Annotated[int, typer.Option(min=0, help="problems in rooms that training never has")] = 12,
+    seed: Annotated[int, typer.Option(help="draws rooms, things and tasks")] = 0,
+) -> None:
+    """Make small ALFWorld problems of all six task types, each solved by its planner. Needs no download."""
+    try:
+        from verl_turnkey.envs.adapters.alfworld.generate import generate
+    except ModuleNotFoundError as error:
+        raise ImportError(f'the package {error.name} is missing: pip install "verl-turnkey[alfworld]"') from None
+    from rich.progress import track
+
+    counts = {"train": train, "valid_seen": valid_seen, "valid_unseen": valid_unseen}
+    try:
+        for _ in track(generate(out, counts, seed), "problems", total=sum(counts.values())):
+            pass
+    except FileExistsError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{sum(counts.values())} problems in {out}. Use them: export ALFWORLD_DATA={out.resolve()}")
+
+
+@app.command()
+def recipe(name: Annotated[str, typer.Argument(help="a method, base, or loss/<policy loss>")]) -> None:
+    """Print a recipe file as the dataclasses define it."""
+    from verl_turnkey.plugins.cli.recipes import render
+
+    typer.echo(render(name), nl=False)
+
+
+@app.command()
+def methods(
+    short: Annotated[bool, typer.Option(help="without parameters, as it stands in the README")] = False,
+) -> None:
+    """Print the table of methods, as it stands in docs/methods.md."""
+    from verl_turnkey.plugins.cli import tables
+
+    typer.echo(tables.overview() if short else tables.methods(), nl=False)
+
+
+@app.command()
+def losses() -> None:
+    """Print the table of policy losses, as it stands in docs/losses.md."""
+    from verl_turnkey.plugins.cli import tables
+
+    typer.echo(tables.losses(), nl=False)
+
+
+@app.command()
+def keys() -> None:
+    """Print the table of all keys under ``turnkey:``, as it stands in docs/configuration.md."""
+    from verl_turnkey.plugins.cli import tables
+
+    typer.echo(tables.keys(), nl=False)
+
+
+def main() -> None:
+    """Entry point of the console script: errors of the user's input in one line, not in a traceback."""
+    try:
+        app()
+    except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
+        words = error.args[0] if error.args and isinstance(error.args[0], str) else error
+        typer.echo(f"turnkey: {words}", err=True)
+        raise SystemExit(2) from None

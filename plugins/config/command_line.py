@@ -1,0 +1,224 @@
+"""The switches on a launch line, read before Hydra composes anything.
+
+What Hydra takes without a word (``+turnky=gigpo`` becomes a root key, a second estimator overrides the method's) and
+what it refuses in words that lead astray is said here, in terms of the line that the user wrote.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, foreign, refusal
+
+_OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
+_GROUP = re.compile(r"turnkey(/\w+)?")
+_ESTIMATOR_KEY = "algorithm.adv_estimator"
+
+
+@dataclass(frozen=True)
+class _Override:
+    """One argument of Hydra's: ``+key=value``."""
+
+    text: str
+    plus: str
+    key: str
+    value: str
+
+
+class CommandLine:
+    """The overrides of a launch line in their order; what is none (``--config-name``, a path) is passed over."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        found = [(text, _OVERRIDE.fullmatch(text)) for text in arguments]
+        self.overrides = [_Override(text, *match.group("plus", "key", "value")) for text, match in found if match]
+
+    @property
+    def methods(self) -> list[_Override]:
+        """The switches that choose a method."""
+        return [override for override in self.overrides if override.key == "turnkey"]
+
+    @property
+    def ours(self) -> bool:
+        """Whether a switch or a key of this package is on the line."""
+        return any(override.key.startswith("turnkey") for override in self.overrides)
+
+    @cached_property
+    def own_files(self) -> bool:
+        """Whether configuration files of the user's take part, whose groups and keys are not known here."""
+        flags = ("--config", "-cn", "-cp", "-cd")
+        return any(a.startswith(flags) or "hydra.searchpath" in a for a in self._arguments)
+
+
+def refuse(arguments: Sequence[str]) -> None:
+    """:func:`check`, ending the program with the message alone, as Hydra ends it on its own errors.
+
+    Raises:
+        SystemExit: the line cannot mean what it says; with ``HYDRA_FULL_ERROR=1`` the ConfigError itself.
+    """
+    try:
+        check(arguments)
+    except ConfigError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(f"verl-turnkey: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Refuse a line that does not mean what it says; does nothing to one without a trace of us.
+
+    Raises:
+        ConfigError: names the argument and what to write instead.
+    """
+    line = CommandLine(arguments)
+    for override in line.overrides:
+        root = re.split(r"[./@]", override.key)[0]
+        if near_miss(root):
+            rest = override.key[len(root) :]
+            plus = "" if rest.startswith(".") else "+"
+            raise ConfigError(
+                f"{override.text}: there is no {root!r}; did you mean {plus}turnkey{rest}={override.value}?"
+            )
+    if not line.ours:
+        return
+    _check_groups(line)
+    _check_order(line)
+    _check_estimator(line)
+    _check_foreign(line)
+    for override in line.overrides:
+        if override.key.startswith("turnkey.") and not override.plus and not line.own_files:
+            _check_key(override, line)
+
+
+def near_miss(root: str) -> bool:
+    """Whether ``root``, the first part of a key, is meant to be ``turnkey`` and is not."""
+    plain = re.sub(r"[^a-z]", "", root.lower())
+    return root != "turnkey" and ("turnkey" in plain or difflib.SequenceMatcher(None, plain, "turnkey").ratio() >= 0.8)
+
+
+def groups() -> dict[str, list[str]]:
+    """Our config groups, each with its choices."""
+    from verl_turnkey.plugins.config.search_path import config_dir
+
+    root = config_dir() / "turnkey"
+    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
+    return {_group_name(root, folder): sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
+
+
+def _group_name(root: Path, folder: Path) -> str:
+    return "/".join(["turnkey", *folder.relative_to(root).parts])
+
+
+def _check_groups(line: CommandLine) -> None:
+    known = groups()
+    for override in line.overrides:
+        key, value = override.key, override.value
+        if not key.startswith(("turnkey/", "turnkey@")) and key != "turnkey":
+            continue
+        if key not in known and not line.own_files:
+            raise ConfigError(f"there is no config group {key!r}{did_you_mean(key, known)}\n{_listed(list(known))}")
+        if value.startswith("["):
+            raise ConfigError(f"{override.text}: one choice at a time; write {override.plus}{key}=<one of them>")
+        if line.own_files:
+            continue
+        if override.plus != "+":
+            raise ConfigError(f"{override.text}: write +{key}={value}, with one plus: stock verl has no such group")
+        if value not in known[key]:
+            raise ConfigError(_no_choice(key, value, known[key]))
+    if len(line.methods) > 1:
+        raise ConfigError(f"{' and '.join(m.text for m in line.methods)}: one method at a time, keep one of them")
+
+
+def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
+    what = {"turnkey": "method", "turnkey/env": "environment"}.get(group, group.removeprefix("turnkey/"))
+    way_out = ""
+    if group == "turnkey" and value in VERLS_ESTIMATORS:
+        way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"
+    elif group == "turnkey/env":
+        way_out = " (any other environment: turnkey.env.id=<gymnasium id>)"
+    return f"+{group}={value}: there is no {what} {value!r}{did_you_mean(value, choices)}{way_out}\n{_listed(choices)}"
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return f"choices: {', '.join(choices)}"
+
+
+def _check_order(line: CommandLine) -> None:
+    """Later groups override earlier ones: a method after its environment would put the defaults back."""
+    keys = [override.key for override in line.overrides]
+    if "turnkey" not in keys:
+        return
+    # A device shares no key with a method.
+    early = [o.text for o in line.overrides[: keys.index("turnkey")] if o.key in ("turnkey/env", "turnkey/loss")]
+    if early:
+        raise ConfigError(f"write {line.methods[0].text} before {', '.join(early)}: later groups override earlier ones")
+
+
+def _check_estimator(line: CommandLine) -> None:
+    """verl's key wins wherever it stands, so that the method on the line would be one in name only."""
+    chosen = [override for override in line.overrides if override.key == _ESTIMATOR_KEY]
+    if not (line.methods and chosen) or line.methods[0].value == "base":
+        return
+    method, other = line.methods[0], chosen[-1]
+    name = other.value.strip("'\"")
+    if name.removeprefix("turnkey/") != method.value and method.value in estimators():
+        instead = f"+turnkey={name}" if name in estimators() else f"+turnkey=base {other.text}"
+        raise ConfigError(
+            f"{method.text} and {other.text} choose two estimators, and the second would train alone: drop "
+            f"{other.text} to train {method.value}, or write {instead} to train {name}"
+        )
+
+
+def _check_foreign(line: CommandLine) -> None:
+    found = [(override.text, ours) for override in line.overrides if (ours := foreign(override.key))]
+    # verl-agent's further keys of environments; with a plus the root key may be the user's own.
+    rest = "turnkey.env.kwargs, or the tasks' own arguments (`turnkey tasks --kwargs`)"
+    known = {text for text, _ in found}
+    if not line.own_files:
+        bare = [o.text for o in line.overrides if o.key.startswith("env.") and not o.plus and o.text not in known]
+        found += [(text, rest) for text in bare]
+    if found:
+        raise ConfigError(refusal(found))
+
+
+def _check_key(override: _Override, line: CommandLine) -> None:
+    """A key of the node, without a plus: Hydra would tell who misspells one to add a plus."""
+    from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+    node: Any = TurnkeyConfig()
+    where = "turnkey"
+    for part in override.key.split(".")[1:]:
+        if where in ("turnkey.credit", "turnkey.loss"):
+            _check_parameter(override, part, line, "turnkey" if where == "turnkey.credit" else "turnkey/loss")
+            return
+        if not is_dataclass(node):
+            return  # free arguments, or too deep: Hydra's words are right
+        names = [entry.name for entry in fields(node)]
+        if part not in names:
+            raise ConfigError(
+                f"{where}.{part}: unknown key{did_you_mean(part, names) or '.'} Known keys: {', '.join(sorted(names))}"
+            )
+        node, where = getattr(node, part), f"{where}.{part}"
+
+
+def _check_parameter(override: _Override, name: str, line: CommandLine, group: str) -> None:
+    """A parameter of the method or the loss on the line; one that another has is no misspelling."""
+    chosen = [o.value for o in line.overrides if o.key == group]
+    if not chosen:
+        return
+    from verl_turnkey.plugins.config.schema import not_a_parameter, params_by_name
+
+    known = params_by_name("credit" if group == "turnkey" else "loss")
+    if chosen[0] in known and name not in known[chosen[0]]:
+        raise ConfigError(not_a_parameter(override.key, chosen[0], known))

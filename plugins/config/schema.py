@@ -1,0 +1,256 @@
+"""The ``turnkey:`` node as dataclasses.
+
+The same dataclasses are parsed in the driver before Ray starts, in the trainer and in every agent-loop worker; the
+recipe files are written from them (``turnkey recipe NAME``), so each parameter has one definition and one default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from verl_turnkey.advantage import EstimatorSpec, estimators
+from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
+from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
+from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
+
+if TYPE_CHECKING:  # torch is slow to import, and most commands do without
+    from verl_turnkey.losses import LossSpec
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Which environment runs the episodes, and where."""
+
+    id: str | None = None
+    """gymnasium id; null: every task of the data names its own"""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """arguments of the environment, under those of the task"""
+    hosts: int | Literal["auto"] = "auto"
+    """environment hosts per agent-loop worker; auto: one for every four CPUs that fall to the worker, 1 to 4"""
+    instances_per_host: int | Literal["auto"] = "auto"
+    """episodes a host holds at once, further ones wait; auto: what fits into its part of half the free memory"""
+    calls_per_host: int | Literal["auto"] = "auto"
+    """environment calls that run at once in a host; auto: four for every CPU that falls to it, at least 8"""
+    restarts: int = 100
+    """processes a host may lose in ten minutes beyond its episodes that went well; then another takes its place"""
+    step_timeout: float = 30.0
+    """seconds one environment step may take"""
+    reset_timeout: float = 120.0
+    """seconds one environment start and reset may take"""
+    patience: float = 300.0
+    """seconds in which batches are asked for again whose episodes all failed, before the run stops"""
+    probe: bool = True
+    """play the first task for a few steps, in the driver before Ray starts and then on every node"""
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "instances_per_host", "calls_per_host"):
+            value = getattr(self, name)
+            check(value == "auto" or value > 0, name, "auto or a positive integer", value)
+        check(self.restarts >= 0, "restarts", "zero or more", self.restarts)
+        check(self.step_timeout > 0, "step_timeout", "positive seconds", self.step_timeout)
+        check(self.reset_timeout > 0, "reset_timeout", "positive seconds", self.reset_timeout)
+        check(self.patience >= 0, "patience", "seconds, zero or more", self.patience)
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How an episode becomes rows."""
+
+    layout: Literal["steps"] = "steps"
+    """steps: one row per step"""
+    history: int = 2
+    """past turns shown in a prompt; fewer when data.max_prompt_length is too small for them"""
+    history_line: str = LINE
+    """how a past turn reads in a prompt: text with {step}, {observation} and {action}"""
+    keep_thinking: bool = False
+    """show past turns with everything that the model wrote, not with the action alone"""
+    summary: str | None = None
+    """module:function from the turns that are no longer shown to the text of {summary}; null: none"""
+    max_turns: int = 50
+    """model turns before an episode is truncated"""
+    max_tokens_per_turn: int | None = None
+    """tokens the model may write per turn; null: data.max_response_length"""
+    invalid_action_penalty: float = 0.1
+    """subtracted from the step's own advantage, in its unit, when the action did not parse or apply"""
+    action_format: str = "plain"
+    """where the action stands in the model's turn: plain, tags, boxed, json (a tool call) or module:function"""
+    template: str = "default"
+    """prompt template: a shipped name or the path of a text file"""
+    system: str | None = None
+    """system message; null: none"""
+    anchor: Literal["state_key", "observation"] = "state_key"
+    """by what methods tell states apart: the environment's key of the full state, or the text that the agent sees"""
+    stop: list[str] = field(default_factory=list)
+    """strings that end a turn, besides the tokenizer's end of turn"""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """token ids that end a turn"""
+
+    def __post_init__(self) -> None:
+        check(self.history >= 0, "history", "zero or more", self.history)
+        try:
+            check_fields(self.history_line, LINE_FIELDS, "action", "history_line")
+        except ValueError as error:
+            raise ConfigError(f"history_line: {error}") from None
+        formats = [*FORMATS, TOOL_CALL]
+        check(
+            self.action_format in formats or ":" in self.action_format,
+            "action_format",
+            f"{', '.join(formats)} or module:function{did_you_mean(self.action_format, formats)}",
+            self.action_format,
+        )
+        check(self.max_turns > 0, "max_turns", "positive", self.max_turns)
+        check(
+            self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0,
+            "max_tokens_per_turn",
+            "null or positive",
+            self.max_tokens_per_turn,
+        )
+        check(
+            self.invalid_action_penalty >= 0,
+            "invalid_action_penalty",
+            "zero or more (it is subtracted)",
+            self.invalid_action_penalty,
+        )
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """How a batch of rows becomes optimizer steps."""
+
+    mini_batches: int | None = None
+    """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, whatever the episode length"""
+    order: Literal["batch", "reverse_turns"] = "batch"
+    """batch: all turns at once; reverse_turns: turn after turn from the last, each weighed by the ratio that the later
+    turns' updates left behind (SeeUPO)"""
+    old_policy: Literal["turn", "iteration"] = "turn"
+    """reverse_turns: the policy that ratios refer to, before the turn's update (SeeUPO's code) or at the beginning of
+    the step (its paper)"""
+    ratio_clip: float = 0.2
+    """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
+
+    def __post_init__(self) -> None:
+        check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)
+        check(0 < self.ratio_clip < 1, "ratio_clip", "a number in (0, 1)", self.ratio_clip)
+        check(
+            self.order == "batch" or self.mini_batches is None,
+            "mini_batches",
+            "null with order=reverse_turns: each turn is one optimizer step per epoch",
+            self.mini_batches,
+        )
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written to disk beside verl's own logs."""
+
+    trajectories: str | None = None
+    """folder for one JSON line per training and validation episode; null: none"""
+
+
+@dataclass(frozen=True)
+class TurnkeyConfig:
+    """The whole node. ``credit`` and ``loss`` are parsed by the estimator's and the loss's own dataclass."""
+
+    credit: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
+    """what a step is paid: a weighted sum of components, each with a name, a weight, a label and its options"""
+    modules: list[str] = field(default_factory=list)
+    """your own estimators and environments: dotted modules or .py files, for driver, trainer and environment hosts"""
+
+
+def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:
+    """Parse the ``turnkey`` node of a whole verl configuration; an absent node means all defaults.
+
+    Raises:
+        ConfigError: an unknown key (with the closest match), a wrong type or a value out of range.
+    """
+    from omegaconf import OmegaConf
+
+    node = config.get("turnkey")
+    plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    return parse(TurnkeyConfig, plain or {}, "turnkey")
+
+
+def reward_entries(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> list[dict[str, Any]]:
+    """``turnkey.rewards``; a component ``verl`` without a path calls verl's ``reward.custom_reward_function``."""
+    verls = (config.get("reward") or {}).get("custom_reward_function") or {}
+    if not verls.get("path"):
+        return turnkey.rewards
+    given = {"path": verls["path"], "function": verls["name"], "kwargs": dict(verls.get("reward_kwargs") or {})}
+    return [{**given, **e} if e.get("name") == "verl" and "path" not in e else e for e in turnkey.rewards]
+
+
+def estimator_of(config: Mapping[str, Any]) -> EstimatorSpec | None:
+    """Our estimator that ``algorithm.adv_estimator`` selects, or None for one of verl's own."""
+    name = str(getattr(config["algorithm"]["adv_estimator"], "value", config["algorithm"]["adv_estimator"]))
+    return estimators().get(name.removeprefix("turnkey/"))
+
+
+def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
+    """The selected estimator's parameters as its own frozen dataclass; None for an estimator of verl's.
+
+    Raises:
+        ConfigError: unknown or ill-typed parameter under ``turnkey.credit``.
+    """
+    spec = estimator_of(config)
+    if spec is None:
+        return None
+    return _params(spec, turnkey.credit, "credit")
+
+
+def loss_of(config: Mapping[str, Any]) -> LossSpec | None:
+    """Our policy loss that ``actor_rollout_ref.actor.policy_loss.loss_mode`` selects, or None for one of verl's own."""
+    from verl_turnkey.losses import losses
+
+    name = str(config["actor_rollout_ref"]["actor"]["policy_loss"].get("loss_mode", "vanilla"))
+    return losses().get(name.removeprefix("turnkey/"))
+
+
+def loss_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
+    """The selected loss's parameters as its own frozen dataclass; None for a loss of verl's.
+
+    Raises:
+        ConfigError: unknown or ill-typed parameter under ``turnkey.loss``.
+    """
+    spec = loss_of(config)
+    return None if spec is None else _params(spec, turnkey.loss, "loss")
+
+
+def _params(spec: EstimatorSpec | LossSpec, given: dict[str, Any], node: Literal["credit", "loss"]) -> Any:
+    known = params_by_name(node)
+    for name in given:
+        if name not in known[spec.name]:
+            raise ConfigError(not_a_parameter(f"turnkey.{node}.{name}", spec.name, known))
+    return parse(spec.params, given, f"turnkey.{node}")
+
+
+def params_by_name(node: Literal["credit", "loss"]) -> dict[str, list[str]]:
+    """Every estimator (``credit``) or policy loss (``loss``) with the names of its parameters."""
+    if node == "credit":
+        specs: dict[str, Any] = dict(estimators())
+    else:
+        from verl_turnkey.losses import losses
+
+        specs = dict(losses())
+    return {name: [entry.name for entry in fields(spec.params) if entry.init] for name, spec in specs.items()}
+
+
+def not_a_parameter(key: str, chosen: str, known: dict[str, list[str]]) -> str:
+    """What to tell who gives ``key`` to ``chosen``, which has no such parameter: whose it is, or what was meant."""
+    name = key.rpartition(".")[2]
+    owners = [other for other, names in known.items() if name in names]
+    hint = f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it" if owners else ""
+    hint = did_you_mean(name, known[chosen]) or hint
+    return f"{key}: {chosen} has no such parameter{hint}. Its parameters: {', '.join(sorted(known[chosen]))}"
+
+
+def closest(name: str, choices: list[str]) -> str:
+    """``"; did you mean 'x'?"``, or the list of choices, to end an error with."""
+    return did_you_mean(name, choices) or f"; choices: {', '.join(sorted(choices))}"

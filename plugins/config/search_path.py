@@ -1,0 +1,29 @@
+"""Makes the YAML files of :mod:`verl_turnkey.recipe` a Hydra source for every launch command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+def config_dir() -> Path:
+    """Folder that holds the ``turnkey`` config group."""
+    import verl_turnkey.recipe
+
+    return Path(verl_turnkey.recipe.__file__ or "").parent / "config"
+
+
+class TurnkeySearchPath(SearchPathPlugin):
+    """Appends our folder after verl's own, so that a user's files of the same name win.
+
+    Hydra asks for it before it reads the launch line, which makes it the place to look at that first.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        from verl_turnkey.plugins.config.command_line import refuse
+
+        refuse(sys.argv[1:])
+        search_path.append(provider="verl-turnkey", path=f"file://{config_dir()}")

@@ -1,0 +1,127 @@
+"""The bridge between verl's advantage step and our estimators.
+
+The trainer runs verl's own ``_compute_advantage`` (KL in the reward, rollout correction, writing back to the queue)
+inside :func:`credit_step`; verl calls the function registered under the estimator's name, and that function finds
+there what verl does not pass: keys, records, values. Outside of it (a stock trainer) the call is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_turnkey.advantage import ConfigError, compute_credit, estimators
+from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics
+from verl_turnkey.plugins.credit.row_turns import record_of
+from verl_turnkey.plugins.credit.rows import Rows, read_rows
+from verl_turnkey.plugins.credit.unrecorded import needs_record
+
+
+@dataclass
+class CreditStep:
+    """One advantage step: what the estimator needs of the batch, and what it leaves behind."""
+
+    params: Any
+    keys: Sequence[str]
+    tags: Sequence[Mapping[str, Any]]
+    extra_fields: Sequence[Mapping[str, Any]]
+    response_mask: torch.Tensor
+    """(B, L) as the agent loop wrote it: a rejection by rollout correction masks tokens, it does not merge turns"""
+    scores: torch.Tensor | None = None
+    """(B, L) rewards before KL, when ``algorithm.use_kl_in_reward``"""
+    values: torch.Tensor | None = None
+    lists: Sequence[str] = ()
+    """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
+    metrics: dict[str, float] = field(default_factory=dict)
+    rows: Rows | None = None
+    """the table of steps, once it has been read"""
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    """the estimator's further columns, (S,) each"""
+
+    @property
+    def has_records(self) -> bool:
+        """Whether the agent loop says what its steps were; verl's own loops do not."""
+        rows = [fields for fields, tag in zip(self.extra_fields, self.tags, strict=True) if not tag.get("is_padding")]
+        return all(record_of(fields) is not None for fields in rows)
+
+    def read(self, scores: torch.Tensor | None = None, kl: torch.Tensor | None = None) -> Rows:
+        """Build the table of steps and the per-episode metrics; arguments as in :func:`rows.read_rows`."""
+        rows = read_rows(
+            self.keys,
+            self.tags,
+            self.extra_fields,
+            self.response_mask,
+            scores=scores,
+            kl=kl,
+            values=self.values,
+            lists=self.lists,
+        )
+        self.metrics = episode_metrics(rows) | reward_metrics(rows, self.keys, self.extra_fields)
+        self.rows = rows
+        return rows
+
+    def run(
+        self, name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages and returns, (B, L) float32 each; the metrics stay in this object.
+
+        Each token of a turn carries the turn's return as its target, so the critic learns, from every prefix of a
+        turn, what the turn came to. Estimators read it before the first token only; verl's value loss has no mask
+        but the response mask, and a target on the first token alone would need a loss of our own. The price: turns
+        weigh by their length, as they do in the actor's token-mean loss.
+
+        Raises:
+            ConfigError: the rows have no records, and the estimator needs what only a record can say.
+        """
+        # verl subtracted beta * KL from the reward of every token.
+        kl = None if self.scores is None else token_level_rewards - self.scores
+        rows = self.read(token_level_rewards if self.scores is None else self.scores, kl)
+        needs = estimators()[name].needs if name in estimators() else ()
+        lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
+        if lacking and not rows.recorded:
+            raise ConfigError(needs_record(name, lacking))
+        credit = compute_credit(name, rows.steps, **asdict(self.params))
+        self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
+        self.extra = credit.extra
+        advantages = rows.to_tokens(credit.advantage, response_mask)
+        if credit.returns is None:
+            return advantages, advantages.clone()
+        return advantages, rows.to_tokens(credit.returns, response_mask)
+
+
+_current: ContextVar[CreditStep | None] = ContextVar("turnkey_credit_step", default=None)
+
+
+@contextmanager
+def credit_step(step: CreditStep) -> Iterator[CreditStep]:
+    """Make ``step`` the one that our estimators find while verl's advantage step runs."""
+    token = _current.set(step)
+    try:
+        yield step
+    finally:
+        _current.reset(token)
+
+
+def verl_estimator(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The function that verl's registry holds under ``name``."""
+
+    def estimator(
+        token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        step = _current.get()
+        if step is None:
+            raise RuntimeError(
+                f"advantage estimator {name!r} needs the steps of each episode, which this trainer does not hand over: "
+                "set trainer.v1.trainer_mode=turnkey_sync (or turnkey_colocate_async, turnkey_separate_async)"
+            )
+        return step.run(name, token_level_rewards, response_mask)
+
+    estimator.__qualname__ = f"verl_estimator({name})"
+    estimator.turnkey = True  # type: ignore[attr-defined]
+    return estimator

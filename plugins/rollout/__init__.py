@@ -1,0 +1,1 @@
+"""Episodes: the agent loop, what it records and what it logs."""

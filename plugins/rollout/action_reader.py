@@ -1,0 +1,111 @@
+"""What the agent loop reads an action with: a parser of text, or verl's own tool parsers for a tool call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL, ParsedAction, admit, load_parser
+from verl_turnkey.plugins.config.schema import closest
+
+ACT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "act",
+        "description": "Take one action in the environment.",
+        "parameters": {
+            "type": "object",
+            "properties": {"action": {"type": "string", "description": "the action, as the environment writes it"}},
+            "required": ["action"],
+        },
+    },
+}
+"""the one tool of the format ``json``, as the chat template gets it"""
+
+
+class TextReader:
+    """Reads the formats that are text."""
+
+    tools: list[dict[str, Any]] | None = None
+    """for the chat template"""
+    stop_token_ids: Sequence[int] = ()
+    """to end a turn, beside those of the configuration"""
+
+    def __init__(self, fmt: str) -> None:
+        self._parse = load_parser(fmt)
+        self.instruction = INSTRUCTIONS.get(fmt, "")
+
+    async def read(self, ids: list[int], text: str, admissible: Sequence[str] | None) -> ParsedAction:
+        """The action in a turn, given as token ids and as decoded text."""
+        return self._parse(text, admissible)
+
+
+class ToolCallReader:
+    """Reads the first call of the tool ``act``; what else a turn holds is its thoughts.
+
+    Args:
+        parser: one of verl's (``actor_rollout_ref.rollout.multi_turn.format``).
+    """
+
+    instruction = INSTRUCTIONS[TOOL_CALL]
+
+    def __init__(self, parser: str, tokenizer: Any) -> None:
+        check_tool_parser(parser)
+        self._parser = ToolParser.get_tool_parser(parser, tokenizer)
+        self.tools = [ACT]
+        self._schemas = [OpenAIFunctionToolSchema(**ACT)]
+        self.stop_token_ids = self._parser.stop_token_ids
+
+    async def read(self, ids: list[int], text: str, admissible: Sequence[str] | None) -> ParsedAction:
+        try:
+            _, calls = await self._parser.extract_tool_calls(ids, self._schemas)
+        except Exception as error:  # verl's parsers are many, and what they read is the model's
+            return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
+        return _called(calls[0], admissible) if calls else ParsedAction(None, "no tool call")
+
+
+def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedAction:
+    if call.name != "act":
+        return ParsedAction(None, f"a call of {call.name[:80]!r}, which is no tool here")
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError) as error:
+        return ParsedAction(None, f"the arguments of the tool call are no JSON: {error}")
+    action = arguments.get("action") if isinstance(arguments, Mapping) else None
+    if isinstance(action, int | float) and not isinstance(action, bool):
+        action = str(action)  # the number of a menu
+    if not isinstance(action, str):
+        return ParsedAction(None, f"the tool call must give the action as text, not {str(arguments)[:80]}")
+    return admit(action, admissible, TOOL_CALL)
+
+
+def action_reader(fmt: str, tool_parser: str, tokenizer: Any) -> TextReader | ToolCallReader:
+    """The reader of ``turnkey.rollout.action_format``."""
+    return ToolCallReader(tool_parser, tokenizer) if fmt == TOOL_CALL else TextReader(fmt)
+
+
+def check_tool_parser(name: str) -> None:
+    """Raise ConfigError unless verl has a tool parser of that name."""
+    if name not in ToolParser._registry:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.multi_turn.format={name} is no tool parser of verl's"
+            f"{closest(name, list(ToolParser._registry))}"
+        )
+
+
+def check_tool_template(tokenizer: Any, **kwargs: Any) -> None:
+    """Raise ConfigError when the model's chat template does not show tools: no turn could ever call one."""
+    without, with_tools = (
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False, tools=tools, **kwargs)
+        for tools in (None, [ACT])
+    )
+    if without == with_tools:
+        raise ConfigError(
+            f"turnkey.rollout.action_format={TOOL_CALL} needs a model whose chat template shows tools, and this "
+            "model's does not: set turnkey.rollout.action_format=tags, or actor_rollout_ref.model.custom_chat_template"
+        )

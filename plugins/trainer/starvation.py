@@ -1,0 +1,144 @@
+"""When episodes are lost faster than they can be replaced: waiting for what broke, and an end to it.
+
+The asynchronous trainers, and group filtering in all of them, throw groups of rollouts away and ask for others before a
+batch is made: verl would do so for ever, and no log of the trainer would ever tell that none of them is any good. And a
+batch in which nothing was played trains nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.trainer.filtering import PlayedOnly, failures
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE = 2.0
+"""seconds; each further one is twice as long"""
+
+
+class StarvedError(RuntimeError):
+    """Nothing could be played, and waiting did not help; the message says why."""
+
+
+class Patience:
+    """Pauses, ever longer ones, until nothing was played for so many ``seconds``: what breaks may come back."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.restore()
+
+    def restore(self) -> None:
+        """Something was played."""
+        self._end: float | None = None
+        self._pause = FIRST_PAUSE
+
+    def lose(self, why: str) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            StarvedError: it was the last one.
+        """
+        now = time.monotonic()
+        self._end = now + self._seconds if self._end is None else self._end
+        if now >= self._end:
+            raise StarvedError(why)
+        pause = min(self._pause, self._end - now)
+        logger.warning("%s\nTrying again in %.0f s.", why, pause)
+        time.sleep(pause)
+        self._pause *= 2
+
+
+class Watch:
+    """Looks at what a replay buffer throws away or hands out in a training step.
+
+    Args:
+        buffer: verl's, or one of the user's own.
+        patience: see ``turnkey.env.patience``.
+        most: groups that may be lost because the agent loop raised, or because all their episodes failed, before that
+            counts as one attempt without any success.
+        refill: asks for that many groups more.
+    """
+
+    def __init__(self, buffer: Any, patience: float, most: int, refill: Callable[[int], Any]) -> None:
+        self._patience, self._most, self._refill = Patience(patience), most, refill
+        self._begin(0)
+        self._sample = buffer.sample
+        buffer.sample = self._on_sample
+        if hasattr(buffer, "_evict_terminal_groups"):  # not so a sampler of the user's own
+            self._filter = PlayedOnly(buffer)
+            self._evict = buffer._evict_terminal_groups
+            buffer._evict_terminal_groups = self._on_eviction
+
+    def _begin(self, step: int) -> None:
+        """Count anew."""
+        self._step = step
+        self._raised = self._dead = self._equal = 0
+        self._reasons: set[str] = set()
+
+    def _step_is(self, step: int) -> None:
+        if step != self._step:
+            self._begin(step)
+
+    def _on_sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        """A batch in which something was played."""
+        asked = {"global_steps": global_steps, "partition_id": partition_id, "batch_size": batch_size}
+        if partition_id == "val":
+            return self._sample(**asked)
+        self._step_is(global_steps)
+        while True:
+            batch, metrics = self._sample(**asked)
+            reasons = _nothing_played(batch)
+            if not reasons:
+                self._patience.restore()
+                return batch, metrics
+            if batch.keys:
+                tq.kv_clear(keys=batch.keys, partition_id=partition_id)
+            self._lose(f"all {len(batch)} episodes of a batch failed:\n{listed(reasons)}")
+            self._refill(batch_size)
+
+    def _on_eviction(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
+        self._step_is(global_steps)
+        _, filtered, raised, _ = eviction_reasons
+        self._raised += len(raised)
+        if self._raised > self._most:
+            self._lose(
+                f"{self._raised} groups of rollouts were lost because the agent loop raised in them: see the logs of "
+                "the agent-loop workers"
+            )
+        dead = {uid: self._filter.dead.pop(uid) for uid in filtered - raised if uid in self._filter.dead}
+        self._reasons.update(*dead.values())
+        self._dead += len(dead)
+        self._equal += len(filtered - raised) - len(dead)
+        if self._dead > max(self._most, self._equal):
+            self._lose(
+                f"all episodes of {self._dead} groups failed, and group filtering would replace them for ever:\n"
+                f"{listed(self._reasons)}"
+            )
+        return self._evict(global_steps, partition_id, eviction_reasons)
+
+    def _lose(self, why: str) -> None:
+        self._patience.lose(f"step {self._step}: {why}")
+        self._begin(self._step)
+
+
+def _nothing_played(batch: KVBatchMeta) -> set[str]:
+    """Why, when all episodes of the batch failed; else empty."""
+    if any(split_key(key)[2] for key in batch.keys):  # a failed episode is a single row
+        return set()
+    reasons = failures(batch.keys, batch.partition_id).values()
+    if not reasons:
+        return {"the agent loop left no rows"}
+    return {reason for reason in reasons if reason} if None not in reasons else set()
+
+
+def listed(reasons: Iterable[str]) -> str:
+    """A few reasons, one per line."""
+    return "\n".join(f"  {reason}" for reason in sorted(set(reasons))[:5])

@@ -1,0 +1,397 @@
+"""verl's three V1 trainers with turn-level credit.
+
+A mixin overrides as little as it can; each override names what of verl's behaviour it answers. With an estimator of
+verl's own (``grpo``, ``gae``, ...) the trainers behave like the stock ones, on step rows and on ordinary rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, ClassVar
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.v1 import trainer_separate_async
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins import registries
+from verl_turnkey.plugins.actor import loss_inputs, phases
+from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.config.schema import credit_params, estimator_of, loss_of, loss_params, turnkey_config
+from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
+from verl_turnkey.plugins.credit.metrics import combine
+from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.rows import Rows, failure
+from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
+from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.trainer import dealing, starvation, validation, worker_setup
+from verl_turnkey.plugins.trainer.asked import Asked
+from verl_turnkey.plugins.trainer.micro_batches import forward_rows, update_rows
+from verl_turnkey.plugins.verl_api import internals, ledger
+
+POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
+
+# Fields that no worker computes with; everything else travels, also names that we do not know.
+NOT_FOR_WORKERS = frozenset(
+    (
+        "data_source",
+        "extra_fields",
+        "extra_info",
+        "interaction_kwargs",
+        "metrics",
+        "prompt",
+        "raw_prompt",
+        "reward_model",
+        "tools_kwargs",
+        "turnkey_task",
+    )
+)
+
+
+class TurnkeyTrainer:
+    """Mixin; ``base_mode`` is the mode of the stock trainer it stands before."""
+
+    base_mode: ClassVar[str]
+
+    def __init__(self, config: DictConfig) -> None:
+        self.turnkey = turnkey_config(config)
+        import_modules(self.turnkey.modules)
+        registries.register_estimators()
+        registries.register_losses()
+        self.estimator = estimator_of(config)
+        self.credit_params = credit_params(config, self.turnkey)
+        needed = (str(config.algorithm.adv_estimator),) if self.estimator else ()
+        ledger.verify(("estimator", "trainer"), needed)
+        self.loss = loss_of(config)
+        self.loss_params = loss_params(config, self.turnkey)
+        # verl compares the mode with literals and reads trainer.v1.<mode>: under our own name it would silently take
+        # the asynchronous replay buffer and an empty sub-configuration.
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.base_mode
+        super().__init__(config)  # type: ignore[call-arg]
+        # Hybrid switching measures idle time against the interval: there verl's own stays.
+        switching = OmegaConf.select(config, f"trainer.v1.{self.base_mode}.hybrid_rollout.enable_switch")
+        if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
+            self.replay_buffer.poll_interval = POLL_SECONDS
+        patience, most = self.turnkey.env.patience, 2 * config.data.train_batch_size
+        starvation.Watch(self.replay_buffer, patience, most, self._ask_again)
+        self._saved: int | None = None  # the step of the newest checkpoint
+        prompts = config.data.train_batch_size // self.parameter_sync_step
+        self._asked = Asked(self.replay_buffer, prompts, config.actor_rollout_ref.rollout.n)
+        self._real_rows = 0
+        self._trained_rows = 0
+        self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
+        self._dp_size = 1
+        self._table: Rows | None = None
+        self._in_phases = self.turnkey.update.order == "reverse_turns" or self._carries_log_ratios
+
+    @property
+    def _carries_log_ratios(self) -> bool:
+        return self.loss is not None and loss_inputs.GROUP_LOG_RATIO in self.loss.needs
+
+    def _setup(self) -> None:
+        super()._setup()  # type: ignore[misc]
+        # Every training process, on every node, has to have loaded the plugin.
+        workers = self.actor_rollout_wg.workers
+        ray.get([worker.__ray_call__.remote(worker_setup.verify) for worker in workers])
+        if self.loss is not None:
+            chosen = (self.turnkey.modules, self.loss.name, self.loss_params)
+            ray.get([worker.__ray_call__.remote(worker_setup.configure, *chosen) for worker in workers])
+        groups: dict[int, worker_setup.WorkerCalls] = {}
+        for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
+            group = getattr(self, name, None)
+            if group is not None:  # verl lets roles share one group; they share one wrapper too
+                setattr(self, name, groups.setdefault(id(group), worker_setup.WorkerCalls(group, self._before_call)))
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop, once every agent-loop worker and every node has shown that it can play."""
+        plays = self.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+        if plays and self.turnkey.env.probe and (file := probe.task_file(self.config)):
+            probe.probe_nodes(self.turnkey, file)
+        texts = bool(getattr(self.credit_params, "compares_texts", False))
+        workers = agent_loop_manager.agent_loop_workers
+        ray.get([worker.__ray_call__.remote(agent_loop.prepare, texts) for worker in workers])
+        internals.deal_in_turn(agent_loop_manager)
+        try:
+            super().fit(agent_loop_manager)  # type: ignore[misc]
+        finally:  # the reasons for which a run stops are among what is still to be written
+            left = [worker.__ray_call__.remote(agent_loop.finish) for worker in workers]
+            ray.wait(left, num_returns=len(left), timeout=2 * agent_loop.FINISH_SECONDS)
+
+    def _load_checkpoint(self) -> None:
+        """verl's own, without the rows that the batch of that step left in the queue.
+
+        A checkpoint is written when the prompts of the batch are out of the queue and its rows are not: without prompts
+        nobody would ever ask for them, or clear them, again.
+        """
+        super()._load_checkpoint()  # type: ignore[misc]
+        self._saved = self.global_steps
+        items = (tq.kv_list("train") or {}).get("train", {}) if self.base_mode != "sync" else {}
+        prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
+        left = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
+        if left:
+            tq.kv_clear(keys=left, partition_id="train")
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """verl's own, with the metrics of episodes and credit combined by what they count."""
+        self._updates = []
+        try:
+            batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        except starvation.StarvedError:
+            self._save_stopping(self.global_steps - 1)
+            raise
+        metrics.update(combine(self._updates))
+        return batch
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self._asked.submit(batch)
+        return super()._submit_batch_to_rollout(batch)  # type: ignore[misc]
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[int],
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, float]:
+        """verl's own, of the episodes that were played; when most of them were not, the run stops."""
+        failed = validation.failed_of(reward_extra_infos_dict, len(sample_uids))
+        infos = validation.of_played(reward_extra_infos_dict, failed)
+        turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
+        metrics = super()._val_metrics_update(data_sources, sample_uids, infos, turns, expected_acc_counts)  # type: ignore[misc]
+        expected = set((expected_acc_counts or {}).values())
+        if any(failed) and len(expected) == 1:
+            metrics = validation.unsplit(metrics, data_sources, infos, expected.pop())
+        share = sum(failed) / max(1, len(failed))
+        if share > validation.WARN_ABOVE:
+            workers = self.agent_loop_manager.agent_loop_workers
+            found = ray.get([worker.__ray_call__.remote(agent_loop.latest_failures) for worker in workers])
+            reasons = starvation.listed(reason for each in found for reason in each)
+            said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
+            if share > validation.STOP_ABOVE:
+                try:
+                    raise starvation.StarvedError(said)
+                finally:
+                    if self.global_steps:
+                        self._save_stopping(self.global_steps)
+            logger.warning(said)
+        return metrics
+
+    # --- when nothing can be played ---------------------------------------------------------------------------------
+
+    def _ask_again(self, prompts: int) -> None:
+        """Other prompts for those whose episodes all failed; verl hands them out in whole ``gen_batch_size``."""
+        size = self.config.data.get("gen_batch_size") or self.config.data.train_batch_size
+        self._add_prompts_to_generate(math.ceil(prompts / size) * size)
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()  # type: ignore[misc]
+        self._saved = self.global_steps
+
+    def _save_stopping(self, step: int) -> None:
+        """A checkpoint of ``step``, the last that came to its end, in runs that write any, unless it is there."""
+        if self.config.trainer.save_freq <= 0 or self._saved == step:
+            return
+        self.on_sample_end()  # verl saves when the servers have given their memory back
+        now, self.global_steps = self.global_steps, step
+        try:
+            self._save_checkpoint()
+            logger.warning("wrote a checkpoint of step %d before stopping", step)
+        finally:
+            self.global_steps = now
+
+    # --- a fixed number of optimizer steps --------------------------------------------------------------------------
+
+    def _mini_batches(self, role: str) -> int:
+        """Optimizer steps per batch and epoch: what verl does with one row per rollout, whatever the episode length."""
+        if self.turnkey.update.mini_batches is not None:
+            return self.turnkey.update.mini_batches
+        size = (self.config.critic if role == "critic" else self.config.actor_rollout_ref.actor).ppo_mini_batch_size
+        return math.ceil(self.config.data.train_batch_size / self.parameter_sync_step / size)
+
+    def _filled_mini_batches(self, role: str, batch: KVBatchMeta) -> int:
+        """As many of them as have a row to train."""
+        wanted = self._mini_batches(role)
+        number = dealing.mini_batches(wanted, len(batch), self._trained_rows, self._dp_size)
+        if number < wanted:
+            logger.warning(
+                "step %d: %d rows to train on %d ranks are too few for %d mini-batches, the %s takes %d",
+                *(self.global_steps, self._trained_rows, self._dp_size, wanted, role, number),
+            )
+        return number
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Pad to whole mini-batches of whatever size, and to whole micro-batches where their size is fixed.
+
+        verl pads to a multiple of ppo_mini_batch_size * n rows.
+        """
+        self._dp_size = dp_size
+        updates = [1]
+        if self.use_critic:
+            updates.append(self._mini_batches("critic"))
+        if self.config.trainer.critic_warmup <= self.global_steps and not self._in_phases:
+            updates.append(self._mini_batches("actor") * update_rows(self.config))
+        return dp_size * math.lcm(*updates, *forward_rows(self.config, self.use_reference_policy))
+
+    def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """Rows dealt to ranks and mini-batches, and padding rows enough to fill up any phase to a row for each rank."""
+        # verl balances the ranks and keeps the order of each one's rows.
+        batch.reorder(dealing.shuffled(batch.keys, (self.global_steps, self.local_trigger_step)))
+        batch = super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
+        padding = sum(tag.get("is_padding", False) for tag in batch.tags)
+        if self._in_phases and padding < self._dp_size - 1:
+            # To be divisible by its length and a bit, verl adds that bit.
+            larger = len(batch) + self._get_required_batch_multiple(self._dp_size)
+            batch = upsample_batch_to_divisible_size(batch, larger, self.tokenizer.eos_token_id)
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        idle = [not mask.any() for mask in data["response_mask"].unbind()]  # padding rows and failed episodes
+        self._trained_rows = idle.count(False)
+        batch.reorder(dealing.spread(idle, self._dp_size))
+        return batch
+
+    def _before_call(self, method: str, batch: KVBatchMeta) -> None:
+        """Right before each worker call: which fields travel, and in how many mini-batches they are used."""
+        batch.fields = [name for name in internals.queue_fields(batch) if name not in NOT_FOR_WORKERS]
+        if method in ("update_actor", "train_mini_batch"):
+            actor = method == "update_actor"
+            number = (
+                1 if actor and self._in_phases else self._filled_mini_batches("actor" if actor else "critic", batch)
+            )
+            if actor and self._carries_log_ratios:
+                batch.extra_info["epochs"] = 1  # each is a phase of its own
+            # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
+            batch.extra_info.pop("mini_batch_size", None)
+            batch.extra_info["num_mini_batch"] = number
+            # The sequence-mean losses divide by it: real rows only, neither padding nor failed episodes.
+            batch.extra_info["global_batch_size"] = max(1, self._real_rows) / number
+
+    # --- credit -----------------------------------------------------------------------------------------------------
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+        # Meant for this call; left there, the critic would compute its values without its adapter too.
+        batch.extra_info.pop("no_lora_adapter", None)
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's own advantage step, with the records of the steps at the estimator's hand."""
+        fields = ["extra_fields", "response_mask"]
+        fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
+        fields += ["values"] if self.use_critic else []
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        extra_fields = data.pop("extra_fields").tolist()
+        padded = data.to_padded_tensor()
+        self._count(batch, extra_fields, padded["response_mask"], metrics)
+        step = CreditStep(
+            params=self.credit_params,
+            keys=batch.keys,
+            tags=batch.tags,
+            extra_fields=extra_fields,
+            response_mask=padded["response_mask"],
+            scores=padded.get("rm_scores", None),
+            values=padded.get("values", None),
+            lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
+        )
+        with credit_step(step):
+            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        if step.rows is None and step.has_records:
+            step.read()
+        metrics.update(step.metrics)
+        self._updates.append({name: metrics[name] for name in metrics if name.startswith(("episode/", "credit/"))})
+        self._table = step.rows
+        if self.loss is not None:
+            rejects = bool(OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"))
+            made_of = (self._steps, step.extra, batch.tags, self.global_steps, data["response_mask"], rejects)
+            batch = loss_inputs.write(batch, self.loss, self.loss_params, loss_inputs.Batch(*made_of))
+        return batch
+
+    def _steps(self) -> Rows:
+        if self._table is None:
+            raise ConfigError(
+                f"algorithm.adv_estimator={self.config.algorithm.adv_estimator} on rows without records: the policy "
+                "loss or turnkey.update.order asks for the steps of each episode, so take an estimator of this package "
+                "or an agent loop that writes records (turnkey_env)"
+            )
+        return self._table
+
+    # --- the actor's update in phases -------------------------------------------------------------------------------
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's own update, or several on parts of the batch."""
+        if not self._in_phases:
+            return super()._update_actor(batch, metrics)  # type: ignore[misc]
+        calls = phases.Calls(self._actor_log_probs, self._update_part)
+        real_rows = self._real_rows
+        # verl's separate_async takes several updates with log-probabilities from before the first of them.
+        bypass = OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode")
+        current = not bypass and self.local_trigger_step == 0
+        if self.turnkey.update.order == "reverse_turns":
+            found = phases.reverse_turns(batch, self._steps(), self._dp_size, calls, self.turnkey.update, current)
+        else:
+            numbers = self._mini_batches("actor"), self.config.actor_rollout_ref.actor.ppo_epochs
+            found = phases.group_log_ratios(batch, self._steps(), self._dp_size, calls, *numbers, current)
+        self._real_rows = real_rows
+        metrics.update(found)
+        return batch
+
+    def _actor_log_probs(self, part: KVBatchMeta) -> None:
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        self.actor_rollout_wg.compute_log_prob(part)
+
+    def _update_part(self, part: KVBatchMeta, real_rows: int) -> dict[str, Any]:
+        self._real_rows = real_rows
+        metrics: dict[str, Any] = {}
+        super()._update_actor(part, metrics)  # type: ignore[misc]
+        return metrics
+
+    def _count(
+        self, batch: KVBatchMeta, extra_fields: list[Any], response_mask: torch.Tensor, metrics: dict[str, Any]
+    ) -> None:
+        """Rows and episodes that are really there."""
+        real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        has_tokens = response_mask.any(1).tolist()
+        self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
+        # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
+        there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in real})
+        missing = self._asked.missing(there)
+        metrics["episode/missing"] = float(missing)
+        if missing:
+            logger.warning(
+                "%d of %d episodes of step %d left no row: the agent loop raised, see the log of its worker",
+                *(missing, missing + there.total(), self.global_steps),
+            )
+
+
+class TurnkeyTrainerSync(TurnkeyTrainer, PPOTrainerSync):
+    """``trainer.v1.trainer_mode=turnkey_sync``"""
+
+    base_mode = "sync"
+
+
+class TurnkeyTrainerColocateAsync(TurnkeyTrainer, PPOTrainerColocateAsync):
+    """``trainer.v1.trainer_mode=turnkey_colocate_async``"""
+
+    base_mode = "colocate_async"
+
+
+class TurnkeyTrainerSeparateAsync(TurnkeyTrainer, PPOTrainerSeparateAsync):
+    """``trainer.v1.trainer_mode=turnkey_separate_async``"""
+
+    base_mode = "separate_async"
+
+    def _setup(self) -> None:
+        with internals.logger_of(trainer_separate_async):
+            super()._setup()

@@ -1,0 +1,355 @@
+"""Every recipe composes and passes; every bad input is refused in the driver, with the key to change."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from itertools import cycle
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from contract_tools import AWKWARD, Compose
+from omegaconf import OmegaConf
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.utils import need_critic
+
+from verl_turnkey.advantage import ConfigError, Credit, estimators, register_estimator
+from verl_turnkey.advantage import registry as estimator_registry
+from verl_turnkey.envs.errors import ModuleImportError, PromptTooLongError, TaskFormatError
+from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.losses import losses
+from verl_turnkey.plugins.checks.validate import check
+from verl_turnkey.plugins.cli import recipes
+from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
+from verl_turnkey.plugins.config.search_path import config_dir
+from verl_turnkey.plugins.verl_api import internals
+
+
+def groups(folder: str) -> list[str]:
+    return sorted(path.stem for path in (config_dir() / "turnkey" / folder).glob("*.yaml"))
+
+
+def checked(config) -> None:
+    check(config, use_critic=need_critic(config))
+
+
+# --- what must work ---------------------------------------------------------------------------------------------------
+
+
+COMBINATIONS = [
+    *((method, "vanilla", "babyai", device) for method in recipes.names() for device in (None, *groups("device"))),
+    *(("hdpo" if loss == "hdpo" else "gigpo", loss, "babyai", None) for loss in groups("loss") if loss != "vanilla"),
+    *((method, "vanilla", env, None) for env, method in zip(groups("env"), cycle(recipes.names()), strict=False)),
+]
+
+
+@pytest.mark.parametrize(("method", "loss", "env", "device"), COMBINATIONS)
+def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, device):
+    tasks = [Task("", seed) for seed in range(4)]  # the id is the recipe's
+    write_parquet(tmp_path / "tasks.parquet", tasks, "x", "train")
+    files = [f"data.{key}={tmp_path}/tasks.parquet" for key in ("train_files", "val_files")]
+    overrides = [f"+turnkey={method}", f"+turnkey/loss={loss}", f"+turnkey/env={env}"]
+    overrides += [f"+turnkey/device={device}"] if device else []
+    config = compose(*overrides, *files, *(["algorithm.adv_estimator=grpo"] if method == "base" else []))
+    recipe = OmegaConf.load(config_dir() / "turnkey" / "env" / f"{env}.yaml")
+    config.turnkey.env.probe = recipe.env.id == "turnkey/MiniGrid-v0"  # the tasks here are, and all packages are there
+    checked(config)
+    assert config.trainer.v1.trainer_mode == "turnkey_sync"
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == loss
+    assert config.turnkey.env.id == recipe.env.id
+    assert dict(config.turnkey.rollout) == {**vars(RolloutConfig()), **recipe.rollout}
+    assert config.trainer.device == (device or "cuda")
+    assert {**config.turnkey.loss} == ({} if loss == "vanilla" else vars(losses()[loss].params()))
+    if method != "base":
+        assert config.algorithm.adv_estimator == method
+        expected = estimators()[method].params
+        assert {**config.turnkey.credit} == vars(expected())
+
+
+def test_every_group_has_a_test_above():
+    folders = {path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()}
+    assert folders == {"loss", "env", "device"}
+    assert groups("") == recipes.names()
+    assert groups("loss") == sorted(["vanilla", *recipes.shipped_losses()])
+
+
+@pytest.mark.parametrize("name", [*recipes.names(), *recipes.loss_recipes()])
+def test_recipe_files_are_what_the_dataclasses_say(name):
+    assert (config_dir() / "turnkey" / f"{name}.yaml").read_text() == recipes.render(name)
+
+
+def test_a_package_that_is_not_installed_is_named_before_ray(compose: Compose, monkeypatch: pytest.MonkeyPatch):
+    config = compose("+turnkey=proxmo", "+turnkey/env=babyai")
+    checked(config)
+    monkeypatch.setattr("verl_turnkey.advantage.methods.proxmo.ProxmoParams.requires", ("no_such_package",))
+    with pytest.raises(ConfigError, match=r"'no_such_package'.*verl-turnkey\[proxmo\]"):
+        checked(config)
+
+
+def test_every_parameter_can_be_overridden_without_a_plus(compose: Compose):
+    turnkey = turnkey_config(
+        compose(
+            "+turnkey=gigpo",
+            "turnkey.credit.gamma=0.9",
+            "turnkey.env.step_timeout=5",
+            "turnkey.rollout.stop=['\n']",
+            "turnkey.update.mini_batches=3",
+            "turnkey.log.trajectories=/tmp/t",
+        )
+    )
+    assert turnkey.credit["gamma"] == 0.9
+    assert turnkey.env.step_timeout == 5.0
+    assert turnkey.rollout.stop == ["\n"]
+    assert turnkey.update.mini_batches == 3
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce_plus_plus"])
+def test_stock_estimators_under_a_turnkey_trainer_pass(compose: Compose, estimator):
+    checked(compose("+turnkey=base", f"algorithm.adv_estimator={estimator}"))
+
+
+def test_a_run_that_does_not_mention_us_is_left_alone(compose: Compose, monkeypatch):
+    monkeypatch.setattr(internals, "SUPPORTED_VERL", "<0.1")
+    checked(compose("data.train_batch_size=1000", "actor_rollout_ref.actor.use_dynamic_bsz=false"))
+
+
+# --- bad input: the message names the key and the closest match -------------------------------------------------------
+
+BAD = {
+    "unknown key": (["+turnkey.rollout.histori=3"], ["turnkey.rollout.histori", "'history'"]),
+    "unknown node": (["+turnkey.enviroment={}"], ["turnkey.enviroment", "env"]),
+    "wrong type": (["turnkey.rollout.max_turns=many"], ["turnkey.rollout.max_turns", "an integer", "'many'"]),
+    "modules as a string": (["turnkey.modules=mine.py"], ["turnkey.modules", "a list", "'mine.py'"]),
+    "out of range": (["turnkey.rollout.max_turns=0"], ["turnkey.rollout.max_turns: expected positive", "0"]),
+    "unknown parameter": (["+turnkey.credit.gama=0.9"], ["turnkey.credit.gama", "'gamma'"]),
+    "bad parameter": (["turnkey.credit.gamma=2.0"], ["turnkey.credit.gamma", "[0, 1]", "2.0"]),
+    "misspelt group": (["+turnkey/enviroment=babyai"], ["'turnkey/enviroment'", "'turnkey/env'"]),
+    "stock trainer": (["trainer.v1.trainer_mode=sync"], ["trainer.v1.trainer_mode=turnkey_sync", "gigpo"]),
+    "unknown trainer": (["trainer.v1.trainer_mode=turnkey_snyc"], ["turnkey_snyc", "'turnkey_sync'"]),
+    "legacy trainer": (["trainer.use_v1=false"], ["trainer.use_v1=true"]),
+    "unknown estimator": (["algorithm.adv_estimator=gigop"], ["algorithm.adv_estimator", "'gigop'", "'gigpo'"]),
+    "fewer tasks than the batch": (["data.train_batch_size=9"], ["8 tasks", "data.train_batch_size=9"]),
+    "turn longer than the response": (
+        ["turnkey.rollout.max_tokens_per_turn=99"],
+        ["turnkey.rollout.max_tokens_per_turn=99", "data.max_response_length=16"],
+    ),
+    "parameters of a loss without any": (["+turnkey.loss.tau=1"], ["turnkey.loss", "tau", "vanilla"]),
+    "routing replay": (
+        ["actor_rollout_ref.rollout.enable_rollout_routing_replay=true"],
+        ["actor_rollout_ref.rollout.enable_rollout_routing_replay=false"],
+    ),
+    "unknown action format": (["turnkey.rollout.action_format=tag"], ["turnkey.rollout.action_format", "'tags'"]),
+    "no such parser": (
+        ["turnkey.rollout.action_format=no_such_package.parser:act"],
+        ["turnkey.rollout.action_format", "no_such_package.parser:act"],
+    ),
+    "no such tool parser": (
+        ["turnkey.rollout.action_format=json", "actor_rollout_ref.rollout.multi_turn.format=hermess"],
+        ["actor_rollout_ref.rollout.multi_turn.format=hermess", "'hermes'"],
+    ),
+    "a chat template without tools": (
+        ["turnkey.rollout.action_format=json"],
+        ["turnkey.rollout.action_format=json", "chat template"],
+    ),
+    "no such summary": (["turnkey.rollout.summary=textwrap:shortn"], ["turnkey.rollout.summary", "'shorten'"]),
+    "a summary that nobody shows": (
+        ["turnkey.rollout.summary=textwrap:shorten", "turnkey.rollout.template=minigrid"],
+        ["turnkey.rollout.summary", "{summary}", "turnkey.rollout.template=minigrid"],
+    ),
+    "unknown field in a line": (
+        ["turnkey.rollout.history_line='{step} {act}'"],
+        ["turnkey.rollout.history_line", "{act}", "'action'"],
+    ),
+    "unknown template": (["turnkey.rollout.template=defualt"], ["defualt", "'default'"]),
+    "unknown level": (["turnkey.env.kwargs.level=BabyAI-GoToLokal-v0"], ["BabyAI-GoToLocal-v0"]),
+    "unknown environment argument": (["+turnkey.env.kwargs.levle=x"], ["'levle'", "'level'", "turnkey.env.kwargs"]),
+    "prompt beyond the budget": (["data.max_prompt_length=50"], ["data.max_prompt_length allows 50"]),
+}
+ERRORS = (ConfigError, ValueError, ModuleImportError, PromptTooLongError)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_with_the_key_to_change(compose: Compose, case):
+    overrides, words = BAD[case]
+    config = compose("+turnkey=gigpo", "+turnkey/env=babyai", *overrides)
+    with pytest.raises(ERRORS) as error:
+        checked(config)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_what_just_fits_is_taken(compose: Compose):
+    """As many tasks as a batch has, and turns as long as a response may be."""
+    checked(
+        compose(
+            "+turnkey=gigpo",
+            "+turnkey/env=babyai",
+            "data.train_batch_size=8",
+            "turnkey.rollout.max_tokens_per_turn=16",
+        )
+    )
+
+
+def test_group_not_found_because_the_search_path_was_missing(compose: Compose):
+    from omegaconf import open_dict
+
+    config = compose()
+    with open_dict(config):
+        config.turnkey = "gigpo"
+    with pytest.raises(ConfigError, match=r"is loaded"):
+        checked(config)
+
+
+@pytest.fixture
+def needs_value() -> Iterator[str]:
+    @dataclass(frozen=True)
+    class NoParams:
+        pass
+
+    @register_estimator("contract_value", params=NoParams, needs=("value",))
+    def contract_value(batch, params):
+        return Credit(batch.value)
+
+    yield "contract_value"
+    del estimator_registry._ESTIMATORS["contract_value"]
+    for name in ("contract_value", "turnkey/contract_value"):
+        core_algos.ADV_ESTIMATOR_REGISTRY.pop(name)
+
+
+def test_an_estimator_that_needs_values_asks_for_a_critic(compose: Compose, needs_value):
+    overrides = ["+turnkey=base", f"algorithm.adv_estimator={needs_value}"]
+    with pytest.raises(ConfigError, match=r"critic\.enable=true"):
+        checked(compose(*overrides))
+    checked(compose(*overrides, "critic.enable=true"))
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("algorithm.gamma=0.9", "turnkey.credit.gamma"),
+        ("algorithm.lam=0.9", "no such parameter"),
+        ("algorithm.norm_adv_by_std_in_grpo=false", "turnkey.credit.norm"),
+    ],
+)
+def test_keys_that_have_no_effect_warn_with_ours(compose: Compose, override, instead):
+    with pytest.warns(UserWarning, match=override.partition("=")[0].replace(".", r"\.")) as caught:
+        checked(compose("+turnkey=gigpo", override))
+    assert any(instead in str(warning.message) for warning in caught)
+
+
+def test_an_invalid_action_is_not_counted_twice(compose: Compose):
+    """Once before discounting, as a component of the reward, and once after, as the penalty of the step."""
+    component = "turnkey.rewards=[{name: step}, {name: invalid, weight: -0.1}]"
+    with pytest.raises(ConfigError, match=r"turnkey\.rewards\[1\].*twice.*turnkey\.rollout\.invalid_action_penalty=0"):
+        checked(compose("+turnkey=gigpo", component))
+    checked(compose("+turnkey=gigpo", component, "turnkey.rollout.invalid_action_penalty=0"))
+    checked(compose("+turnkey=gigpo", component.replace("-0.1", "0")))
+
+
+def test_no_tasks_at_all(compose: Compose, tmp_path, task_files):
+    pd.read_parquet(task_files / "train.parquet").iloc[:0].to_parquet(tmp_path / "none.parquet")
+    with pytest.raises(ConfigError, match=r"gives 0 tasks.*data\.train_batch_size=4"):
+        checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/none.parquet"))
+
+
+def test_data_that_is_not_ours(compose: Compose, tmp_path, task_files):
+    pd.read_parquet(task_files / "train.parquet").drop(columns="turnkey_task").to_parquet(tmp_path / "math.parquet")
+    with pytest.raises(ConfigError, match=r"no column 'turnkey_task'.*turnkey tasks"):
+        checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/math.parquet"))
+
+
+def test_malformed_task(compose: Compose, tmp_path, task_files):
+    rows = pd.read_parquet(task_files / "train.parquet")
+    rows["turnkey_task"] = "DoorKey, please"
+    rows.to_parquet(tmp_path / "bad.parquet")
+    with pytest.raises(TaskFormatError, match=r"turnkey_task.*DoorKey, please"):
+        checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/bad.parquet"))
+
+
+def test_functions_in_files_are_found_from_every_working_directory(compose: Compose, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text("def act(text, admissible): ...\ndef summary(turns): ...\n")
+    monkeypatch.chdir(tmp_path)
+    config = compose(
+        "+turnkey=gigpo", "turnkey.rollout.action_format=own.py:act", "turnkey.rollout.summary=own.py:summary"
+    )
+    checked(config)
+    assert config.turnkey.rollout.action_format == f"{tmp_path}/own.py:act"
+    assert config.turnkey.rollout.summary == f"{tmp_path}/own.py:summary"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"on_reset": "raise"}, r"contract/Awkward-v0.*\(reset\).*the reset is broken(.|\n)*turnkey\.env\.probe=false"),
+        ({"on_reset": "hang"}, r"longer than 2 s; raise turnkey\.env\.reset_timeout(.|\n)*awkward_env\.py\", line"),
+        ({"on_reset": "die"}, r"\(process\).*ended with exit status 5"),
+        ({"on_reset": "none"}, r"info must be a dict, not NoneType None"),
+        ({"observation": "raise"}, r"\(step\).*the step is broken"),
+        ({"observation": "nan"}, r"\(reward\).*must be a finite number, not float nan"),
+    ],
+)
+def test_environment_that_cannot_be_played(compose: Compose, tmp_path, kwargs, said):
+    tasks = [Task("contract/Awkward-v0", seed, kwargs) for seed in range(4)]
+    write_parquet(tmp_path / "t.parquet", tasks, "x", "train")
+    overrides = ["+turnkey=gigpo", f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]"]
+    overrides.append("turnkey.env.reset_timeout=2")
+    with pytest.raises(ConfigError, match=said):
+        checked(compose(*overrides))
+    checked(compose(*overrides, "turnkey.env.probe=false"))
+
+
+def test_missing_environment_package_names_the_extra(compose: Compose, tmp_path, monkeypatch):
+    absent = "raise ModuleNotFoundError(\"No module named 'minigrid'\", name='minigrid')"
+    (tmp_path / "minigrid.py").write_text(absent)
+    monkeypatch.syspath_prepend(tmp_path)  # an environment's process has the path of its parent
+    with pytest.raises(ConfigError, match=r'pip install "verl-turnkey\[minigrid\]"'):
+        checked(compose("+turnkey=gigpo", "+turnkey/env=babyai"))
+
+
+def test_a_module_that_ends_the_process_is_an_import_error(compose: Compose, tmp_path):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ModuleImportError, match=r"leaves\.py.*SystemExit: 3"):
+        checked(compose("+turnkey=gigpo", f"turnkey.modules=[{tmp_path}/leaves.py]"))
+
+
+def test_unsupported_verl_is_a_warning(compose: Compose, monkeypatch):
+    monkeypatch.setattr(internals, "SUPPORTED_VERL", "<0.9")
+    with pytest.warns(UserWarning, match=r"outside the supported range <0\.9"):
+        checked(compose("+turnkey=gigpo"))
+
+
+def test_no_gpu_and_no_opt_in_is_a_hint(compose: Compose, monkeypatch, capsys):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = compose("+turnkey=gigpo")
+    checked(config)
+    assert "turnkey/device=cpu" not in capsys.readouterr().err
+    monkeypatch.delenv("TURNKEY_DEVICE")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # the same on a machine that has one
+    checked(config)
+    assert "add +turnkey/device=cpu" in capsys.readouterr().err
+
+
+# --- the real command line --------------------------------------------------------------------------------------------
+
+
+def test_stock_command_line_stops_before_ray(stock_overrides, tmp_path: Path):
+    assert any(point.value == "verl_turnkey.plugins.entry" for point in entry_points(group="verl.plugins"))
+    ray_folder = Path("/tmp") / f"tkn{os.getpid()}"
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+turnkey=gigpo", "+turnkey/env=babyai"]
+    command += ["+turnkey/device=cpu", *stock_overrides, "+turnkey.rollout.histori=3"]
+    command += [f"+ray_kwargs.ray_init._temp_dir={ray_folder}", f"hydra.run.dir={tmp_path}"]
+    env = {name: value for name, value in os.environ.items() if name != "TURNKEY_DEVICE"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, cwd=tmp_path)
+    assert done.returncode != 0
+    assert re.search(r"turnkey\.rollout\.histori: unknown key.*'history'", done.stderr)
+    assert "verl-turnkey" in done.stdout
+    assert "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu" in done.stdout
+    assert "ray init kwargs" not in done.stdout
+    assert not ray_folder.exists()

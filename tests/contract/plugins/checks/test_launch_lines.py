@@ -1,0 +1,95 @@
+"""Each launch line goes the way of ``main_ppo``'s driver up to the start of Ray, in one process."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import verl.trainer.main_ppo as main_ppo
+from hydra import compose, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from launch_lines import BASE, REFUSED, STARTS, WARNED, write_files
+from omegaconf import DictConfig
+
+from verl_turnkey.plugins.config import command_line
+
+Driver = Callable[[str], str]
+
+LINES = [(f"{start} {line}".strip(), words) for start, lines in REFUSED for line, words in lines]
+
+
+@pytest.fixture(scope="module")
+def driver(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """``driver(line)`` does what ``main_ppo`` does with ``BASE`` and the line; returns what it says."""
+    files = write_files(tmp_path_factory.mktemp("lines"), model_dir)
+    argv, composed = sys.argv, {}
+
+    def compose_line(words: list[str]) -> DictConfig:
+        """As Hydra composes: the files that the groups choose, once for all lines, and then the line's values."""
+        groups = [word for word in words if word.lstrip("+").startswith("turnkey") and "." not in word.split("=")[0]]
+        key = tuple(groups)
+        if key not in composed:
+            composed[key] = compose("ppo_trainer", overrides=groups)
+        config = deepcopy(composed[key])
+        values = OverridesParser.create().parse_overrides([word for word in words if word not in groups])
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        return config
+
+    def drive(line: str) -> str:
+        typed = f"{BASE} {line}"
+        for name, path in files.items():
+            typed = typed.replace(f"{{{name}}}", path)
+        sys.argv = ["main_ppo", *shlex.split(typed)]
+        printed = StringIO()
+        with warnings.catch_warnings(record=True) as caught, redirect_stdout(printed):
+            warnings.simplefilter("always")
+            command_line.check(sys.argv[1:])  # as our search path does when Hydra asks for it
+            config = compose_line(sys.argv[1:])
+            main_ppo.auto_set_device(config)
+            main_ppo.validate_config(
+                config=config,
+                use_reference_policy=main_ppo.need_reference_policy(config),
+                use_critic=main_ppo.need_critic(config),
+            )
+        return "\n".join([printed.getvalue(), *(str(warning.message) for warning in caught)])
+
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            yield drive
+    finally:
+        sys.argv = argv
+
+
+def test_the_table_is_long_enough():
+    assert len(LINES) >= 200
+    assert len(STARTS) >= 40
+    assert len({line for line, _ in LINES}) == len(LINES)
+
+
+@pytest.mark.parametrize(("line", "words"), LINES, ids=[line or "nothing" for line, _ in LINES])
+def test_refused_by_name_before_ray(driver: Driver, line, words):
+    with pytest.raises(Exception) as error:  # noqa: PT011 - the words tell what was meant, Hydra's own included
+        driver(line)
+    said = str(error.value)
+    for word in words.split(" | "):
+        assert word in said
+
+
+@pytest.mark.parametrize("line", STARTS)
+def test_starts(driver: Driver, line):
+    driver(line)
+
+
+@pytest.mark.parametrize(("line", "words"), WARNED, ids=[line for line, _ in WARNED])
+def test_starts_with_a_warning(driver: Driver, line, words):
+    said = driver(f"+turnkey=gigpo {line}")
+    for word in words.split(" | "):
+        assert word in said

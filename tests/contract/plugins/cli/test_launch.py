@@ -1,0 +1,120 @@
+"""``turnkey train``: the line it prints is complete, passes the driver's checks, and says what was asked for."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from contract_tools import Compose
+from typer.testing import CliRunner
+from verl.trainer.ppo.utils import need_critic
+
+from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.plugins.checks.probe import first_task
+from verl_turnkey.plugins.checks.validate import check
+from verl_turnkey.plugins.cli.main import app
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "custom_env.py"
+SMALL = ["--train", "8", "--val", "4", "--print", "--device", "cpu"]
+
+
+def printed(*arguments: str) -> list[str]:
+    """The overrides of the line that ``turnkey train`` prints, as a shell would read them."""
+    done = CliRunner().invoke(app, ["train", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    line = done.stdout[done.stdout.index("python -m verl") :]
+    python, m, module, *overrides = shlex.split(line.replace("\\\n", " "))
+    assert (python, m, module) == ("python", "-m", "verl.trainer.main_ppo")
+    return overrides
+
+
+@pytest.mark.parametrize(
+    ("environment", "device"),
+    [("babyai", "cpu"), ("turnkey/FrozenLake-v0", "gpu"), (str(EXAMPLE), "cpu")],
+)
+def test_the_line_passes_the_checks(compose: Compose, tmp_path, model_dir, environment, device):
+    tasks = ["--train", "16", "--val", "4", "--print", "--device", device]
+    overrides = printed(environment, "--model", str(model_dir), "--out", str(tmp_path), *tasks)
+    config = compose(*overrides, "data.max_prompt_length=1200")
+    check(config, use_critic=need_critic(config))
+    assert config.algorithm.adv_estimator == "gigpo"
+    assert config.trainer.device == ("cpu" if device == "cpu" else "cuda")
+    assert config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.actor_rollout_ref.model.path == str(model_dir)
+    assert first_task(config.data.train_files).env_id == config.turnkey.env.id
+    assert Path(config.data.val_files).is_file()
+
+
+def test_further_overrides_win_and_stand_once(tmp_path):
+    overrides = printed(
+        "babyai", "--model", "m", "--method", "rebn", "--out", str(tmp_path), *SMALL, "data.train_batch_size=2"
+    )
+    assert overrides[0] == "+turnkey=rebn"
+    assert [entry for entry in overrides if entry.startswith("data.train_batch_size=")] == ["data.train_batch_size=2"]
+    assert "actor_rollout_ref.actor.ppo_mini_batch_size=2" in overrides
+
+
+def test_arguments_of_the_environment_count_when_the_tasks_are_written(tmp_path):
+    arguments = ["frozenlake", "--model", "m", "--out", str(tmp_path), *SMALL]
+    assert "turnkey.env.kwargs.size=5" in printed(*arguments, "turnkey.env.kwargs.size=5")
+    with pytest.raises(TypeError, match=r"size must be"):
+        printed(*arguments[:4], str(tmp_path / "other"), *SMALL, "turnkey.env.kwargs.size=none")
+
+
+def test_tasks_that_are_there_stay_and_must_be_of_the_environment(tmp_path):
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for split in ("train", "val"):
+        write_parquet(folder / f"{split}.parquet", [Task("turnkey/FrozenLake-v0", 77)], "lake", split)
+    printed("frozenlake", "--model", "m", "--tasks", str(folder), "--out", str(tmp_path), *SMALL)
+    assert first_task(str(folder / "train.parquet")).seed == 77
+    with pytest.raises(ValueError, match=r"holds tasks of 'turnkey/FrozenLake-v0', not of 'turnkey/MiniGrid-v0'"):
+        printed("babyai", "--model", "m", "--tasks", str(folder), "--out", str(tmp_path), *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ("babyia", "Did you mean 'babyai'"),
+        ("turnkey/Taxy-v0", "Did you mean 'turnkey/Taxi-v0'"),
+        ("no_such_file.py", "there is no file"),
+        ("none.py", "must register one environment with gymnasium.register, not 0"),
+        ("two.py", "two.py:launch/A-v0"),
+        ("two.py:launch/C-v0", "launch/A-v0, launch/B-v0"),
+    ],
+)
+def test_what_is_no_environment(tmp_path, monkeypatch, environment, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "none.py").write_text("x = 1\n")
+    register = "import gymnasium\nfor name in 'AB':\n    gymnasium.register(f'launch/{name}-v0', entry_point='x:y')\n"
+    (tmp_path / "two.py").write_text(register)
+    import gymnasium
+
+    before = dict(gymnasium.registry)
+    try:
+        with pytest.raises((ValueError, ImportError), match=said):
+            printed(environment, "--model", "m", *SMALL)
+    finally:
+        gymnasium.registry.clear()
+        gymnasium.registry.update(before)
+
+
+def test_one_of_several_environments_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = EXAMPLE.read_text().replace("example/GuessNumber-v0", "launch/Guess-v0")
+    (tmp_path / "mine.py").write_text(text + "\ngymnasium.register('launch/Other-v0', entry_point='x:y')\n")
+    overrides = printed("mine.py:launch/Guess-v0", "--model", "m", *SMALL)
+    assert "turnkey.env.id=launch/Guess-v0" in overrides
+    assert f"turnkey.modules=[{tmp_path}/mine.py]" in overrides
+
+
+def test_the_page_shows_the_line(tmp_path):
+    page = (EXAMPLE.parents[1] / "docs" / "first-run.md").read_text()
+    block = page[page.index("python -m verl.trainer.main_ppo") :].split("\n```")[0]
+    arguments = ["--train", "1", "--val", "1", "--print", "--device", "gpu", "--out", str(tmp_path / "runs" / "babyai")]
+    line = printed("babyai", "--model", "MODEL", *arguments)
+    folders = ("trainer.default_local_dir=", "hydra.run.dir=", "trainer.n_gpus_per_node=")
+    said = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
+    shown = shlex.split(block.replace("\\\n", " "))[3:]
+    assert [entry for entry in shown if not entry.startswith(folders)] == said

@@ -1,0 +1,176 @@
+"""``turnkey check`` is verl's own main program up to Ray: what a line is told, and the header of a good one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from verl.trainer.ppo.core_algos import AdvantageEstimator
+
+from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.plugins.cli.dry_run import dry_run
+from verl_turnkey.plugins.config import foreign_keys
+
+Checked = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def checked(stock_overrides: list[str], monkeypatch: pytest.MonkeyPatch, capsys) -> Checked:
+    """``checked("+turnkey=gigpo", ...)``: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", sys.argv)  # put back after the test
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = dry_run([*arguments, *stock_overrides])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def header(out: str) -> dict[str, list[str]]:
+    """The header's lines by label."""
+    found: dict[str, list[str]] = {}
+    label = ""
+    for line in out.partition(": this run\n")[2].splitlines():
+        if not line.startswith("  "):
+            break
+        label = line[2:14].strip() or label
+        text = line[15:].strip()
+        if line[2:14].strip():
+            found.setdefault(label, []).append(text)
+        else:
+            found[label][-1] += f" {text}"
+    return found
+
+
+def test_a_good_line(checked: Checked):
+    code, out, _ = checked(
+        "+turnkey=gigpo",
+        "+turnkey/env=babyai",
+        "turnkey.credit.gamma=0.9",
+        "turnkey.env.kwargs.level=MiniGrid-Empty-5x5-v0",
+    )
+    assert code == 0
+    assert "ready: nothing was started" in out
+    lines = header(out)
+    assert lines["estimator"] == ["gigpo: gamma=0.9 (default 0.95)"]
+    assert lines["loss"] == ["vanilla (verl's)"]
+    assert lines["trainer"] == ["turnkey_sync"]
+    assert lines["agent loop"] == ["turnkey_env: a row per step"]
+    (environment,) = lines["environment"]
+    assert environment.startswith("turnkey/MiniGrid-v0 (8 tasks), as the tasks say")
+    assert '"level": "MiniGrid-Empty-5x5-v0"' in environment
+    assert "at most 64 turns" in environment
+    assert lines["per step"] == ["4 tasks x 2 = 8 episodes, 8 to 512 rows"]
+    assert lines["update"] == ["2 mini-batches x 1 epochs = 2 optimizer steps per batch"]
+    assert lines["paid"] == ["step x 1, minus 0.1 for a turn without a valid action"]
+    assert "ignored" not in lines
+    assert "warning" not in lines
+
+
+def test_what_is_ignored_is_said(checked: Checked, tmp_path):
+    write_parquet(tmp_path / "t.parquet", [Task("turnkey/MiniGrid-v0", seed) for seed in range(5)], "x", "train")
+    code, out, err = checked(
+        "+turnkey=gigpo",
+        "+turnkey/loss=turn_ratio",
+        "turnkey.loss.ratio=product",
+        "turnkey.env.id=turnkey/FrozenLake-v0",
+        "turnkey.update.mini_batches=3",
+        "algorithm.gamma=0.5",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    )
+    assert code == 0, err
+    lines = header(out)
+    assert lines["loss"][0].startswith("turn_ratio: ratio=product (default geometric)")
+    assert lines["update"] == ["3 mini-batches x 1 epochs = 3 optimizer steps per batch"]
+    ignored = "\n".join(lines["ignored"])
+    assert "turnkey.env.id=turnkey/FrozenLake-v0 where the tasks name another (turnkey/MiniGrid-v0)" in ignored
+    assert "ppo_mini_batch_size=2: turnkey.update.mini_batches is set" in ignored
+    assert "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4" in ignored
+    assert any("algorithm.gamma=0.5 has no effect on gigpo" in text for text in lines["warning"])
+
+
+def test_an_estimator_and_a_loop_of_verls(checked: Checked):
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
+    code, out, err = checked("+turnkey=base", "algorithm.adv_estimator=grpo", loop)
+    assert code == 0, err
+    lines = header(out)
+    assert lines["estimator"] == ["grpo (verl's)"]
+    assert lines["agent loop"][0].startswith("tool_agent (verl's): a row per episode")
+    assert lines["per step"] == ["4 tasks x 2 = 8 episodes, 8 rows"]
+    assert "environment" not in lines
+
+
+REFUSED = {
+    "no method": (["+turnkey/env=babyai"], ["Add +turnkey=<method>"]),
+    "a near miss": (["+Turnkey=gigpo"], ["did you mean +turnkey=gigpo?"]),
+    "two estimators": (
+        ["+turnkey=gigpo", "algorithm.adv_estimator=grpo"],
+        ["drop algorithm.adv_estimator=grpo to train gigpo"],
+    ),
+    "parameters with verl's estimator": (
+        ["+turnkey=base", "algorithm.adv_estimator=grpo", "+turnkey.credit.gamma=0.9"],
+        ["turnkey.credit sets gamma", "algorithm.adv_estimator='grpo'"],
+    ),
+    "parameters of another method": (
+        ["+turnkey=gigpo", "+turnkey.credit.weights=code"],
+        ["turnkey.credit.weights: gigpo has no such parameter; hgpo has it"],
+    ),
+    "a misspelt trainer": (
+        ["+turnkey=gigpo", "trainer.v1.trainer_mode=turnky_sync"],
+        ["'turnky_sync'", "did you mean 'turnkey_sync'"],
+    ),
+    "unknown key": (["+turnkey=gigpo", "+turnkey.rollout.max_steps=3"], ["turnkey.rollout.max_steps", "'max_turns'"]),
+    "unknown environment": (
+        ["+turnkey=gigpo", "+turnkey.env.kwargs.levle=x"],
+        ["'levle'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_line_ends_in_its_message(checked: Checked, case):
+    arguments, words = REFUSED[case]
+    code, out, err = checked(*arguments)
+    assert code == 1
+    for word in words:
+        assert word in err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 8  # Hydra's line with all overrides, ours, and how to see more
+    assert ": this run" not in out
+
+
+def test_the_traceback_is_there_when_asked(checked: Checked, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match=r"turnkey\.rollout\.histori"):
+        checked("+turnkey=gigpo", "+turnkey.rollout.histori=3")
+
+
+def test_keys_of_others_in_a_configuration_file_are_found(compose):
+    from verl_turnkey.advantage import ConfigError
+    from verl_turnkey.plugins.checks.validate import check
+
+    for key, value in (("algorithm.gigpo.mode", "mean_norm"), ("env.max_steps", "3")):
+        with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+            check(compose("+turnkey=gigpo", f"+{key}={value}"), use_critic=False)
+
+
+def test_the_command_refuses_and_so_does_a_line_of_stock_verl(checked: Checked):
+    from typer.testing import CliRunner
+
+    from verl_turnkey.plugins.cli.main import app
+
+    done = CliRunner().invoke(app, ["check", "+turnkey=gigop", "data.train_batch_size=4"])
+    assert done.exit_code == 1
+    assert "'gigpo'" in done.output
+    rows = "micro_batch_size_per_gpu=1"
+    stock = [f"actor_rollout_ref.actor.ppo_{rows}", f"actor_rollout_ref.rollout.log_prob_{rows}"]
+    code, out, err = checked("algorithm.adv_estimator=grpo", *stock)
+    assert code == 1, err
+    assert "Add +turnkey=<method>" in out
+
+
+def test_verls_estimators_are_those_that_we_name():
+    assert set(foreign_keys.VERLS_ESTIMATORS) == {member.value for member in AdvantageEstimator}

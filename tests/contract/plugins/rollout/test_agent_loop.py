@@ -1,0 +1,820 @@
+"""The agent loop as verl makes it, with real environments in real hosts; only the language model is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hydra
+import pytest
+import ray
+import torch
+from contract_tools import AWKWARD, Compose, Worker
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, validate_record
+from verl_turnkey.envs import EnvironmentFailure, make
+from verl_turnkey.envs.hosting.pool import HostPool
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.rollout.trajectory_log import JsonLines
+
+LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
+INFO = {"acc", "failed", "episode_return", "episode_length", "invalid_rate", "unparsed_rate", "reward/step"}
+
+
+class Script:
+    """The language model server's client: answers with the next text, or with what ``turns(prompt)`` returns."""
+
+    def __init__(self, tokenizer: Any, turns: list[str] | Callable[[str], str]) -> None:
+        self.tokenizer = tokenizer
+        self.turns = turns
+        self.prompts: list[list[int]] = []
+        self.params: list[dict[str, Any]] = []
+        self.seen: list[dict[str, Any]] = []
+
+    def text(self, t: int) -> str:
+        return self.tokenizer.decode(self.prompts[t])
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **seen: Any
+    ) -> TokenOutput:
+        self.prompts.append(list(prompt_ids))
+        self.params.append(sampling_params)
+        self.seen.append(seen)
+        turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
+        ids = [*self.tokenizer.encode(turn), self.tokenizer.eos_token_id]
+        versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7}
+        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=versions)
+
+
+@pytest.fixture(scope="module")
+def hosts(ray_queue) -> Iterator[None]:
+    """The tests of this file share host processes, and each still parses its own configuration."""
+    real = agent_loop.HostPool
+    tags = iter(range(10))
+
+    @cache
+    def pool(**options: Any) -> HostPool:
+        return real(namespace_tag=f"contract{next(tags)}", **options)
+
+    def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
+        return pool(modules=(AWKWARD,), **options)
+
+    agent_loop.HostPool = shared
+    yield
+    agent_loop.HostPool = real
+
+
+@pytest.fixture
+def play(compose: Compose, tokenizer, hosts, monkeypatch):
+    """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
+
+    ``fresh``: in a new worker process, as it were. Further keywords replace the tokenizer and what else there is of the
+    model.
+    """
+
+    def run(
+        turns: list[str] | Callable[[str], str],
+        task: Task,
+        *overrides: str,
+        session: int = 0,
+        fresh: bool = True,
+        **model: Any,
+    ) -> tuple[list[AgentLoopOutput], Script]:
+        model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
+        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
+        if fresh:
+            monkeypatch.setattr(agent_loop, "_process", None)
+        script = Script(model["tokenizer"], turns)
+
+        async def episode() -> list[AgentLoopOutput]:
+            loop = hydra.utils.instantiate(
+                config=verl_agent_loop._agent_loop_registry["turnkey_env"],
+                trainer_config=DictConfigWrap(config=config),
+                server_manager=script,
+                **{"dataset_cls": RLHFDataset, **model},
+                data_config=DictConfigWrap(config.data),
+                tools=ToolListWrap([]),
+            )
+            assert type(loop) is agent_loop.EnvAgentLoop
+            row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": task.to_json()}
+            return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+
+        outputs = asyncio.run(episode())
+        agent_loop.finish(None)
+        return outputs, script
+
+    return run
+
+
+def awkward(**kwargs: Any) -> Task:
+    return Task("contract/Awkward-v0", 3, kwargs)
+
+
+def steps(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
+    """The one step of each row's record."""
+    found = []
+    for i, row in enumerate(outputs):
+        validate_record(row.extra_fields["turnkey"], f"row {i}")
+        assert row.extra_fields["turnkey"]["failed"] is None
+        assert len(row.extra_fields["turnkey"]["steps"]) == 1
+        found += row.extra_fields["turnkey"]["steps"]
+    return found
+
+
+def reason(outputs: list[AgentLoopOutput]) -> str:
+    """Why an episode failed; checks that it is exactly one row that verl can hold and nothing learns from."""
+    (row,) = outputs
+    record = row.extra_fields["turnkey"]
+    validate_record(record, "the row")
+    assert record["steps"] == []
+    assert len(row.prompt_ids) >= 1
+    assert (len(row.response_ids), row.response_mask, row.response_logprobs) == (1, [0], [0.0])
+    assert row.reward_score == 0.0
+    assert row.extra_fields["reward_extra_info"] == dict.fromkeys(INFO, 0.0) | {"failed": 1.0}
+    assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 6  # of the step before
+    return record["failed"]
+
+
+# --- a real environment -----------------------------------------------------------------------------------------------
+
+
+def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
+    task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
+    turns = ["turn left", "dance", "turn right", "go forward"]
+    outputs, script = play(turns, task, "turnkey.rollout.max_turns=4", "turnkey.rollout.invalid_action_penalty=0.2")
+
+    env = make(task.env_id, task.kwargs)
+    observation, info = env.reset(seed=task.seed)
+    expected = []
+    for t, turn in enumerate(turns):
+        assert observation in script.text(t)
+        assert info["task" if t == 0 else "state_key"]
+        key, reward = info["state_key"], 0.0
+        valid = turn in info["admissible"]
+        if valid:  # an action that does not parse never reaches the environment
+            observation, reward, *_, info = env.step(turn)
+        expected.append((t, key, turn if valid else None, valid, 0.0 if valid else 0.2, reward))
+    found = steps(outputs)
+    assert [(s["step"], s["anchor"], s["action"], s["valid"], s["penalty"], s["reward"]) for s in found] == expected
+    assert found[1]["anchor"] == found[2]["anchor"]  # "dance" left the state as it was
+    assert len({s["anchor"] for s in found}) == 2  # left and right again
+    assert [s["truncated"] for s in found] == [False, False, False, True]
+    assert not any(s["terminated"] or s["success"] for s in found)
+
+    for t, (row, turn) in enumerate(zip(outputs, turns, strict=True)):
+        ids = [*tokenizer.encode(turn), tokenizer.eos_token_id]
+        assert row.prompt_ids == script.prompts[t]
+        assert row.response_ids == ids
+        assert row.response_mask == [1] * len(ids)
+        assert row.response_logprobs == [-0.01 * i for i in range(len(ids))]
+        assert row.reward_score == 0.0
+        assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 7
+        info = row.extra_fields["reward_extra_info"]
+        assert info == {
+            "acc": 0.0,
+            "failed": 0.0,
+            "episode_return": 0.0,
+            "episode_length": 4.0,
+            "invalid_rate": 0.25,
+            "unparsed_rate": 0.0,  # "dance" is an action, only none of this environment's
+            "reward/step": 0.0,
+        }
+        assert all(type(value) is float for value in info.values())
+
+
+def forward_into_the_goal(prompt: str) -> str:
+    """Solves an empty room with the goal in the corner ahead and to the right of the start."""
+    now = prompt.rpartition("Free steps:")[2]
+    return "turn right" if int(now.split()[0]) == 0 else "go forward"
+
+
+def test_success_is_on_every_row(play):
+    task = Task("turnkey/MiniGrid-v0", 0, {"level": "MiniGrid-Empty-5x5-v0"})
+    outputs, _ = play(forward_into_the_goal, task, "turnkey.rollout.max_turns=20")
+    found = steps(outputs)
+    assert [s["action"] for s in found] == ["go forward"] * 2 + ["turn right"] + ["go forward"] * 2
+    assert all(s["success"] for s in found)
+    assert [s["terminated"] for s in found] == [False] * 4 + [True]
+    assert not any(s["truncated"] for s in found)
+    assert [s["reward"] for s in found] == [0.0] * 4 + [1.0]
+    for row in outputs:
+        assert row.reward_score == 1.0
+        assert row.extra_fields["reward_extra_info"]["acc"] == 1.0
+        assert row.extra_fields["reward_extra_info"]["episode_return"] == 1.0
+
+
+def test_two_sessions_of_a_task_begin_alike_and_two_tasks_do_not(play):
+    first = {}
+    for name, seed, session in (("a", 1, 0), ("b", 1, 1), ("c", 2, 0)):
+        task = Task("turnkey/MiniGrid-v0", seed, {"level": "BabyAI-GoToLocal-v0"})
+        outputs, script = play(["turn left"], task, "turnkey.rollout.max_turns=1", session=session)
+        first[name] = (script.prompts[0], steps(outputs)[0]["anchor"])
+    assert first["a"] == first["b"]
+    assert first["a"][0] != first["c"][0]
+    assert first["a"][1] != first["c"][1]
+
+
+# --- an environment that says little ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("action", "solved"), [("win", True), ("lose", False)])
+def test_without_won_a_positive_end_is_a_success(play, action, solved):
+    outputs, _ = play(["look", action], awkward())
+    found = steps(outputs)
+    assert [s["success"] for s in found] == [solved] * 2
+    assert found[-1]["terminated"]
+    assert found[0]["anchor"] == "a room 3"  # without a state_key the observation stands for the state
+    assert found[1]["anchor"] == "a room"
+
+
+@pytest.mark.parametrize(("turns", "limit"), [(["look", "time out"], 5), (["look", "find"], 2)])
+def test_a_truncated_episode_is_not_solved_whatever_its_last_reward(play, turns, limit):
+    outputs, _ = play(turns, awkward(), f"turnkey.rollout.max_turns={limit}")
+    found = steps(outputs)
+    assert [(s["terminated"], s["truncated"]) for s in found] == [(False, False), (False, True)]
+    assert found[-1]["reward"] == 0.5
+    assert [s["success"] for s in found] == [False, False]
+    assert outputs[0].extra_fields["reward_extra_info"]["acc"] == 0.0
+
+
+def test_the_tasks_arguments_win_over_the_configurations(play):
+    configured = ("+turnkey.env.kwargs.observation='a hall'", "+turnkey.env.kwargs.says_more=true")
+    outputs, _ = play(["win"], awkward(observation="a cellar"), *configured)
+    assert steps(outputs)[0]["anchor"] == "a cellar 3"
+    assert "tool_calls" in steps(outputs)[0]["extra"]  # what only the configuration says holds too
+
+
+def test_an_action_that_the_environment_calls_invalid(play):
+    outputs, _ = play(["stumble", "lose"], awkward())
+    found = steps(outputs)
+    assert [s["valid"] for s in found] == [False, True]
+    assert [s["penalty"] for s in found] == [0.1, 0.0]
+    assert found[0]["action"] == "stumble"  # it was sent to the environment, which made nothing of it
+
+
+def test_tags_are_parsed_and_history_shows_actions(play):
+    outputs, script = play(
+        ["I think <action>look</action>", "no tags", "<action>lose</action>"],
+        awkward(),
+        "turnkey.rollout.action_format=tags",
+    )
+    assert [s["action"] for s in steps(outputs)] == ["look", None, "lose"]
+    assert "Action: look" in script.text(1)
+    assert "I think" not in script.text(1)
+    assert "Action: no tags" in script.text(2)
+
+
+# --- prompts and sampling ---------------------------------------------------------------------------------------------
+
+
+def test_history_is_trimmed_within_the_budget(play):
+    observation = "x" * 150
+    turns = ["one", "two", "three", "lose"]
+    overrides = ["turnkey.rollout.history=3", "turnkey.rollout.system=Be brief."]
+    roomy = play(turns, awkward(observation=observation), *overrides)[1]
+    budget = len(roomy.prompts[1]) + 20  # room for one past turn, and not for two
+    outputs, script = play(turns, awkward(observation=observation), *overrides, f"data.max_prompt_length={budget}")
+    assert len(steps(outputs)) == 4
+    for t in range(4):
+        assert len(script.prompts[t]) <= budget
+        text = script.text(t)
+        assert "Be brief." in text
+        assert "do as you are told" in text
+        assert text.endswith("<|im_start|>assistant\n")
+    assert [text.count(observation) for text in map(roomy.text, range(4))] == [1, 2, 3, 4]
+    assert [text.count(observation) for text in map(script.text, range(4))] == [1, 2, 2, 2]
+    assert "Action: three" in script.text(3)  # the latest turn is the one that stays
+    assert "Action: two" not in script.text(3)
+
+
+def test_a_prompt_that_outgrows_the_budget_ends_the_episode(play):
+    outputs, script = play(["look", "grow"], awkward(), "data.max_prompt_length=400")
+    assert [s["action"] for s in steps(outputs)] == ["look", "grow"]
+    assert [s["truncated"] for s in steps(outputs)] == [False, True]
+    assert max(map(len, script.prompts)) <= 400
+
+
+def test_a_first_prompt_beyond_the_budget_fails_the_episode(play):
+    outputs, script = play(["look"], awkward(observation="z" * 500), "data.max_prompt_length=300")
+    assert "data.max_prompt_length allows 300" in reason(outputs)
+    assert script.prompts == []
+
+
+def test_sampling_parameters_reach_the_server(play):
+    overrides = ["turnkey.rollout.max_tokens_per_turn=9", "turnkey.rollout.stop=[';']"]
+    _, script = play(["lose"], awkward(), *overrides, "turnkey.rollout.stop_token_ids=[5,6]")
+    expected = {"temperature": 1.0, "logprobs": True, "max_tokens": 9, "stop": [";"], "stop_token_ids": [5, 6]}
+    assert script.params == [expected]
+    _, script = play(["lose"], awkward())
+    assert script.params == [{"temperature": 1.0, "logprobs": True, "max_tokens": 16}]
+
+
+def test_thoughts_are_kept_on_demand(play):
+    turns = ["<think>dark</think><action>look</action>", "<action>lose</action>"]
+    overrides = ["turnkey.rollout.action_format=tags", "turnkey.rollout.keep_thinking=true"]
+    _, script = play(turns, awkward(), *overrides)
+    assert f"Action: {turns[0]}\n" in script.text(1)
+
+
+PAST = """
+def short(turns):
+    if turns[-1].action == "boom":
+        raise RuntimeError("no words for it")
+    return " and ".join(turn.action for turn in turns)
+"""
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> list[str]:
+    (tmp_path / "past.py").write_text(PAST)
+    return [f"turnkey.rollout.summary={tmp_path}/past.py:short", "turnkey.rollout.history=1"]
+
+
+def test_what_is_no_longer_shown_is_summarized(play, past):
+    line = "turnkey.rollout.history_line='[{step}] {action}'"
+    _, script = play(["one", "two", "three", "lose"], awkward(), *past, line)
+    assert "What happened before" not in script.text(1)
+    assert "[1] one\n" in script.text(1)
+    assert "What happened before: one and two\n" in script.text(3)
+    assert "[3] three\n" in script.text(3)
+    assert "[2]" not in script.text(3)
+
+
+def test_a_summary_that_fails_costs_its_episode(play, past):
+    outputs, script = play(["boom", "look", "lose"], awkward(), *past)
+    assert "turnkey.rollout.summary raised RuntimeError: no words for it" in reason(outputs)
+    assert len(script.prompts) == 2
+
+
+def test_a_parser_of_ones_own(play, tmp_path: Path):
+    (tmp_path / "own.py").write_text("def shout(text, admissible):\n    return text.split('!')[1]\n")
+    outputs, _ = play(["what?", "oh !lose! oh"], awkward(), f"turnkey.rollout.action_format={tmp_path}/own.py:shout")
+    assert [(s["action"], s["valid"]) for s in steps(outputs)] == [(None, False), ("lose", True)]
+
+
+# --- actions as tool calls --------------------------------------------------------------------------------------------
+
+SHOWS_TOOLS = "{% for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>\n{% endfor %}"
+JSON = "turnkey.rollout.action_format=json"
+
+
+@pytest.fixture
+def tool_tokenizer(tokenizer) -> Any:
+    copied = copy.deepcopy(tokenizer)
+    copied.chat_template = SHOWS_TOOLS + tokenizer.chat_template
+    return copied
+
+
+def call(arguments: str, name: str = "act") -> str:
+    return f'I think. <tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_actions_are_tool_calls(play, tool_tokenizer, tmp_path: Path):
+    turns = [
+        call('{"action": "look"}'),
+        "no call",
+        call('{"action": "look"}', name="fly"),
+        call('{"act": "look"}'),
+        call("{action}"),
+        call('{"action": 7}'),
+        call('{"action": "lose"}') + call('{"action": "win"}'),
+    ]
+    outputs, script = play(turns, awkward(), JSON, f"turnkey.log.trajectories={tmp_path}", tokenizer=tool_tokenizer)
+    assert [s["action"] for s in steps(outputs)] == ["look", None, None, None, None, "7", "lose"]
+    reasons = [turn["invalid"] for turn in logged(tmp_path)["turns"]]
+    for found, words in zip(
+        reasons[1:5], ("no tool call", "'fly'", "must give the action as text", "no tool"), strict=True
+    ):
+        assert words in found
+    assert '"name": "act"' in script.text(0)
+    assert "call the tool with one action" in script.text(0)
+    assert "Action: look\n" in script.text(1)
+    assert script.params[0].get("stop_token_ids") is None
+
+
+def test_a_tool_parser_may_have_tokens_that_end_a_turn(play, tool_tokenizer):
+    tool_tokenizer.add_tokens(["<|observation|>", "<|user|>"], special_tokens=True)
+    overrides = [JSON, "actor_rollout_ref.rollout.multi_turn.format=glm", "turnkey.rollout.stop_token_ids=[5]"]
+    text = "<tool_call>act\n<arg_key>action</arg_key>\n<arg_value>lose</arg_value>\n</tool_call>"
+    outputs, script = play([text], awkward(), *overrides, tokenizer=tool_tokenizer)
+    assert [s["action"] for s in steps(outputs)] == ["lose"]
+    stop = script.params[0]["stop_token_ids"]
+    assert stop[0] == 5
+    assert tool_tokenizer.convert_tokens_to_ids("<|observation|>") in stop
+
+
+def test_a_chat_template_without_tools_stops_the_run(compose: Compose, tokenizer, tool_tokenizer, hosts, monkeypatch):
+    monkeypatch.setattr(agent_loop, "_process", None)
+    config = compose("+turnkey=gigpo", JSON)
+    agent_loop.prepare(SimpleNamespace(config=config, tokenizer=tool_tokenizer), False)
+    with pytest.raises(ConfigError, match=r"chat template shows tools.*action_format=tags"):
+        agent_loop.prepare(SimpleNamespace(config=config, tokenizer=tokenizer), False)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+SHOWS_IMAGES = """\
+{% for m in messages %}<|im_start|>{{ m['role'] }}
+{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] -%}
+{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class Pictures(RLHFDataset):
+    """verl's default reads images with qwen_vl_utils, which needs torchvision; this is the hook to do it otherwise."""
+
+    @classmethod
+    async def process_multi_modal_info(cls, messages, image_patch_size, config):
+        found = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
+        return found, None, None
+
+
+@pytest.fixture
+def sees(tokenizer) -> dict[str, Any]:
+    """The parts of a vision-language model: images of 2 x 2 patches, through transformers' LLaVA processor."""
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    copied = copy.deepcopy(tokenizer)
+    copied.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<image>"]})
+    copied.chat_template = SHOWS_IMAGES
+    images = CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor = LlavaProcessor(
+        images,
+        copied,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=SHOWS_IMAGES,
+    )
+    return {"tokenizer": copied, "processor": processor, "hf_model_type": "llava", "dataset_cls": Pictures}
+
+
+def awkward_pictures(images: int) -> Task:
+    return Task("contract/Awkward-v0", 3, {"images": images})
+
+
+def test_images_go_verls_way(play, sees):
+    outputs, script = play(["look", "win"], awkward_pictures(2), **sees)
+    patch = sees["tokenizer"].convert_tokens_to_ids("<image>")
+    for row, seen, brightness in zip(outputs, script.seen, (0, 100), strict=True):
+        assert row.prompt_ids.count(patch) == 2 * 4  # of the current observation alone
+        images = row.multi_modal_data["images"]
+        assert seen["image_data"] is images
+        assert [(image.size, image.getpixel((0, 0))) for image in images] == [((30, 20), (brightness,) * 3)] * 2
+    worker = Worker()
+    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = sees["processor"], sees["tokenizer"], {}
+    inputs = worker._compute_multi_modal_inputs(outputs[0], torch.tensor([outputs[0].prompt_ids]))
+    assert inputs["pixel_values"].shape == (2, 3, 28, 28)  # what the trainer's model gets
+    assert [s["action"] for s in steps(outputs)] == ["look", "win"]
+
+
+def test_text_goes_through_the_same_model(play, sees):
+    outputs, script = play(["win"], awkward(), **sees)
+    assert script.seen == [{}]
+    assert outputs[0].multi_modal_data == {}
+
+
+def test_images_that_cannot_be_shown_cost_their_episode(play, sees):
+    blind, script = play([], awkward_pictures(1))
+    assert "this model cannot take them: ValueError: Multimodal inputs require" in reason(blind)
+    assert script.prompts == []
+    painted, script = play([], awkward_pictures(-1), **sees)
+    assert "info['images'] must hold PIL images or uint8 arrays" in reason(painted)
+    assert script.prompts == []
+
+
+def test_text_that_no_encoding_takes_is_replaced(play):
+    """Half a surrogate pair would stop the tokenizer, and the record on its way to the trainer."""
+    outputs, script = play(["win"], awkward(observation="a \ud800 room"))
+    assert [s["anchor"] for s in steps(outputs)] == ["a ? room 3"]
+    assert "a ? room 3" in script.text(0)
+
+
+# --- environments that die --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("turns", "kwargs", "words"),
+    [
+        ([], {"on_reset": "raise"}, "RuntimeError: the reset is broken"),
+        (["look", "raise"], {}, "RuntimeError: the step is broken"),
+        (["look", "look", "nan"], {}, "a reward must be a finite number, not float nan"),
+        (["look", "hang"], {}, "timeout"),
+        ([], {"on_rest": "raise"}, "takes no argument 'on_rest'"),
+    ],
+)
+def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns, kwargs, words):
+    outputs, script = play(turns, awkward(**kwargs), f"turnkey.log.trajectories={tmp_path}")
+    assert words in reason(outputs)
+    assert len(script.prompts) == len(turns)
+    line = logged(tmp_path)
+    assert words in line["failed"]
+    assert line["env"]["id"] == "contract/Awkward-v0"
+    assert len(line["turns"]) == max(0, len(turns) - 1)  # what was played before is not trained on, but can be read
+
+
+def test_failed_episodes_are_said_once_for_each_kind_with_their_number(play, caplog, monkeypatch):
+    """Under the quiet settings: the root logger lets errors through only."""
+    monkeypatch.setattr(logging.root, "level", logging.ERROR)
+    for number in range(1, 11):
+        play(["raise"], awkward(), fresh=number == 1)
+    play([], awkward(on_reset="raise"), fresh=False)
+    expected = [
+        ("1 failed episode of the kind 'step'", "the step is broken"),
+        ("10 failed episodes of the kind 'step'", "the step is broken"),
+        ("1 failed episode of the kind 'reset'", "the reset is broken"),
+    ]
+    for record, (number, reason) in zip(caplog.records, expected, strict=True):
+        said, _, latest = record.getMessage().partition(" in this process so far, the latest: ")
+        assert said == number
+        assert latest.startswith("EnvironmentFailure: environment failure (")
+        assert f"RuntimeError: {reason}" in latest
+
+
+def test_a_malformed_task_fails_its_episode_only(play, tmp_path):
+    class Words(Task):
+        def to_json(self) -> str:
+            return "play something"
+
+    outputs, _ = play([], Words("x", 0), f"turnkey.log.trajectories={tmp_path}")
+    assert "play something" in reason(outputs)
+    assert logged(tmp_path)["env"] is None
+
+
+def test_failed_and_good_rows_have_the_same_fields(play):
+    failed, _ = play(["look", "raise"], awkward())
+    good, _ = play(["look", "win"], awkward())
+    for outputs in (failed + good, good + failed):
+        rows = [row.as_dict() for row in outputs]
+        assert len({frozenset(row) for row in rows}) == 1
+        assert {"prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores", "extra_fields"} <= {*rows[0]}
+        batch = list_of_dict_to_tensordict(rows)
+        assert len(batch) == 3
+        assert batch["rm_scores"].is_nested
+        masks = [mask.sum().item() for mask in batch["response_mask"].unbind()]
+        assert sorted(masks)[0] == 0
+        assert all(isinstance(mask, torch.Tensor) for mask in batch["response_mask"].unbind())
+        assert {frozenset(row.extra_fields["reward_extra_info"]) for row in outputs} == {frozenset(INFO)}
+
+
+def test_without_log_probs_no_row_has_them(play):
+    off = "actor_rollout_ref.rollout.calculate_log_probs=false"
+    outputs = play(["lose"], awkward(), off)[0] + play(["raise"], awkward(), off)[0]
+    assert ["rollout_log_probs" in row.as_dict() for row in outputs] == [False, False]
+
+
+# --- observations as text ---------------------------------------------------------------------------------------------
+
+
+LOOP_OF_VERL = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"  # nothing to prepare but this
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_records_carry_the_observation_when_the_method_compares_texts(play, compose: Compose, monkeypatch, keep):
+    monkeypatch.setattr(agent_loop, "_keep_texts", not keep)
+    agent_loop.prepare(SimpleNamespace(config=compose("+turnkey=base", LOOP_OF_VERL)), keep)
+    outputs, _ = play(["look", "win"], awkward())
+    found = [step["extra"].get("text") for step in steps(outputs)]
+    assert found == (["a room 3", "a room"] if keep else [None, None])
+
+
+@pytest.mark.parametrize(("credit", "kept"), [([], False), (["++turnkey.credit.similarity=0.9"], True)])
+def test_the_trainer_tells_the_workers_whether_the_method_compares_texts(
+    ray_queue, trainer, compose: Compose, monkeypatch, credit, kept
+):
+    @ray.remote(num_cpus=0)
+    class Worker:
+        def __init__(self, config):
+            self.config = config
+
+    def asked(worker):
+        return agent_loop._keep_texts
+
+    worker = Worker.remote(compose("+turnkey=base", LOOP_OF_VERL))
+    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: None)
+    manager = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)  # its construction starts model servers
+    manager.agent_loop_workers = [worker]
+    trainer(*credit).fit(manager)
+    assert ray.get(worker.__ray_call__.remote(asked)) is kept
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_episode_is_a_line_of_the_log(play, tmp_path: Path):
+    override = f"turnkey.log.trajectories={tmp_path}/log"
+    outputs, _ = play(["look", "win"], awkward(), override, session=1)
+    (file,) = (tmp_path / "log").glob("*.jsonl")
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert line["key"] == "u_1"
+    assert line["global_step"] == 7
+    assert line["failed"] is None
+    assert json.loads(line["task"]) == {"env_id": "contract/Awkward-v0", "kwargs": {}, "seed": 3}
+    assert line["records"] == [row.extra_fields["turnkey"] for row in outputs]
+    assert [turn["text"] for turn in line["turns"]] == ["look", "win"]
+    assert [turn["observation"] for turn in line["turns"]] == ["a room 3", "a room"]
+    assert line["info"] == {
+        "acc": 1.0,
+        "failed": 0.0,
+        "episode_return": 0.5,
+        "episode_length": 2.0,
+        "invalid_rate": 0.0,
+        "unparsed_rate": 0.0,
+        "reward/step": 0.5,
+    }
+
+
+def logged(folder: Path) -> dict[str, Any]:
+    (line,) = [json.loads(text) for file in folder.glob("*.jsonl") for text in file.read_text().splitlines()]
+    return line
+
+
+def test_the_log_says_in_what_the_episode_was_played(play, tmp_path: Path):
+    task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
+    play(["turn left"], task, "turnkey.rollout.max_turns=1", f"turnkey.log.trajectories={tmp_path}")
+    assert logged(tmp_path)["env"] == {
+        "id": "turnkey/MiniGrid-v0",
+        "kwargs": LEVEL,
+        "seed": 11,
+        "package": "minigrid",
+        "version": version("minigrid"),
+    }
+
+
+def test_the_log_says_why_a_turn_was_invalid(play, tmp_path: Path):
+    turns = ["<action>stumble</action>", "just talk", "<action> </action>", "<action>lose</action>"]
+    overrides = ["turnkey.rollout.action_format=tags", f"turnkey.log.trajectories={tmp_path}"]
+    play(turns, awkward(), *overrides)
+    line = logged(tmp_path)
+    assert [turn["invalid"] for turn in line["turns"]] == [
+        "the environment refused the action",
+        "no action in the format 'tags'",
+        "the action is empty",
+        None,
+    ]
+    assert (line["info"]["invalid_rate"], line["info"]["unparsed_rate"]) == (0.75, 0.5)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_the_weighted_sum_of_the_components(play):
+    """The environment's return stays what it was; steps and scores are paid by the composition, each part by name."""
+    rewards = "[{name: step, weight: 10}, {name: length, weight: -0.5, unit: turns}, {name: outcome, label: solved}]"
+    outputs, _ = play(["look", "win"], awkward(), f"turnkey.rewards={rewards}")
+    assert [step["reward"] for step in steps(outputs)] == [-0.5, 10 * 0.5 - 0.5 + 1.0]
+    for row in outputs:
+        assert row.reward_score == 5.0
+        info = row.extra_fields["reward_extra_info"]
+        assert info["episode_return"] == 0.5
+        assert {key: value for key, value in info.items() if key.startswith("reward/")} == {
+            "reward/step": 5.0,
+            "reward/length": -1.0,
+            "reward/solved": 1.0,
+        }
+
+
+def test_verls_reward_function_is_paid_as_a_component(play, tmp_path: Path):
+    """It gets the fields of the data row and the text of the last turn; its arguments are verl's own keys."""
+    (tmp_path / "reward.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info, right):\n"
+        "    return {'score': float(solution_str == right) + len(extra_info['turns'])}\n"
+    )
+    outputs, _ = play(
+        ["look", "win"],
+        awkward(),
+        "turnkey.rewards=[{name: step}, {name: verl, weight: 10}]",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+        "reward.custom_reward_function.name=score",
+        "+reward.custom_reward_function.reward_kwargs.right=win",
+    )
+    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5 + 10 * 3.0]
+    assert outputs[0].extra_fields["reward_extra_info"]["reward/verl"] == 30.0
+
+
+def test_success_is_the_environments_whatever_the_rewards_are(play):
+    outputs, _ = play(["win"], awkward(), "turnkey.rewards=[{name: step, weight: -1}]")
+    assert steps(outputs)[0]["reward"] == -0.5
+    assert steps(outputs)[0]["success"]
+
+
+def test_what_the_environment_says_further_reaches_rewards_and_methods(play):
+    """A turn without an action brings nothing: no potential twice, no tool call twice."""
+    rewards = "[{name: step}, {name: potential, gamma: 1.0}]"
+    turns = ["call call now", "", "look", "win"]
+    outputs, _ = play(turns, awkward(says_more=True), f"turnkey.rewards={rewards}")
+    found = steps(outputs)
+    assert [step["extra"]["tool_calls"] for step in found] == [2.0, 0.0, 0.0, 0.0]
+    assert [step["reward"] for step in found] == [1.0, 0.0, -1.0, 0.5]
+
+
+def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
+    module = tmp_path / "own_rewards.py"
+    module.write_text("def broken(steps):\n    raise KeyError('no such book')\n")
+    rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{module}:broken'}}]"
+    (row,) = play(["win"], awkward(), rewards)[0]
+    assert "no such book" in row.extra_fields["turnkey"]["failed"]
+    assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "reward/broken"], 0.0) | {"failed": 1.0}
+
+
+@pytest.mark.parametrize("anchor", ["state_key", "observation"])
+def test_each_record_says_where_its_step_led(play, anchor):
+    """Also the last one, so that an episode cut by the limit shares its last edge with those that went on from there,
+    and a solved one shares its own with neither."""
+    task, override = Task("turnkey/MiniGrid-v0", 3, LEVEL), f"turnkey.rollout.anchor={anchor}"
+    long, _ = play(["turn left"] * 3, task, override, "turnkey.rollout.max_turns=3")
+    cut, _ = play(["turn left"] * 2, task, override, "turnkey.rollout.max_turns=2")
+    rows = steps(long) + steps(cut)
+    following = [row["extra"]["next_anchor"] for row in rows]
+    assert following[:2] == [row["anchor"] for row in rows[1:3]] == following[3:]
+    assert following[2] not in [row["anchor"] for row in rows], "the state after three turns, seen by nobody"
+
+    batch = StepBatch(
+        group=["g"] * 5,
+        trajectory=["long"] * 3 + ["cut"] * 2,
+        extra={"next_anchor": following},
+        **{name: [row[name] for row in rows] for name in ("step", "anchor", "action", "terminated", "truncated")},
+        reward=[0.0, 0.0, 1.0, 0.0, 0.0],
+    )
+    credit = compute_credit("salt", batch, norm="mean").advantage
+    assert credit.tolist() == [0.0, 0.0, 0.5, 0.0, 0.0]
+
+
+def test_the_anchor_may_be_the_text_that_is_seen(play):
+    task = Task("turnkey/MiniGrid-v0", 3, LEVEL)
+    for anchor, is_text in (("state_key", False), ("observation", True)):
+        outputs, _ = play(["go forward"] * 2, task, "turnkey.rollout.max_turns=2", f"turnkey.rollout.anchor={anchor}")
+        assert all(step["anchor"].startswith("Free steps:") is is_text for step in steps(outputs))
+
+
+@pytest.mark.parametrize("extra", ["[1, 2]", "float('nan')", "10**400"])
+def test_odd_extras_cost_their_episode(tmp_path: Path, extra):
+    """And not the group, as an exception of the agent loop would."""
+    module = tmp_path / "odd_extra.py"
+    module.write_text(
+        "import gymnasium\n"
+        "class Odd(gymnasium.Env):\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        f"        return 'here', {{'extra': {extra if extra.startswith('[') else '{chr(120): ' + extra + '}'}}}\n"
+        "gymnasium.register('contract/Odd-v0', entry_point=Odd, disable_env_checker=True)\n"
+    )
+    from verl_turnkey.envs.hosting.runner import Player
+    from verl_turnkey.envs.user_modules import import_modules
+
+    import_modules([str(module)])
+    with pytest.raises(EnvironmentFailure, match=r"info\['extra'\]"):
+        Player([str(module)]).start("contract/Odd-v0", {}, 0)
+
+
+def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: Path, caplog):
+    """And the log goes on when it can."""
+    (tmp_path / "log").write_text("a file where a folder should be")
+    override = f"turnkey.log.trajectories={tmp_path}/log"
+    outputs, _ = play(["look", "win"], awkward(), override)
+    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5]
+    play(["win"], awkward(), override, session=1, fresh=False)
+    (tmp_path / "log").unlink()
+    play(["win"], awkward(), override, session=2, fresh=False)
+    assert logged(tmp_path / "log")["key"] == "u_2"
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "turnkey.log.trajectories are not written until this is over: FileExistsError" in said[0]
+    assert "are written again; 2 were lost" in said[1]
+
+
+def test_a_mount_that_hangs_does_not_stop_a_rollout(play, tmp_path: Path, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    real = JsonLines._open
+
+    def hangs(self: JsonLines) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return real(self)
+
+    monkeypatch.setattr(JsonLines, "_open", hangs)
+    monkeypatch.setattr(agent_loop, "FINISH_SECONDS", 0.01)
+    outputs, _ = play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}")
+    assert begun.wait(60)
+    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5]
+    assert not list(tmp_path.iterdir())
+    go_on.set()
+    assert agent_loop._process.log.drain(60)
+    assert logged(tmp_path)["failed"] is None

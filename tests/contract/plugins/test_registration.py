@@ -1,0 +1,182 @@
+"""Every extension point is ours in real verl; a second plugin can take a name but cannot do so unseen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from verl_turnkey.advantage import estimators
+from verl_turnkey.plugins.cli import doctor
+from verl_turnkey.plugins.entry import switches
+from verl_turnkey.plugins.verl_api import internals, ledger
+from verl_turnkey.plugins.verl_api.internals import Seam
+
+PLUGIN = """
+from verl.trainer.ppo import core_algos
+
+def somebody_elses(*args, **kwargs):
+    raise NotImplementedError
+
+core_algos.ADV_ESTIMATOR_REGISTRY["gigpo"] = somebody_elses
+"""
+
+
+def second_plugin(folder: Path, source: str) -> dict[str, str]:
+    """Install another distribution with an entry point for verl; returns the environment that has it."""
+    (folder / "other_plugin.py").write_text(textwrap.dedent(source))
+    metadata = folder / "other_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[verl.plugins]\nother = other_plugin\n")
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def run(command: list[str], env: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """In ``folder``: entry points load in the order of ``sys.path``, which begins with the working directory."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, cwd=folder)
+
+
+TURNKEY = [sys.executable, "-c", "from verl_turnkey.plugins.cli.main import main; main()"]
+
+
+def test_every_point_is_registered_in_this_process():
+    assert ledger.import_homes() == {}
+    points = ledger.points()
+    assert {(point.kind, point.name) for point in points} >= {
+        ("config", "hydra search path"),
+        ("config", "driver validation"),
+        ("estimator", "gigpo"),
+        ("estimator", "turnkey/gigpo"),
+        ("estimator", "grpo_steps"),
+        ("trainer", "turnkey_sync"),
+        ("trainer", "turnkey_colocate_async"),
+        ("trainer", "turnkey_separate_async"),
+        ("agent_loop", "turnkey_env"),
+    }
+    assert [point for point in points if point.status != "registered"] == []
+    ledger.verify(("config", "estimator", "trainer", "agent_loop"), needed=("gigpo",))
+
+
+@pytest.mark.parametrize("name", [*estimators(), *(f"turnkey/{name}" for name in estimators())])
+def test_verl_finds_our_estimators_under_both_names(name):
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    fn = get_adv_estimator_fn(name)
+    assert fn.__qualname__ == f"verl_estimator({name.removeprefix('turnkey/')})"
+    with pytest.raises(RuntimeError, match=r"trainer\.v1\.trainer_mode=turnkey_sync"):
+        fn(token_level_rewards=None, response_mask=None)
+
+
+def test_registering_again_changes_nothing():
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    before = dict(ADV_ESTIMATOR_REGISTRY)
+    ledger.register_estimators()
+    assert before == ADV_ESTIMATOR_REGISTRY
+
+
+def test_names_taken_by_others_are_shown_and_stay_theirs(tmp_path):
+    """One process, since each import of verl takes long: taken before us, and overwritten after us."""
+    code = """
+    from verl_turnkey.plugins import registration
+    import verl, other_plugin
+    assert registration.import_homes() == {}
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    def point(kind, name):
+        return next(p for p in registration.points() if (p.kind, p.name) == (kind, name))
+
+    for attempt in range(2):  # the trainer registers once more at its start
+        clash = point("estimator", "gigpo")
+        assert clash.status == "clash", clash
+        assert "other_plugin.somebody_elses" in clash.detail and "turnkey/gigpo" in clash.detail, clash
+        assert ADV_ESTIMATOR_REGISTRY["gigpo"] is other_plugin.somebody_elses
+        assert point("estimator", "turnkey/gigpo").status == "registered"
+        assert get_adv_estimator_fn("turnkey/gigpo").__qualname__ == "verl_estimator(gigpo)"
+        registration.verify(("estimator",))
+        registration.verify(("estimator",), needed=("turnkey/gigpo",))
+        try:
+            registration.verify(("estimator",), needed=("gigpo",))
+        except RuntimeError as error:
+            assert "estimator gigpo: clash" in str(error) and "turnkey doctor" in str(error), error
+        else:
+            raise AssertionError("verify accepted a name that is not ours")
+        registration.register_estimators()
+
+    assert point("agent_loop", "turnkey_env").status == "registered"
+    _agent_loop_registry["turnkey_env"] = {"_target_": "other_plugin.Loop"}
+    assert point("agent_loop", "turnkey_env").status == "clash"
+    assert "overwritten" in point("agent_loop", "turnkey_env").detail
+    ADV_ESTIMATOR_REGISTRY["turnkey/grpo_steps"] = other_plugin.somebody_elses
+    assert point("estimator", "turnkey/grpo_steps").status == "clash"
+    print("all seen")
+    """
+    done = run([sys.executable, "-c", textwrap.dedent(code)], second_plugin(tmp_path, PLUGIN), tmp_path)
+    assert done.stdout.strip().endswith("all seen"), done.stderr
+
+
+def test_doctor_shows_a_broken_second_plugin(tmp_path):
+    env = second_plugin(tmp_path, "def install():\n    raise OSError('the other plugin is broken')\n\ninstall()\n")
+    done = run([*TURNKEY, "doctor", "--no-ray"], env, tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "in install" in done.stdout
+    assert "OSError: the other plugin is broken" in done.stdout
+    summary = done.stdout.partition("1 problem found")[2]
+    assert "this process: verl's plugin other failed to load" in summary
+
+
+def test_doctor_is_not_content_with_an_unsupported_verl(monkeypatch, capsys):
+    monkeypatch.setattr(internals, "verl_version", lambda: "0.8.0")
+    monkeypatch.setattr(doctor, "inspect_process", doctor.Report)  # nothing else is wrong
+    assert doctor.run(in_ray=False, address=None) == 1
+    summary = " ".join(capsys.readouterr().out.partition("1 problem found")[2].split())
+    assert "verl 0.8.0 is outside the supported range" in summary
+
+
+def test_doctor_sees_that_verl_did_not_load_the_plugin(tmp_path):
+    """And does not repair it by looking."""
+    done = run([*TURNKEY, "doctor", "--no-ray"], {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"}, tmp_path)
+    assert done.returncode == 1
+    assert "VERL_USE_EXTERNAL_PLUGINS=none" in done.stdout
+
+
+def test_doctor_is_content_with_a_healthy_installation(tmp_path):
+    done = run([*TURNKEY, "doctor"], dict(os.environ), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "extension points in this process" in done.stdout
+    assert "extension points in a Ray worker" in done.stdout
+    worker = done.stdout.partition("extension points in a Ray worker")[2]
+    for name in ("gigpo", "turnkey_separate_async", "turnkey_env", "hydra search path"):
+        assert name in worker
+    assert "turnkey/gigpo" not in worker, "one row per name"
+    assert "all good" in done.stdout
+    assert "engine is not available" not in done.stdout + done.stderr
+    assert "clash" not in done.stdout
+    assert "missing" not in done.stdout
+
+
+@pytest.mark.parametrize("seam", internals.SEAMS, ids=lambda seam: seam.name)
+def test_verl_is_as_we_expect_it(seam):
+    assert seam.problem() is None
+    assert seam.why
+
+
+def test_a_seam_that_moved_is_named():
+    good = next(seam for seam in internals.SEAMS if seam.name == "PPOTrainer._compute_advantage")
+    moved = Seam(good.module, good.name, "self, batch", "x").problem()
+    assert moved is not None
+    assert "PPOTrainer._compute_advantage(self, batch, metrics) was (self, batch)" in moved
+    assert "is gone" in (Seam(good.module, "PPOTrainer._compute_advantages", "self", "x").problem() or "")
+    assert "is gone" in (Seam("verl.trainer.ppo.v2", "PPOTrainer", "self", "x").problem() or "")
+
+
+def test_switches_of_a_command_line():
+    argv = ["+turnkey=gigpo", "data.x=1", "trainer.v1.trainer_mode=turnkey_sync", "turnkey.credit.gamma=0.9", "model=x"]
+    assert switches(argv) == [argv[0], argv[2], argv[3]]

@@ -1,0 +1,327 @@
+"""Our trainers in the place of verl's three, and what only the asynchronous ones meet."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import transfer_queue as tq
+from contract_tools import PARTITION, Compose, advance, fill
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls, trainer_separate_async
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.plugins.trainer import starvation
+from verl_turnkey.plugins.trainer.starvation import StarvedError
+from verl_turnkey.plugins.trainer.trainer import (
+    TurnkeyTrainerColocateAsync,
+    TurnkeyTrainerSeparateAsync,
+    TurnkeyTrainerSync,
+)
+from verl_turnkey.plugins.verl_api import internals
+
+SEPARATE = [
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+]
+PLAYED = [{"reward": 1.0, "anchor": "s", "success": True}]
+OTHER = [{"reward": 0.0, "anchor": "s"}, {"reward": 0.0, "anchor": "t"}]
+
+
+@pytest.mark.parametrize(
+    ("cls", "mode", "buffer", "overrides", "mini_batches"),
+    [
+        (TurnkeyTrainerSync, "sync", ReplayBuffer, [], 2),
+        (TurnkeyTrainerColocateAsync, "colocate_async", ReplayBufferAsync, [], 2),
+        (TurnkeyTrainerSeparateAsync, "separate_async", ReplayBufferAsync, SEPARATE, 1),
+    ],
+)
+def test_trainers_take_the_place_of_verls(compose: Compose, cls, mode, buffer, overrides, mini_batches):
+    config = compose("+turnkey=gigpo", f"trainer.v1.trainer_mode=turnkey_{mode}", *overrides)
+    assert get_trainer_cls(config.trainer.v1.trainer_mode) is cls
+    made = cls(config)
+    assert made.trainer_mode == config.trainer.v1.trainer_mode == mode
+    assert type(made.replay_buffer) is buffer
+    assert made.replay_buffer.poll_interval == 0.05
+    assert made.estimator.name == "gigpo"
+    assert made.credit_params.gamma == 0.95
+    assert made._mini_batches("actor") == mini_batches
+
+
+@pytest.fixture
+def build(compose: Compose) -> Callable[..., Any]:
+    """A trainer of any kind that has not started its workers."""
+
+    def made(mode: str, *overrides: str) -> Any:
+        overrides = (*(SEPARATE if mode == "separate_async" else ()), *overrides)
+        config = compose("+turnkey=gigpo", f"trainer.v1.trainer_mode=turnkey_{mode}", *overrides)
+        trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+        trainer.global_steps = 1
+        return trainer
+
+    return made
+
+
+# --- groups that are lost before there is a batch ---------------------------------------------------------------------
+
+AT_ONCE = "turnkey.env.patience=0"
+
+
+def prompts(uids: list[str], status: str) -> None:
+    tags = [{"is_prompt": True, "status": status, "global_steps": 1} for _ in uids]
+    for uid, tag in zip(uids, tags, strict=True):
+        tq.kv_put(key=uid, partition_id=PARTITION, tag=tag)
+
+
+def endless(play: Callable[[str], Any], status: str = "finished", name: str = "group") -> Callable[[int], int]:
+    """Ever more groups that go as ``play`` says; verl's own trainers would ask for them until the night is over."""
+    asked = 0
+
+    def refill(number: int) -> int:
+        nonlocal asked
+        asked += number
+        assert asked < 50, "nobody stops this"
+        uids = [f"{name}{asked - i}" for i in range(number)]
+        for uid in uids:
+            play(uid)
+        prompts(uids, status)
+        return number
+
+    return refill
+
+
+def sample(trainer: Any, refill: Callable[[int], int]) -> KVBatchMeta:
+    trainer.replay_buffer.refill_fn = trainer._add_prompts_to_generate = refill
+    refill(4)
+    return trainer.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=4)[0]
+
+
+def groups(batch: KVBatchMeta) -> set[str]:
+    return {key.split("_")[0] for key in batch.keys}
+
+
+def frozen(uid: str) -> None:
+    fill({uid: ["the lake is frozen"] * 2})
+
+
+def test_an_agent_loop_that_always_raises_stops_the_run(queue, build):
+    with pytest.raises(StarvedError, match=r"groups of rollouts were lost.*raised.*agent-loop workers"):
+        sample(build("colocate_async", AT_ONCE), endless(lambda uid: None, "failure"))
+
+
+FILTERED = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
+
+
+def test_filtering_does_not_replace_dead_environments_for_ever(queue, build):
+    with pytest.raises(StarvedError, match=r"step 1: all episodes of \d+ groups failed.*\n  the lake is frozen"):
+        sample(build("colocate_async", *FILTERED, AT_ONCE), endless(frozen))
+
+
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [("sync", frozen), ("colocate_async", frozen), ("colocate_async", lambda uid: None)],  # None: they left no rows
+)
+def test_a_batch_of_failed_episodes_alone_is_asked_for_again(queue, build, mode, lost):
+    """Twice: what was played in between gives the next failure its time anew."""
+    trainer = build(mode, "turnkey.env.patience=0.01")
+    for name in ("first", "second"):
+        plays = iter([lost] * 4 + [lambda uid: fill({uid: [PLAYED, "it died"]})] * 4)
+        batch = sample(trainer, endless(lambda uid, plays=plays: next(plays)(uid), name=name))
+        assert sorted(batch.keys) == [f"{name}{i}_{session}_0" for i in range(5, 9) for session in range(2)]
+        assert set(tq.kv_list(PARTITION)[PARTITION]) == set(batch.keys), "the lost rows are cleared"
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_an_exhausted_host_costs_its_episodes_and_not_the_run(queue, build):
+    worn_out = str(EnvironmentFailure("restarts", "no more processes"))
+    played = endless(lambda uid: fill({uid: [worn_out, PLAYED]}))
+    made = build("colocate_async", AT_ONCE)
+    batch = sample(made, played)
+    metrics: dict[str, Any] = {}
+    advance(made, batch, metrics)
+    assert (metrics["episode/count"], metrics["episode/failed"]) == (8, 4)
+
+
+def test_pauses_grow_until_patience_ends(monkeypatch):
+    clock = [100.0]
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(starvation.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(starvation.time, "sleep", sleep)
+    patience = starvation.Patience(seconds=20)
+    for _ in range(2):
+        pauses.clear()
+        patience.lose("a")
+        clock[0] += 3  # what the attempt takes
+        for _ in range(2):
+            patience.lose("a")
+        patience.lose("a")
+        assert pauses == [2, 4, 8, 3]
+        with pytest.raises(StarvedError, match="the reason"):
+            patience.lose("the reason")
+        patience.restore()
+
+
+class Saves:
+    """Stands in the place of everything that saves and sleeps: what it was asked for, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def sleep_replicas(self) -> None:
+        self.calls.append("sleep")
+
+    def save_checkpoint(self, path: str, remote: Any, step: int, max_ckpt_to_keep: Any) -> None:
+        self.calls.append(f"{path.rsplit('/', 2)[-2]} {step}")
+
+    def load_checkpoint(self, local_path: str, del_local_after_load: bool) -> None:
+        self.calls.append(local_path.rsplit("/", 2)[-2])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def starving(queue, build, tmp_path) -> Callable[..., tuple[Any, Saves]]:
+    """A trainer at step 5 all of whose episodes fail."""
+
+    def made(*overrides: str) -> tuple[Any, Saves]:
+        trainer = build("sync", AT_ONCE, f"trainer.default_local_dir={tmp_path}", *overrides)
+        saves = Saves()
+        trainer.checkpoint_manager = trainer.actor_rollout_wg = trainer.train_dataloader = saves
+        trainer.curr_step_profile = False
+        trainer.global_steps = 5
+        refill = endless(frozen)
+        trainer._add_batch_to_generate = lambda: refill(4)
+        return trainer, saves
+
+    return made
+
+
+def test_a_run_that_can_play_nothing_saves_its_last_step_and_stops(starving, tmp_path):
+    made, saves = starving("trainer.save_freq=20")
+    with pytest.raises(StarvedError, match=r"step 5: all 8 episodes of a batch failed:\n  the lake is frozen"):
+        made.step({}, {})
+    assert saves.calls == ["sleep", "global_step_4 4"]  # the memory of the servers is free before anything is saved
+    assert made.global_steps == 5
+    resumed, saves = starving("trainer.save_freq=20")
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 4
+    resumed.global_steps += 1
+    saves.calls.clear()
+    with pytest.raises(StarvedError):
+        resumed.step({}, {})
+    assert saves.calls == [], "it is there already"
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_nothing_is_saved_twice_or_unasked(starving, saved):
+    made, saves = starving("trainer.save_freq=1" if saved else "trainer.save_freq=-1")
+    if saved:
+        made.global_steps = 4
+        made._save_checkpoint()
+        made.global_steps = 5
+        saves.calls.clear()
+    with pytest.raises(StarvedError):
+        made.step({}, {})
+    assert saves.calls == []
+
+
+# --- group filtering --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["acc", "reward"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_groups_are_filtered_by_what_was_played(queue, build, mode, metric):
+    made = build(mode, FILTERED[0], f"algorithm.filter_groups.metric={metric}")
+    won, lost = PLAYED, OTHER
+    kept = {"a": [won, lost, won, won], "b": [won, lost, "it died", "it died"], "c": [lost, won, "it died", won]}
+    alike = {
+        "d": [won] * 4,
+        "e": [won, won, "it died", won],
+        "f": [lost, lost, "it died", "it died"],
+        "g": ["it died", "it died", "it died", won],
+        "h": ["it died"] * 4,
+    }
+    fill(kept | alike)
+    prompts([*kept, *alike], "finished")
+    made.replay_buffer.refill_fn = lambda number: number
+    batch, metrics = made.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=3)
+    assert groups(batch) == set(kept)
+    assert metrics["training/filter_groups/evicted_samples"] == len(alike)
+
+
+def test_a_metric_that_no_row_has_is_still_an_error(queue, build):
+    made = build("colocate_async", FILTERED[0], "algorithm.filter_groups.metric=accuracy")
+    fill({"a": [PLAYED, "it died"]})
+    prompts(["a"], "finished")
+    with pytest.raises(RuntimeError, match="missing DAPO metric 'accuracy'"):
+        made.replay_buffer.sample(global_steps=1, partition_id=PARTITION, batch_size=1)
+
+
+def test_groups_without_a_difference_are_replaced_as_long_as_verl_wants(queue, build):
+    """More of them than may fail: they are no failures."""
+    equal = endless(lambda uid: fill({uid: [OTHER, OTHER]}))
+
+    def refill(number: int) -> int:
+        try:
+            return equal(number)
+        except AssertionError:
+            uids = [f"good{i}" for i in range(4)]
+            fill({uid: [PLAYED, OTHER] for uid in uids})
+            prompts(uids, "finished")
+            return number
+
+    batch = sample(build("colocate_async", *FILTERED, AT_ONCE), refill)
+    assert {key.split("_")[0] for key in batch.keys} == {"good0", "good1", "good2", "good3"}
+
+
+def test_losses_of_another_step_do_not_count(queue, build):
+    trainer = build("colocate_async", AT_ONCE)
+    fill({f"good{i}": [PLAYED, OTHER] for i in range(8)})
+    for step in (1, 2):
+        prompts([f"lost{step}{i}" for i in range(8)], "failure")
+        prompts([f"good{step * 4 - i}" for i in range(1, 5)], "finished")
+        trainer.replay_buffer.refill_fn = lambda number: number
+        batch, _ = trainer.replay_buffer.sample(global_steps=step, partition_id=PARTITION, batch_size=4)
+        assert len({key.split("_")[0] for key in batch.keys}) == 4
+
+
+def test_rows_left_by_the_batch_of_a_checkpoint_are_cleared(queue, build):
+    fill({"trained": [PLAYED, OTHER], "waiting": [PLAYED, OTHER]})
+    prompts(["waiting", "asked"], "finished")
+    build("colocate_async", "trainer.resume_mode=disable")._load_checkpoint()
+    left = set(tq.kv_list(PARTITION)[PARTITION])
+    assert left == {"waiting", "asked", "waiting_0_0", "waiting_1_0", "waiting_1_1"}
+
+
+# --- verl's own slip --------------------------------------------------------------------------------------------------
+
+
+def test_verls_flush_does_not_end_a_run_without_hybrid_engine(caplog):
+    """verl logs with ``flush=``, which ends the run at the level INFO. When it no longer does, the seam can go."""
+    assert "flush=True" in inspect.getsource(trainer_separate_async.PPOTrainerSeparateAsync._setup)
+    logger = trainer_separate_async.logger
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with pytest.raises(TypeError, match="flush"):
+            logger.info("standalone only", flush=True)
+        with internals.logger_of(trainer_separate_async):
+            trainer_separate_async.logger.info("standalone only", flush=True)
+        assert trainer_separate_async.logger is logger
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,137 @@
+"""verl's own validation, with real rows in the queue: lost episodes are no lost games."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import transfer_queue as tq
+from contract_tools import Worker
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from verl_turnkey.advantage import make_step
+from verl_turnkey.plugins.notices import Failures
+from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowMaker
+from verl_turnkey.plugins.trainer.starvation import StarvedError
+
+LENGTH = 10
+REASON = "EnvironmentFailure: environment failure (timeout): step of 'Lake' took longer than 30 s"
+
+
+def step(t: int, won: bool) -> PlayedStep:
+    last = won and t == LENGTH - 1
+    return PlayedStep(
+        prompt=Prompt([5, 6]),
+        turn=Generated([7], None, "go", {"min_global_steps": 1, "max_global_steps": 1}, -1, 0.0),
+        record=make_step(step=t, reward=float(last), terminated=last, success=won),
+        observation="ice",
+        invalid=None,
+        unparsed=False,
+        seconds=0.0,
+        extra={},
+        next_extra={},
+    )
+
+
+def rows(outcome: str) -> list[Any]:
+    maker = RowMaker(eos=2, log_probs=False)
+    if outcome == "dead":
+        return maker.failed(REASON, 1)
+    won = outcome == "won"
+    return maker.played(Episode([step(t, won) for t in range(LENGTH)], success=won, own_return=float(won)))
+
+
+@pytest.fixture
+def worker(ray_queue) -> Any:
+    """An agent-loop worker, as far as it is asked why episodes failed."""
+
+    @ray.remote(num_cpus=0)
+    class AgentLoopWorker:
+        def fail(self) -> None:
+            agent_loop._process = SimpleNamespace(failures=Failures())
+            agent_loop._process.failures.add(REASON)
+
+    made = AgentLoopWorker.remote()
+    ray.get(made.fail.remote())
+    return made
+
+
+@pytest.fixture
+def validate(queue, trainer, tokenizer, worker) -> Callable[..., dict[str, float]]:
+    """``validate({data source: [[outcome, ...], ...]})``: verl's metrics of tasks whose episodes end as told."""
+
+    def run(tasks: dict[str, list[list[str]]], *overrides: str) -> dict[str, float]:
+        flat = [(source, outcomes) for source, of in tasks.items() for outcomes in of]
+        (number,) = {len(outcomes) for _, outcomes in flat}
+        made = trainer(f"actor_rollout_ref.rollout.val_kwargs.n={number}", *overrides)
+
+        def play(batch: TensorDict) -> None:
+            for uid, (source, outcomes) in zip(batch["uid"], flat, strict=True):
+                for session, outcome in enumerate(outcomes):
+                    row = {"uid": uid, "session_id": session, "global_steps": 1, "data_source": source}
+                    asyncio.run(Worker()._agent_loop_postprocess(rows(outcome), True, **row))
+                tq.kv_put(key=uid, partition_id="val", tag={"status": "finished"})
+
+        made.tokenizer, made.curr_step_profile = tokenizer, False
+        made.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: None)
+        made.agent_loop_manager = SimpleNamespace(generate_sequences=play, agent_loop_workers=[worker])
+        made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[worker])
+        sources = np.array([source for source, _ in flat], dtype=object)
+        made.val_dataloader = [{"raw_prompt": np.array(["?"] * len(flat), dtype=object), "data_source": sources}]
+        return made._validate()
+
+    return run
+
+
+def test_dead_environments_are_a_share_and_no_short_games(validate, caplog):
+    metrics = validate({"lake": [["won"]] * 6 + [["dead"]] * 4})
+    assert metrics["val-core/lake/acc/mean@1"] == pytest.approx(0.6)
+    assert metrics["val-aux/lake/acc_success_only/mean@1"] == 1.0
+    assert metrics["val-aux/lake/failed/mean@1"] == pytest.approx(0.4)
+    assert metrics["val-aux/lake/episode_length/mean@1"] == LENGTH
+    assert metrics["val-aux/lake/episode_return/mean@1"] == 1.0
+    assert metrics["val-aux/lake/reward/mean@1"] == 1.0
+    assert metrics["val-aux/num_turns/min"] == 2 * LENGTH
+    [record] = caplog.records
+    assert record.getMessage() == f"4 of 10 validation episodes failed; reasons of late:\n  {REASON}"
+
+
+def test_tasks_with_fewer_played_episodes_stay_on_the_same_curve(validate):
+    metrics = validate({"lake": [["won", "lost"], ["won", "dead"], ["lost", "lost"]], "sea": [["won", "won"]] * 3})
+    names = {name for name in metrics if "/mean@" in name}
+    assert all(name.endswith("/mean@2") for name in names)
+    assert metrics["val-core/lake/acc/mean@2"] == pytest.approx(2 / 6)
+    assert metrics["val-aux/lake/acc_success_only/mean@2"] == pytest.approx(2 / 5)
+    assert metrics["val-aux/lake/reward/mean@2"] == pytest.approx(2 / 5)
+    assert metrics["val-aux/lake/failed/mean@2"] == pytest.approx(1 / 6)
+    assert metrics["val-aux/lake/episode_length/mean@2"] == LENGTH
+    assert metrics["val-core/sea/acc/mean@2"] == 1.0
+    assert metrics["val-aux/sea/failed/mean@2"] == 0.0
+
+
+@pytest.mark.parametrize(("dead", "said"), [(0, False), (1, False), (2, True)])
+def test_a_warning_above_a_twentieth(validate, caplog, dead, said):
+    metrics = validate({"lake": [["lost"]] * (20 - dead) + [["dead"]] * dead})
+    assert metrics["val-aux/lake/failed/mean@1"] == pytest.approx(dead / 20)
+    assert metrics["val-core/lake/acc/mean@1"] == 0.0
+    assert ("validation episodes failed" in caplog.text) is said
+
+
+@pytest.mark.parametrize(("save_freq", "written"), [(5, [1]), (-1, [])])
+def test_an_error_when_most_failed(validate, monkeypatch, save_freq, written):
+    """After a checkpoint of the step, which is trained, in runs that write any."""
+    saved: list[int] = []
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: saved.append(self.global_steps))
+    often = f"trainer.save_freq={save_freq}"
+    validate({"lake": [["won"], ["dead"]]}, often)  # half are not most
+    assert saved == []
+    with pytest.raises(StarvedError, match=r"2 of 3 validation episodes failed; reasons of late:\n  .*30 s"):
+        validate({"lake": [["won"], ["dead"], ["dead"]]}, often)
+    assert saved == written

@@ -1,0 +1,255 @@
+"""gigpo: the reference, the paper's example, its twin, and grouping by similar texts."""
+
+import random
+
+import naive
+import numpy as np
+import pytest
+from estimator_cases import (
+    EPISODE,
+    GAMMA,
+    NORMS,
+    TOLERANCE,
+    as_batch,
+    assert_rows,
+    assert_same_credit,
+    cases,
+    oracle_batch,
+    step_rows,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive.gigpo import similarity_clusters
+
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
+from verl_turnkey.advantage.group_ops import discounted_returns
+
+PARAMS = st.fixed_dictionaries({**EPISODE, **GAMMA, "step_advantage_w": st.sampled_from([0.0, 0.5, 1.0])})
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("case", [*cases("gigpo"), *cases("gigpo_structured_anchor")])
+def test_equals_the_reference(case, norm):
+    params, expected = case["params"], case["expected"][NORMS[norm]]
+    common = {"gamma": params["gamma"], "norm": norm, "singleton": "score", "epsilon": params["epsilon"]}
+    batch = oracle_batch(case)
+    credit = compute_credit("gigpo", batch, scope="steps", step_advantage_w=params["step_advantage_w"], **common)
+    assert_rows(credit.advantage, expected["advantages"], case, TOLERANCE[norm])
+    np.testing.assert_allclose(credit.returns, case["inputs"]["step_returns"], rtol=0, atol=2e-5)
+    if "episode_adv" in expected:
+        episode = compute_credit("gigpo", batch, scope="steps", step_advantage_w=0, **common).advantage
+        assert_rows(episode, expected["episode_adv"], case, TOLERANCE[norm])
+        with_step = compute_credit("gigpo", batch, scope="steps", step_advantage_w=1, **common).advantage
+        assert_rows(with_step - episode, expected["step_adv"], case, TOLERANCE[norm])
+        paper = compute_credit("gigpo", batch, scope="trajectories", step_advantage_w=0, **common).advantage
+        assert_rows(paper, expected["episode_adv_per_trajectory_stats"], case, TOLERANCE[norm])
+
+
+@pytest.mark.parametrize("case", cases("step_discounted_returns"))
+def test_discounted_returns_equal_the_reference(case):
+    inputs = case["inputs"]
+    trajectories = inputs["traj_uid"]
+    batch = StepBatch(
+        group=["g"] * len(trajectories),
+        trajectory=trajectories,
+        step=inputs["step_idx"],
+        reward=inputs["raw_step_reward"],
+    )
+    got = discounted_returns(batch.reward, batch.runs, case["params"]["gamma"])
+    np.testing.assert_allclose(got, case["expected"]["step_returns"], rtol=0, atol=2e-5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(step_rows("anchor"), PARAMS)
+def test_equals_its_naive_twin(rows, params):
+    credit = compute_credit("gigpo", as_batch(rows), **params)
+    assert_same_credit(credit.advantage, naive.gigpo(rows, **params))
+
+
+HAND = {
+    "group": ["g"] * 5,
+    "trajectory": ["t0", "t0", "t1", "t1", "t1"],
+    "step": [0, 1, 0, 1, 2],
+    "reward": [0.0, 10.0, 0.0, 0.0, 0.0],
+    "anchor": ["A", "B", "A", "C", "A"],
+}
+
+
+def test_hand_example_of_the_paper_and_of_its_code():
+    batch = StepBatch(**HAND)
+    code = compute_credit("gigpo", batch, norm="mean", scope="steps")
+    assert code.returns.tolist() == [9.5, 10.0, 0.0, 0.0, 0.0]
+    np.testing.assert_allclose(code.advantage, [37 / 3, 6, -43 / 6, -4, -43 / 6], atol=1e-12)
+    code = compute_credit("gigpo", batch, norm="mean_std", scope="steps").advantage
+    np.testing.assert_allclose(code, [2.250145, 1.095445, -1.307647, -0.730297, -1.307647], atol=1e-6)
+    paper = compute_credit("gigpo", batch, norm="mean").advantage
+    np.testing.assert_allclose(paper, [5 + 19 / 3, 5, -5 - 19 / 6, -5, -5 - 19 / 6], atol=1e-12)
+
+
+def test_metrics_of_the_hand_example():
+    metrics = compute_credit("gigpo", StepBatch(**HAND)).metrics
+    assert metrics["credit/groups"] == 1
+    assert metrics["credit/anchor_groups"] == 3
+    assert metrics["credit/anchor_group_size/mean"] == pytest.approx(5 / 3)
+    assert metrics["credit/anchor_group_size/max"] == 3
+    assert metrics["credit/share_steps_in_anchor_groups"] == pytest.approx(0.6)
+    assert metrics["credit/share_steps_with_step_credit"] == pytest.approx(0.6)
+    assert metrics["credit/episode_level/share_nonzero"] == 1
+    assert metrics["credit/step_level/mean"] == pytest.approx(0, abs=1e-9)
+    assert metrics["credit/step_level/std"] > 0
+
+
+def test_none_never_matches_and_equal_states_of_two_groups_do_not_either():
+    rows = {**HAND, "anchor": [None] * 5}
+    assert compute_credit("gigpo", StepBatch(**rows)).metrics["credit/share_steps_in_anchor_groups"] == 0
+    rows = {**HAND, "group": ["g", "g", "h", "h", "h"], "anchor": ["A", "B", "A", "C", "D"]}
+    assert compute_credit("gigpo", StepBatch(**rows)).metrics["credit/share_steps_in_anchor_groups"] == 0
+
+
+def test_penalty_stays_on_its_own_step():
+    batch = StepBatch(**HAND, penalty=[0, 0.5, 0, 0, 0])
+    assert compute_credit("gigpo", batch).returns.tolist() == [9.5, 9.5, 0, 0, 0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(step_rows("anchor"))
+def test_step_level_sums_to_nothing_in_every_anchor_group(rows):
+    batch = as_batch(rows)
+    with_step = compute_credit("gigpo", batch, norm="mean").advantage
+    step = with_step - compute_credit("gigpo", batch, norm="mean", step_advantage_w=0).advantage
+    sums: dict = {}
+    for row, value in zip(rows, step, strict=True):
+        sums[row["group"], row["anchor"]] = sums.get((row["group"], row["anchor"]), 0) + value
+    np.testing.assert_allclose(list(sums.values()), 0, atol=1e-6)
+
+
+# Grouping by similar texts
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("case", cases("gigpo_similarity"))
+def test_similarity_equals_the_reference(case, norm):
+    params = case["params"]
+    credit = compute_credit(
+        "gigpo",
+        oracle_batch(case),
+        gamma=params["gamma"],
+        step_advantage_w=params["step_advantage_w"],
+        norm=norm,
+        scope="steps",
+        singleton="score",
+        similarity=params["similarity_thresh"],
+        epsilon=params["epsilon"],
+    )
+    assert_rows(credit.advantage, case["expected"][NORMS[norm]]["advantages"], case, TOLERANCE[norm])
+
+
+@pytest.mark.parametrize("case", cases("gigpo_similarity"))
+def test_clusters_of_the_naive_twin_are_those_of_the_reference(case):
+    rows = [
+        {"group": group, "anchor": anchor}
+        for group, anchor in zip(case["inputs"]["uid"], case["inputs"]["anchor_obs"], strict=True)
+    ]
+    number = {}
+    clusters = similarity_clusters(rows, case["params"]["similarity_thresh"])
+    assert [number.setdefault(cluster, len(number)) for cluster in clusters] == case["step_group"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(step_rows("text"), PARAMS, st.sampled_from([0.05, 0.5, 0.9, 0.96, 0.999]))
+def test_similarity_equals_its_naive_twin(rows, params, similarity):
+    rows = [{**row, "anchor": "not looked at"} for row in rows]
+    credit = compute_credit("gigpo", as_batch(rows), similarity=similarity, **params)
+    assert_same_credit(credit.advantage, naive.gigpo(rows, similarity=similarity, **params))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(alphabet="abc ", max_size=6), min_size=2, max_size=12), st.sampled_from([0.3, 0.5, 2 / 3, 0.8]))
+def test_similarity_at_the_threshold_and_of_short_texts(texts, similarity):
+    rows = one_step_each(texts)
+    credit = compute_credit("gigpo", as_batch(rows), similarity=similarity, norm="mean")
+    assert_same_credit(credit.advantage, naive.gigpo(rows, similarity=similarity, norm="mean"))
+
+
+@pytest.mark.parametrize("similarity", [0.6, 0.8, 0.9, 0.95])
+def test_similarity_of_long_texts(similarity):
+    """From 200 characters on difflib ignores the popular ones ("autojunk"), which changes the ratio."""
+    draw = random.Random(0)
+    words = ["you", "see", "a", "red", "blue", "door", "key", "box", "ball", "on", "the", "table", "two", "steps"]
+    originals = [" ".join(draw.choice(words) for _ in range(80)) for _ in range(3)]
+    texts = []
+    for _ in range(40):
+        text = draw.choice(originals).split()
+        for _ in range(draw.choice([0, 1, 4, 12, 25])):
+            text[draw.randrange(len(text))] = draw.choice(words)
+        texts.append(" ".join(text))
+    rows = one_step_each(texts)
+    clusters = similarity_clusters(rows, similarity)
+    assert 1 < len(set(clusters)) < len(rows), "or this shows nothing"
+    credit = compute_credit("gigpo", as_batch(rows), similarity=similarity, norm="mean")
+    assert_same_credit(credit.advantage, naive.gigpo(rows, similarity=similarity, norm="mean"))
+
+
+def one_step_each(texts):
+    """One group of one-step trajectories with rewards 1, 2, 4, ...: the step level tells the clusters apart."""
+    return [
+        {"group": "g", "trajectory": i, "step": 0, "reward": 2.0 ** (i % 40), "penalty": 0.0, "anchor": text}
+        for i, text in enumerate(texts)
+    ]
+
+
+def clusters_of(texts, similarity):
+    """Which rows share a cluster, read off the credit."""
+    batch = as_batch(one_step_each(texts))
+    level = {w: compute_credit("gigpo", batch, similarity=similarity, norm="mean", step_advantage_w=w) for w in (0, 1)}
+    means = np.round(batch.reward - (level[1].advantage - level[0].advantage), 6).tolist()
+    return [means.index(mean) for mean in means]
+
+
+def test_similarity_is_to_the_text_that_opened_the_cluster():
+    """a is like b and b like c, but not a like c: what comes first decides."""
+    a, b, c = "aaaaaaaaaa", "aaaaaaaabb", "aaaaaabbbb"
+    assert clusters_of([a, b, c], 0.8) == [0, 0, 2]
+    assert clusters_of([b, a, c], 0.8) == [0, 0, 0]
+    assert clusters_of([a, c, b], 0.8) == [0, 1, 0], "the first match, not the best"
+
+
+def test_similarity_asks_how_like_the_new_text_is_to_the_old_one():
+    """difflib's ratio is not symmetric: ratio(diet, tide) = 0.5, ratio(tide, diet) = 0.25."""
+    assert clusters_of(["tide", "diet"], 0.4) == [0, 0]
+    assert clusters_of(["diet", "tide"], 0.4) == [0, 1]
+
+
+@pytest.mark.parametrize("before", [0, 9])
+def test_similarity_rules_out_no_text_that_is_just_similar_enough(before):
+    """As few runs of one, two and three characters in common as 18 matching ones of 20 allow: every bound is reached.
+
+    Clusters before it take the comparison through the longest common subsequence, too.
+    """
+    one, other = "abcdefghi", "abcXdefXghi"
+    others = [chr(ord("A") + k) * 9 for k in range(before)]
+    assert clusters_of([*others, one, other], 18 / 20)[-1] == before
+    assert clusters_of([*others, other, one], 18 / 20)[-1] == before
+    assert clusters_of([*others, one, other], 18.1 / 20)[-1] == before + 1
+
+
+def test_similarity_never_matches_none_nor_another_group():
+    rows = {**HAND, "text": [None, None, "Nothing happens.", "Nothing happens!", None]}
+    metrics = compute_credit("gigpo", StepBatch(**rows), similarity=0.9).metrics
+    assert metrics["credit/share_steps_in_anchor_groups"] == pytest.approx(0.4)
+    rows = {**HAND, "group": ["g", "g", "h", "h", "h"], "text": ["same", "1", "same", "2", "3"]}
+    assert (
+        compute_credit("gigpo", StepBatch(**rows), similarity=0.9).metrics["credit/share_steps_in_anchor_groups"] == 0
+    )
+
+
+def test_similarity_needs_texts():
+    batch = StepBatch(**{**HAND, "anchor": ["A", "B", ("A", 1), "C", "A"]})
+    with pytest.raises(ValueError, match="similarity"):
+        compute_credit("gigpo", batch, similarity=0.9)
+
+
+@pytest.mark.parametrize("similarity", [0.0, 1.0, -0.5, 2.0, float("nan")])
+def test_similarity_out_of_range(similarity):
+    with pytest.raises(ConfigError, match=r"gigpo\.similarity: expected"):
+        compute_credit("gigpo", StepBatch(**HAND), similarity=similarity)

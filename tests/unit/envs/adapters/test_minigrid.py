@@ -1,0 +1,219 @@
+"""MiniGrid as text: words, keys, seeds, limits, and that the words are enough to win."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+
+import pytest
+from env_cases import play
+from gymnasium.utils.env_checker import check_env
+from minigrid.utils.baby_ai_bot import BabyAIBot
+
+from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, UnknownEnvironmentError, make
+from verl_turnkey.envs.adapters.minigrid import ACTIONS, MiniGridText
+
+WORDS = list(ACTIONS)
+
+
+def shortest_plan(env: MiniGridText) -> list[str]:
+    """Breadth-first search over deep copies, states told apart by their key."""
+    todo, known = deque([(env, [])]), {env._state_key()}
+    while todo:
+        here, path = todo.popleft()
+        for action in WORDS:
+            there = copy.deepcopy(here)
+            *_, info = there.step(action)
+            if info["won"]:
+                return [*path, action]
+            if info["state_key"] not in known:
+                known.add(info["state_key"])
+                todo.append((there, [*path, action]))
+    raise AssertionError("no way to win")
+
+
+def test_gymnasium_accepts_it():
+    check_env(make("turnkey/MiniGrid-v0").unwrapped, skip_render_check=True)
+
+
+def test_observation_in_words():
+    env = make("turnkey/MiniGrid-v0")
+    observation, info = env.reset(seed=3)
+    assert env.unwrapped.grid_env.pprint_grid() == "WGWGWGWGWG\nWG  LY  WG\nWG>>WG  WG\nWGKYWGGGWG\nWGWGWGWGWG"
+    assert observation == (
+        "Free steps: 0 ahead, 1 left, 0 right. You see a yellow key 1 step right; "
+        "a locked yellow door 1 step forward and 1 step left. You carry nothing."
+    )
+    assert info["task"] == "use the key to open the door and then get to the goal"
+    for action in ["turn right", "pick up", "turn left", "turn left", "go forward", "turn right"]:
+        observation, *_ = env.step(action)
+    assert observation == (
+        "Free steps: 0 ahead, 0 left, 2 right. You see a locked yellow door directly ahead. You carry a yellow key."
+    )
+    observation, *_ = env.step("toggle")
+    assert observation.startswith("Free steps: 2 ahead")
+    assert "an open yellow door directly ahead" in observation
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_doorkey_is_won_by_words_alone(seed):
+    env = make("turnkey/MiniGrid-v0")
+    env.reset(seed=seed)
+    plan = shortest_plan(env.unwrapped)
+    env.reset(seed=seed)
+    answers = [env.step(action) for action in plan]
+    assert [answer[1] for answer in answers] == [0.0] * (len(plan) - 1) + [1.0]
+    assert answers[-1][2:4] == (True, False)
+    assert answers[-1][4]["won"]
+
+
+@pytest.mark.parametrize("level", ["BabyAI-GoToLocal-v0", "BabyAI-UnlockLocal-v0", "BabyAI-PickupLoc-v0"])
+def test_babyai_bot_wins_by_words(level):
+    word_of = {number: word for word, number in ACTIONS.items()}
+    env = make("turnkey/MiniGrid-v0", {"level": level})
+    for seed in range(3):
+        env.reset(seed=seed)
+        bot, action, won = BabyAIBot(env.unwrapped.grid_env), None, False
+        for _ in range(60):
+            action = bot.replan(action)
+            _, reward, terminated, _, info = env.step(word_of[action])
+            if terminated:
+                won = info["won"] and reward == 1.0
+                break
+        assert won
+
+
+def test_seeds_reproduce_and_the_global_random_state_is_left_alone():
+    actions = random.Random(1).choices(WORDS, k=40)
+    state = random.getstate()
+    first = play(make("turnkey/MiniGrid-v0"), 7, actions)
+    reused = make("turnkey/MiniGrid-v0")
+    play(reused, 99, actions)
+    assert play(reused, 7, actions) == first
+    assert play(make("turnkey/MiniGrid-v0"), 8, actions) != first
+    assert random.getstate() == state
+
+
+def test_state_key_repeats_exactly_where_the_state_repeats():
+    env = make("turnkey/MiniGrid-v0")
+    _, info = env.reset(seed=3)
+    keys = [info["state_key"]] + [env.step("turn left")[4]["state_key"] for _ in range(4)]
+    assert keys[0] == keys[4]
+    assert len(set(keys)) == 4
+    env.step("turn right")
+    assert env.step("pick up")[4]["state_key"] not in keys  # the same pose with a key in hand
+    assert env.step("drop")[4]["state_key"] == keys[3]
+
+
+def test_state_key_knows_the_progress_of_an_instruction_in_two_parts():
+    env = make("turnkey/MiniGrid-v0", {"level": "BabyAI-GoToSeqS5R2-v0"})
+    env.reset(seed=0)
+    before = env.unwrapped._state_key()
+    env.unwrapped.grid_env.instrs.a_done = "success"
+    assert env.unwrapped._state_key() != before
+
+
+def test_rollouts_of_one_seed_share_anchors():
+    keys: list[set[str]] = []
+    steps: list[list[str]] = []
+    for rollout in range(8):
+        trace = play(make("turnkey/MiniGrid-v0"), 5, random.Random(rollout).choices(WORDS, k=20))
+        steps.append([entry[1] for entry in trace[:-1]])
+        keys.append(set(steps[-1]))
+    share = sum(sum(key in other for other in keys) >= 2 for trace in steps for key in trace) / sum(map(len, steps))
+    print(f"share of steps in shared anchor states: {share:.2f}")
+    assert share > 0.3
+
+
+def test_an_unknown_action_changes_nothing_but_counts():
+    env = make("turnkey/MiniGrid-v0", {"max_steps": 3})
+    observation, info = env.reset(seed=0)
+    for step, action in enumerate(["fly", "x" * 100_000, "\x00\u202e☃"], start=1):
+        after = env.step(action)
+        assert after[:3] == (observation, 0.0, False)
+        assert after[3] is (step == 3)
+        assert after[4]["invalid"]
+        assert after[4]["state_key"] == info["state_key"]
+    assert not make_and_step("Turn  LEFT\n")[4]["invalid"]
+
+
+def make_and_step(action: str) -> tuple:
+    env = make("turnkey/MiniGrid-v0")
+    env.reset(seed=0)
+    return env.step(action)
+
+
+def test_step_after_the_end_is_an_error():
+    env = make("turnkey/MiniGrid-v0", {"max_steps": 1})
+    env.reset(seed=0)
+    assert env.step("drop")[2:4] == (False, True)
+    with pytest.raises(EpisodeOverError, match="call reset first"):
+        env.step("drop")
+
+
+def test_time_decay_is_minigrids_own_reward():
+    env = make("turnkey/MiniGrid-v0", {"reward": "time_decay", "max_steps": 50})
+    env.reset(seed=1)
+    plan = shortest_plan(env.unwrapped)
+    env.reset(seed=1)
+    assert [env.step(action) for action in plan][-1][1] == pytest.approx(1 - 0.9 * len(plan) / 50)
+
+
+def test_solved_on_the_last_step_is_terminated_and_not_truncated():
+    env = make("turnkey/MiniGrid-v0")
+    env.reset(seed=1)
+    plan = shortest_plan(env.unwrapped)
+    env = make("turnkey/MiniGrid-v0", {"max_steps": len(plan)})
+    env.reset(seed=1)
+    assert [env.step(action) for action in plan][-1][2:4] == (True, False)
+
+
+def test_done_is_offered_only_where_it_means_something():
+    assert "done" not in make("turnkey/MiniGrid-v0").reset(seed=0)[1]["admissible"]
+    assert "done" in make("turnkey/MiniGrid-v0", {"level": "MiniGrid-GoToDoor-5x5-v0"}).reset(seed=0)[1]["admissible"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "words"),
+    [
+        ({"level": "BabyAI-GoToLocl-v0"}, UnknownEnvironmentError, "Did you mean 'BabyAI-GoToLocal-v0'"),
+        ({"lvel": 1}, EnvironmentKwargsError, "Did you mean 'level'"),
+        ({"reward": "sparse"}, EnvironmentKwargsError, "success, time_decay"),
+        ({"max_steps": 0}, EnvironmentKwargsError, "positive integer"),
+        ({"max_steps": "9"}, EnvironmentKwargsError, "positive integer"),
+    ],
+)
+def test_bad_arguments(kwargs, error, words):
+    with pytest.raises(error, match=words):
+        make("turnkey/MiniGrid-v0", kwargs)
+
+
+def test_lava_ends_an_episode_without_a_success():
+    env = make("turnkey/MiniGrid-v0", {"level": "MiniGrid-LavaGapS5-v0", "reward": "success"})
+    rng = random.Random(0)
+    ends = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        over = cut = False
+        while not (over or cut):
+            _, reward, over, cut, info = env.step(rng.choice(WORDS))
+        assert info["won"] == (reward > 0)
+        ends.add((over, info["won"]))
+    assert (True, False) in ends, "nobody fell into the lava"
+    assert (True, True) in ends, "nobody reached the goal"
+
+
+def test_words_that_are_no_action_use_up_the_levels_own_time():
+    env = make("turnkey/MiniGrid-v0", {"reward": "time_decay"})
+    env.reset(seed=3)
+    limit = env.unwrapped.grid_env.max_steps
+    plan = shortest_plan(env.unwrapped)
+    for _ in range(10):
+        *_, info = env.step("dance")
+        assert info["invalid"]
+    rewards = [env.step(action)[1] for action in plan]
+    assert rewards[-1] == pytest.approx(1 - 0.9 * (10 + len(plan)) / limit)
+    env.reset(seed=3)
+    ends = [env.step("dance")[2:4] for _ in range(limit)]
+    assert ends == [(False, False)] * (limit - 1) + [(False, True)]

@@ -1,0 +1,168 @@
+"""env-check: every defect is found, and is the only one that is; healthy environments have none."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import defective_envs
+import gymnasium
+import pytest
+from defective_envs import DEFECTS, IN_PROCESSES
+from typer.testing import CliRunner
+
+from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError
+from verl_turnkey.envs.checking.properties import PROPERTIES
+from verl_turnkey.envs.checking.report import Report, check, samples, table
+from verl_turnkey.plugins.cli.main import app
+
+ROOT = Path(__file__).parents[4]
+DEFECTIVE = defective_envs.__file__
+CUSTOM = str(ROOT / "examples" / "custom_env.py")
+SMALL = {"seeds": 2, "rollouts": 4, "steps": 12}
+
+
+def judged(report: Report) -> dict[str, str]:
+    return {finding.property: finding.status for finding in report.findings if finding.status in ("fail", "warn")}
+
+
+def test_the_healthy_one_passes_everything_that_is_judged_in_one_process():
+    report = check("defect/Corridor-v0", processes=0, **SMALL)
+    assert judged(report) == {}
+    assert report.ok
+    skipped = {finding.property for finding in report.findings if finding.status == "skip"}
+    assert skipped == {"processes", "threads", "memory"}
+
+
+@pytest.mark.parametrize(("env", "property", "status", "words"), DEFECTS, ids=[env.__name__ for env, *_ in DEFECTS])
+def test_a_defect_is_found_and_nothing_else(env, property, status, words):
+    report = check(
+        f"defect/{env.__name__}-v0", processes=0, step_timeout=0.04 if env.__name__ == "Slow" else 30, **SMALL
+    )
+    assert judged(report) == {property: status}
+    assert words in report[property].evidence
+    assert report.ok == (status == "warn")
+
+
+@pytest.fixture(scope="module")
+def in_processes() -> dict[str, Report]:
+    """All at the same time: they mostly wait for processes to start, or to time out."""
+
+    def one(name: str) -> Report:
+        return check(f"defect/{name}-v0", modules=[DEFECTIVE], processes=1, step_timeout=2, **SMALL)
+
+    names = ["Corridor", *(env.__name__ for env, *_ in IN_PROCESSES)]
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("env", "property", "status", "words"), IN_PROCESSES, ids=[env.__name__ for env, *_ in IN_PROCESSES]
+)
+def test_a_defect_that_shows_in_processes(in_processes, env, property, status, words):
+    report = in_processes[env.__name__]
+    assert judged(report) == {property: status}
+    assert words in report[property].evidence
+
+
+def test_the_healthy_one_in_processes(in_processes):
+    report = in_processes["Corridor"]
+    assert judged(report) == {}
+    assert {f.property for f in report.findings if f.status == "skip"} == {"threads"}
+    assert report["oracle"].evidence == "won 2 of 2 episodes in 4 to 5 steps"
+    measures = report.measures
+    assert 0.3 < measures.anchor_rate <= 1.0
+    assert 20 < measures.memory_mb < 500
+    assert measures.steps_per_second > 100
+    assert 0 < measures.reset_ms <= measures.reset_ms_max
+
+
+def test_every_property_has_a_defect_and_a_line_in_the_docs():
+    assert {property for _, property, *_ in (*DEFECTS, *IN_PROCESSES)} == set(PROPERTIES)
+    page = (ROOT / "docs" / "env-check.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(PROPERTIES)
+
+
+def test_the_anchor_rate_is_that_of_the_definition():
+    report = check("defect/KeyCountsSteps-v0", processes=0, **SMALL)
+    plain = check("defect/Corridor-v0", processes=0, **SMALL)
+    assert report.measures.anchor_rate < plain.measures.anchor_rate
+    assert report.measures.anchor_rate_text == plain.measures.anchor_rate_text
+
+
+@pytest.mark.parametrize(
+    ("env_id", "modules", "kwargs", "warnings"),
+    [
+        ("example/GuessNumber-v0", [CUSTOM], {"highest": 10}, set()),
+        ("turnkey/MiniGrid-v0", [], {"level": "BabyAI-GoToLocal-v0"}, set()),
+    ],
+)
+def test_healthy_environments(env_id, modules, kwargs, warnings):
+    report = check(env_id, kwargs, modules=modules, processes=0, **SMALL)
+    assert report.ok
+    assert set(judged(report)) <= warnings
+
+
+def test_the_environment_of_the_docs_passes(tmp_path):
+    page = (ROOT / "docs" / "environments.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class CountTo" in block)
+    path = tmp_path / "count_to.py"
+    path.write_text(code)
+    try:
+        report = check("my/CountTo-v0", {"n": 5}, modules=[str(path)], processes=0, **SMALL)
+    finally:
+        gymnasium.registry.pop("my/CountTo-v0", None)
+    assert report.ok
+    assert set(judged(report)) <= {"after_end", "seeds_differ"}  # one task, whatever the seed
+
+
+def test_what_the_user_got_wrong_is_an_error_and_no_finding():
+    for processes in (0, 1):
+        with pytest.raises(UnknownEnvironmentError, match="Did you mean 'defect/Corridor-v0'"):
+            check("defect/Coridor-v0", modules=[DEFECTIVE], processes=processes)
+    with pytest.raises(EnvironmentKwargsError, match="plain JSON"):
+        check("defect/Corridor-v0", {"x": object()})
+    with pytest.raises(ValueError, match="rollouts must be at least 2"):
+        check("defect/Corridor-v0", rollouts=1)
+
+
+def test_command(capfd):
+    def run(*arguments: str) -> tuple[int, str]:
+        small = ["--seeds", "2", "--rollouts", "2", "--steps", "6", "--processes", "0"]
+        result = CliRunner().invoke(app, ["env-check", *arguments, *small, "--module", DEFECTIVE])
+        return result.exit_code, result.output
+
+    code, out = run("defect/BothFlags-v0")
+    assert code == 1
+    assert out.splitlines()[-1] == "fails: flags"
+    assert re.search(r"^fail  flags +seed \d+, step \d+: terminated and truncated are both set$", out, re.MULTILINE)
+    code, out = run("defect/Corridor-v0", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["ok"]
+    assert [finding["property"] for finding in report["findings"]] == list(PROPERTIES)
+    assert report["env"]["id"] == "defect/Corridor-v0"
+    assert report["measures"]["anchor_rate"] > 0
+    for bad in (["defect/Corridor-v0", "--kwargs", "[1]"], [], ["defect/Corridor-v0", "--all-installed"]):
+        assert run(*bad)[0] == 2
+
+
+def test_table_of_the_installed_ones():
+    todo, left_out = samples()
+    assert ("turnkey/FrozenLake-v0", {}) in todo
+    assert any(line.startswith("turnkey/WebShop-v0 needs a running webshop_server.py") for line in left_out)
+    report = check("turnkey/FrozenLake-v0", {"size": 3}, processes=0, **SMALL)
+    head, line, row = table([report]).splitlines()
+    assert head.count("|") == line.count("|") == row.count("|")
+    assert row.startswith('| turnkey/FrozenLake-v0 | `{"size": 3}` | gymnasium ')
+    assert row.endswith("| none |")
+    nothing = check("defect/Unmakeable-v0", processes=0, **SMALL)
+    assert table([nothing]).splitlines()[-1].endswith("| - | - (max -) | - | - | - | - | fail: makes |")
+    assert set(nothing.to_dict()["measures"].values()) == {None}
+    assert nothing.lines()[1:] == [
+        "fail  makes            making the environment raised RuntimeError: 'found 0 games'",
+        f"skip  {len(PROPERTIES) - 1} others: the check did not get that far",
+        "fails: makes",
+    ]

@@ -1,0 +1,54 @@
+"""How an environment's process is started, and what is said about its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.hosting.process import Child
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 5, f"signal {signal.SIGRTMIN + 5}")]
+)
+def test_every_signal_that_kills_is_told(monkeypatch, tmp_path, number, name):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, as some programs put there
+
+    async def main():
+        child = await Child.spawn()
+        os.kill(child._process.pid, number)
+        with pytest.raises(EnvironmentFailure, match=f"was killed by {name} during a test"):
+            await child.call("close", (), 20.0, "a test", "key")
+
+    assert isinstance(sys.path[-1], Path)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("threads", "kept"), [(None, "1"), ("4", "4")])
+def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kept):
+    """It would take memory of the GPU, or the cluster for its own; its threads would fill the machine."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("SOMETHING_ELSE", "stays")
+    if threads is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+
+    async def variables():
+        child = await Child.spawn()
+        try:
+            return Path(f"/proc/{child._process.pid}/environ").read_text().split("\0")
+        finally:
+            child.kill()
+
+    found = dict(entry.split("=", 1) for entry in asyncio.run(variables()) if entry)
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+    assert (found["OMP_NUM_THREADS"], found["SOMETHING_ELSE"]) == (kept, "stays")
+    assert not [name for name in found if name.startswith("RAY_")]

@@ -1,0 +1,203 @@
+"""Templates, history, summaries and the token budget."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_turnkey.envs import PromptTooLongError
+from verl_turnkey.envs.prompting.memory import Memory, SummaryError, Turn, View
+from verl_turnkey.envs.prompting.prompts import (
+    LINE_FIELDS,
+    TEMPLATES,
+    build_messages,
+    check_fields,
+    fit_prompt,
+    load_template,
+)
+
+HISTORY = [Turn("a {task} wall", "turn left"), Turn("free", "go forward")]
+SHIPPED = sorted(path.stem for path in TEMPLATES.glob("*.txt"))
+
+
+def user(template: str, **changes) -> str:
+    arguments = {"system": None, "task": "T", "history": HISTORY, "observation": "O", "admissible": ["a", "b"]}
+    [message] = build_messages(template=template, **{**arguments, **changes})
+    assert message["role"] == "user"
+    return message["content"]
+
+
+def past(turns: int, window: int, **options) -> Memory:
+    memory = Memory(window, **options)
+    for number in range(turns):
+        memory.add(Turn(f"o{number}", f"a{number}"))
+    return memory
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+def test_the_short_template():
+    assert user(load_template("minigrid")) == ("Task: T\na {task} wall\nAction: turn left\nfree\nAction: go forward\nO")
+    assert user(load_template("minigrid"), history=[]) == "Task: T\nO"
+
+
+def test_the_default_template_says_what_there_is_to_say():
+    full = user(load_template("default"), step=9, summary="it was dark", instruction="Be quick.")
+    assert full.split("\n") == [
+        "You act in a text environment. Your task: T",
+        "",
+        "Steps taken so far: 8",
+        "What happened before: it was dark",
+        "The last 2, with what you saw and what you did:",
+        *("a {task} wall", "Action: turn left", "free", "Action: go forward"),
+        "",
+        "Observation (step 9): O",
+        "",
+        "Possible actions: a, b",
+        "Be quick.",
+    ]
+    first = user(load_template("default"), history=[], admissible=None)
+    assert first == "You act in a text environment. Your task: T\n\nObservation (step 1): O\n"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_template_shows_task_observation_and_history(name):
+    shown = user(load_template(name), task="the TASK", observation="the OBSERVATION")
+    for part in ("the TASK", "the OBSERVATION", "turn left", "go forward"):
+        assert part in shown
+    assert "{" not in user(load_template(name), history=[])
+
+
+def test_past_turns_read_as_the_line_says():
+    line = "[Step {step}] saw {observation}, did {action}"
+    shown = user("{history}\n{observation}", line=line, step=7)
+    assert shown == "[Step 5] saw a {task} wall, did turn left\n[Step 6] saw free, did go forward\nO"
+    assert user("{history}\n{observation}", line="{action}") == "turn left\ngo forward\nO"
+
+
+def test_fields_in_an_observation_stay_text():
+    assert user("{observation} {task}", observation='{task} {"json": {}} \\1') == '{task} {"json": {}} \\1 T'
+
+
+def test_system_text_comes_first():
+    messages = build_messages(
+        system="S", template="{observation}", task="", history=[], observation="O", admissible=None
+    )
+    assert messages == [{"role": "system", "content": "S"}, {"role": "user", "content": "O"}]
+
+
+def test_images_stand_before_the_text():
+    image = object()
+    content = user("{observation}", images=[image, image])
+    assert content == [{"type": "image", "image": image}] * 2 + [{"type": "text", "text": "O"}]
+
+
+def test_templates_of_ones_own(tmp_path):
+    path = tmp_path / "own.txt"
+    path.write_text('Answer {"json": 1}. {observation}')
+    assert user(load_template(str(path))) == 'Answer {"json": 1}. O'
+    path.write_text("{obsrvation}")
+    with pytest.raises(ValueError, match="Did you mean 'observation'"):
+        load_template(str(path))
+    path.write_text("{task}")
+    with pytest.raises(ValueError, match=r"does not show the \{observation\}"):
+        load_template(str(path))
+    with pytest.raises(ValueError, match="Did you mean 'minigrid'"):
+        load_template("minigird")
+
+
+def test_a_line_has_fields_of_its_own():
+    check_fields("{action}", LINE_FIELDS, "action", "x")
+    with pytest.raises(ValueError, match=r"x has an unknown field \{task\}.*step, observation, action"):
+        check_fields("{action} {task}", LINE_FIELDS, "action", "x")
+
+
+@given(st.text(st.characters()), st.text(st.characters()))
+def test_any_text_becomes_a_prompt(observation, action):
+    """Also half surrogate pairs, which no tokenizer takes."""
+    shown = user("{step}{history}|{observation}", observation=observation, history=[Turn("", action)], line="{action}")
+    assert shown.encode("utf-8").decode("utf-8") == shown
+    if not any("\ud800" <= character <= "\udfff" for character in observation + action):
+        assert shown == f"2{action}|{observation}"
+
+
+def test_a_megabyte_is_no_matter():
+    started = time.thread_time()
+    assert len(user(load_template("default"), observation="{task}\n" * 150_000)) > 1_000_000
+    assert time.thread_time() - started < 1
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def test_the_window_moves_and_the_rest_is_summarized_once():
+    asked = []
+
+    def summarize(turns):
+        asked.append(len(turns))
+        return " ".join(turn.action for turn in turns)
+
+    memory = past(4, window=3, summarize=summarize)
+    assert memory.view() == View(memory.turns[1:], "a0")
+    assert memory.view(1) == View(memory.turns[2:], "a0 a1")
+    assert memory.view(3) == View([], "a0 a1 a2 a3")
+    assert memory.view(4) == View()
+    assert memory.cuts == 4
+    assert memory.view() == View(memory.turns[1:], "a0")
+    assert asked == [1, 2, 4]
+
+
+def test_nothing_fell_out_yet():
+    memory = past(2, window=3, summarize=lambda turns: pytest.fail("there is nothing to summarize"))
+    assert memory.view() == View(memory.turns)
+
+
+@pytest.mark.parametrize(
+    ("summarize", "words"), [(lambda turns: turns[99].action, "raised IndexError"), (len, "must return text, not int")]
+)
+def test_a_summary_that_cannot_be_had_names_its_key(summarize, words):
+    with pytest.raises(SummaryError, match=rf"turnkey\.rollout\.summary {words}"):
+        past(3, window=1, summarize=summarize).view()
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+def cost(view: View) -> list[int]:
+    return [0] * (10 + 10 * len(view.turns) + len(view.summary))
+
+
+@pytest.mark.parametrize(("budget", "shown"), [(100, 5), (60, 5), (59, 4), (31, 2), (20, 1), (19, 0), (10, 0)])
+def test_the_oldest_turns_go_first(budget, shown):
+    memory = past(7, window=5)
+    ids, view = fit_prompt(cost, memory, budget)
+    assert view == View(memory.turns[7 - shown :])
+    assert ids == cost(view)
+
+
+@pytest.mark.parametrize(("budget", "shown", "summary"), [(28, 1, "xxxxx"), (15, 0, "xxxxx"), (14, 0, ""), (10, 0, "")])
+def test_the_summary_goes_last(budget, shown, summary):
+    ids, view = fit_prompt(cost, past(7, window=3, summarize=lambda turns: "xxxxx"), budget)
+    assert (len(view.turns), view.summary) == (shown, summary)
+    assert len(ids) <= budget
+
+
+def test_few_prompts_are_tried():
+    tried = []
+
+    def encode(view: View) -> list[int]:
+        tried.append(len(view.turns))
+        return cost(view)
+
+    assert len(fit_prompt(encode, past(50, window=50), 137)[1].turns) == 12
+    assert len(tried) <= 8
+
+
+@pytest.mark.parametrize("memory", [past(0, 2), past(7, 5), past(7, 5, summarize=lambda turns: "x")])
+def test_prompt_beyond_the_budget(memory):
+    with pytest.raises(PromptTooLongError, match=r"takes 10 tokens, data\.max_prompt_length allows 9"):
+        fit_prompt(cost, memory, 9)

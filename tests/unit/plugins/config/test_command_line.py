@@ -1,0 +1,134 @@
+"""What a launch line says, before Hydra reads it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli import launch
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.cli.recipes import names
+from verl_turnkey.plugins.config.command_line import check, refuse
+
+# line -> words of the message
+REFUSED = {
+    "+turnky=gigpo": ["'turnky'", "+turnkey=gigpo"],
+    "+Turnkey=gigpo": ["'Turnkey'", "+turnkey=gigpo"],
+    "turnky=gigpo": ["'turnky'", "+turnkey=gigpo"],
+    "+verl_turnkey=gigpo": ["'verl_turnkey'", "+turnkey=gigpo"],
+    "+trunkey/env=babyai": ["'trunkey'", "+turnkey/env=babyai"],
+    "+turnkey=gigpo turnky.credit.gamma=0.9": ["'turnky'", "did you mean turnkey.credit.gamma=0.9"],
+    "turnkey=gigpo": ["+turnkey=gigpo"],
+    "++turnkey=gigpo": ["+turnkey=gigpo", "one plus"],
+    "+turnkey=gigop": ["'gigop'", "'gigpo'", "choices: base, gigpo"],
+    "+turnkey=grpo": ["'grpo_steps'", "+turnkey=base algorithm.adv_estimator=grpo"],
+    "+turnkey=rloo": ["'rloo'", "+turnkey=base algorithm.adv_estimator=rloo"],
+    "+turnkey=gigpo +turnkey/env=babyi": ["+turnkey/env=babyi", "'babyai'", "turnkey.env.id", "choices: alfworld"],
+    "+turnkey=gigpo +turnkey/loss=turn_ration": ["there is no loss 'turn_ration'", "'turn_ratio'"],
+    "+turnkey=gigpo +turnkey/enviroment=babyai": ["'turnkey/enviroment'", "'turnkey/env'"],
+    "+turnkey=[gigpo,hgpo]": ["+turnkey=[gigpo,hgpo]", "one choice at a time"],
+    "+turnkey=gigpo +turnkey=hgpo": ["+turnkey=gigpo and +turnkey=hgpo", "one method at a time"],
+    "+turnkey/env=babyai +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/env=babyai"],
+    "+turnkey/loss=psft +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/loss=psft"],
+    "+turnkey=gigpo algorithm.adv_estimator=grpo": [
+        "drop algorithm.adv_estimator=grpo to train gigpo",
+        "+turnkey=base algorithm.adv_estimator=grpo to train grpo",
+    ],
+    "algorithm.adv_estimator=rebn +turnkey=gigpo": ["drop algorithm.adv_estimator=rebn", "+turnkey=rebn to train rebn"],
+    "+turnkey=gigpo algorithm.gigpo.mode=mean_norm": ["algorithm.gigpo.mode", "turnkey.credit.norm"],
+    "+turnkey=gigpo +algorithm.gigpo.enable_similarity=true": ["turnkey.credit.similarity"],
+    "+turnkey=gigpo +actor_rollout_ref.actor.invalid_action_penalty_coef=0.1": [
+        "turnkey.rollout.invalid_action_penalty"
+    ],
+    "+turnkey=gigpo env.max_steps=50": ["turnkey.rollout.max_turns"],
+    "+turnkey=gigpo env.resources_per_worker.num_cpus=0.1": ["turnkey.env.hosts"],
+    "+turnkey=gigpo +agent_proxy.max_turn=5": ["turnkey.rollout.max_turns"],
+    "+turnkey=gigpo turnkey.rollout.histori=3": ["turnkey.rollout.histori: unknown key", "'history'"],
+    "+turnkey=gigpo turnkey.rollout.max_steps=3": ["turnkey.rollout.max_steps", "'max_turns'"],
+    "+turnkey=gigpo turnkey.enviroment.id=x": ["turnkey.enviroment", "Known keys: credit, env,"],
+    "+turnkey=gigpo turnkey.credit.gama=0.9": ["turnkey.credit.gama", "'gamma'"],
+    "+turnkey=gigpo turnkey.credit.mode=mean": ["turnkey.credit.mode", "'norm'"],
+    "+turnkey=gigpo turnkey.credit.weights=code": ["turnkey.credit.weights: gigpo has no such parameter; hgpo has it"],
+    "+turnkey=gigpo +turnkey/loss=psft turnkey.loss.tau=1": ["turnkey.loss.tau: psft has no such parameter"],
+}
+
+LINES_THAT_PASS = [
+    "",
+    "data.train_batch_size=4 algorithm.adv_estimator=grpo +my.key=1 ~trainer.logger",
+    "+env.seed=3 +trainer.turn=1 +turn.key=2 tunnel=3",  # nothing of ours: none of our business
+    *(f"+turnkey={name} algorithm.adv_estimator={name}" for name in names() if name != "base"),
+    "+turnkey=gigpo algorithm.adv_estimator=turnkey/gigpo",
+    "+turnkey=gigpo algorithm.adv_estimator=grpo algorithm.adv_estimator=gigpo",  # Hydra takes the last
+    "+turnkey=base algorithm.adv_estimator=grpo",
+    "+turnkey/device=cpu +turnkey=gigpo +turnkey/env=babyai +turnkey/loss=psft",
+    "+turnkey=gigpo turnkey.env.kwargs.anything=1 turnkey.rewards=[{name:step}] +turnkey.env.kwargs.more=2",
+    "+turnkey=hgpo turnkey.credit.weights=code +turnkey/loss=turn_ratio turnkey.loss.ratio=product",
+    # groups and keys of the user's own files
+    "--config-name=mine turnkey=hgpo turnkey.mine=1",
+    "+turnkey=mine hydra.searchpath=[file:///recipes]",
+    "turnkey.credit.gamma=0.9",
+]
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_refused(line):
+    with pytest.raises(ConfigError) as error:
+        check(line.split())
+    for word in REFUSED[line]:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("line", LINES_THAT_PASS)
+def test_passes(line):
+    check(line.split())
+
+
+def test_all_keys_of_another_framework_are_named_at_once():
+    keys = ["algorithm.gigpo.mode=mean_norm", "env.max_steps=50", "env.alfworld.eval_dataset=eval_in_distribution"]
+    with pytest.raises(ConfigError) as error:
+        check(["+turnkey=gigpo", "algorithm.adv_estimator=gigpo", *keys])
+    _, *rows = str(error.value).splitlines()
+    assert [row.split(": ")[0].strip() for row in rows] == keys
+    assert "turnkey.env.kwargs" in rows[2]
+
+
+def test_the_choices_of_a_method_stand_after_what_is_wrong():
+    with pytest.raises(ConfigError) as error:
+        check(["+turnkey=gigop"])
+    first, choices = str(error.value).splitlines()
+    assert first.endswith("did you mean 'gigpo'?")
+    assert choices == f"choices: {', '.join(names())}"
+
+
+def test_refuse_ends_with_the_message_alone(monkeypatch, capsys):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit) as exit:
+        refuse(["+turnky=gigpo"])
+    assert exit.value.code == 1
+    assert (
+        capsys.readouterr().err == "verl-turnkey: +turnky=gigpo: there is no 'turnky'; did you mean +turnkey=gigpo?\n"
+    )
+
+
+def test_refuse_shows_everything_when_asked(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ConfigError):
+        refuse(["+turnky=gigpo"])
+
+
+def test_the_version_is_printed():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"verl-turnkey {version('verl-turnkey')}\n")
+
+
+def test_turnkey_train_refuses_what_the_run_would():
+    played = launch.Played("turnkey/MiniGrid-v0", recipe="babyai")
+    sizes: dict[str, Any] = {"device": "cpu", "gpus": 1, "steps": 1, "tasks": Path("t"), "out": Path("o")}
+    launch.overrides(played, model="m", method="gigpo", **sizes)
+    with pytest.raises(ConfigError, match=r"no method 'grpo'; did you mean 'grpo_steps'"):
+        launch.overrides(played, model="m", method="grpo", **sizes)
