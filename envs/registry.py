@@ -78,7 +78,7 @@ class Adapter:
         return lacking + [need.what for need in self.needs if need.found() is False]
 
 
-_HERE = "verl_turnkey.envs"
+_HERE = "verl_turnkey.envs.adapters"
 _ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or `turnkey alfworld-generate` filled"
 ADAPTERS = (
     Adapter(
@@ -102,7 +102,7 @@ ADAPTERS = (
     ),
     Adapter(
         "turnkey/ALFWorld-v0",
-        f"{_HERE}.alfworld:ALFWorldText",
+        f"{_HERE}.alfworld.env:ALFWorldText",
         "alfworld",
         "alfworld",
         "household tasks",
@@ -116,10 +116,10 @@ ADAPTERS = (
         "GEM's games: Sokoban, Mastermind, Hanoi, ...",
         samples=tuple({"game": f"{name}-v0-easy"} for name in ("Sokoban", "Mastermind", "Minesweeper", "TowerofHanoi")),
     ),
-    Adapter("turnkey/Search-v0", f"{_HERE}.search:SearchText", "bm25s", "search", "questions over a text corpus"),
+    Adapter("turnkey/Search-v0", f"{_HERE}.search.env:SearchText", "bm25s", "search", "questions over a text corpus"),
     Adapter(
         "turnkey/WebShop-v0",
-        f"{_HERE}.webshop:WebShopText",
+        f"{_HERE}.webshop.env:WebShopText",
         "",
         "",
         "buying in a web shop",

@@ -92,7 +92,9 @@ def test_a_taken_name_is_refused():
     def mine(batch, params):
         return Credit(batch.reward)
 
-    with pytest.raises(ValueError, match=r"'gigpo' is already registered by verl_turnkey\.advantage\.methods\.gigpo\.gigpo"):
+    with pytest.raises(
+        ValueError, match=r"'gigpo' is already registered by verl_turnkey\.advantage\.methods\.gigpo\.gigpo"
+    ):
         register_estimator("gigpo", params=NoParams)(mine)
     register_estimator("mine", params=NoParams)(mine)
     with pytest.raises(ValueError, match=r"'mine' is already registered"):
