@@ -1,15 +1,22 @@
 """Rewards over one trajectory: components that add up, the rewards of several methods, and a remote judge.
 
-``compose`` turns configuration into one function of an episode's steps. The methods' own functions are in the modules
-``matchtir``, ``stepsearch``, ``progress``, ``hdpo`` and ``arena``.
+``compose`` turns configuration into one function of an episode's steps. The formulas of the methods are functions in
+the modules ``matchtir``, ``stepsearch``, ``progress`` and ``arena``.
 """
 
-# The modules of methods are imported for their components, too.
+# Importing a module registers its component.
 from verl_turnkey.envs.rewards import function, judged, matchtir, progress, stepsearch  # noqa: F401
 from verl_turnkey.envs.rewards.arena import Standing, pairwise, tournament
-from verl_turnkey.envs.rewards.components import Component, RewardSpec, RewardStep, register_reward, rewards
+from verl_turnkey.envs.rewards.components import (
+    Component,
+    JudgeError,
+    RewardError,
+    RewardSpec,
+    RewardStep,
+    register_reward,
+    rewards,
+)
 from verl_turnkey.envs.rewards.composition import Composition, Shaped, compose
-from verl_turnkey.envs.rewards.errors import JudgeError, RewardError
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
 
 __all__ = [

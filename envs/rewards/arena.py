@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Generic, Literal, TypeVar
 
+from verl_turnkey.envs.rewards.components import RewardError
 from verl_turnkey.envs.rewards.composition import gather
-from verl_turnkey.envs.rewards.errors import RewardError
 from verl_turnkey.envs.rewards.judge import Judge, json_numbers
 
 T = TypeVar("T")

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from verl_turnkey.advantage.params import check, require_frozen
-from verl_turnkey.envs.rewards.errors import RewardError
+
+
+class RewardError(RuntimeError):
+    """A reward of this episode cannot be computed; the message names the component and what it lacked.
+
+    What is wrong with a configuration is a ``ConfigError`` instead.
+    """
+
+
+class JudgeError(RewardError):
+    """A judge gave no score: the message has the URL, the status and the beginning of what came back."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class RewardStep:
     """why the step is not valid"""
     reward: float = 0.0
     """the environment's own reward of this step"""
-    won: bool = False
+    success: bool = False
     """the task is solved after this step"""
     terminated: bool = False
     """the environment ended the episode here"""
@@ -146,7 +156,7 @@ class Outcome:
     """what an episode gets that is not solved"""
 
     def __call__(self, steps: Steps) -> Values:
-        return at_the_end(steps, 1.0 if steps[-1].won else self.lost)
+        return at_the_end(steps, 1.0 if steps[-1].success else self.lost)
 
 
 @register_reward("potential")

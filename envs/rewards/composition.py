@@ -12,8 +12,7 @@ from typing import Any
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
-from verl_turnkey.envs.rewards.components import Component, Steps, rewards
-from verl_turnkey.envs.rewards.errors import RewardError
+from verl_turnkey.envs.rewards.components import Component, RewardError, Steps, rewards
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label")

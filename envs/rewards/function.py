@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import Steps, Values, at_the_end, register_reward
-from verl_turnkey.envs.rewards.errors import RewardError
+from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, at_the_end, register_reward
 from verl_turnkey.envs.user_modules import load_function
 
 
@@ -26,7 +25,7 @@ class VerlFunction:
     ``data_source``, ``reward_model.ground_truth`` and ``extra_info`` are those of the data row, ``solution_str`` is the
     text of the last turn. ``extra_info`` further holds ``num_turns`` (messages, two per turn),
     ``rollout_reward_scores`` (empty) and, of ours, ``turns``: a dict with observation, text, action, valid, reward and
-    won for each. The result is a number, or a dict with the key ``score``.
+    success for each. The result is a number, or a dict with the key ``score``.
     """
 
     path: str | None = None
@@ -49,7 +48,7 @@ class VerlFunction:
 
     async def __call__(self, steps: Steps) -> Values:
         row, function = steps[-1].row, load_function(self._target, "reward.custom_reward_function.path")
-        names = ("observation", "text", "action", "valid", "reward", "won")
+        names = ("observation", "text", "action", "valid", "reward", "success")
         given = {
             "data_source": row.get("data_source"),
             "solution_str": steps[-1].text,

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.errors import JudgeError
+from verl_turnkey.envs.rewards.components import JudgeError
 
 Messages = Sequence[Mapping[str, Any]]
 SHOWN = 200  # characters of an answer that an error quotes

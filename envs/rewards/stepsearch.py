@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import Steps, Values, register_reward
-from verl_turnkey.envs.rewards.errors import RewardError
+from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TERMS = re.compile(r"\b\w\w+\b")

@@ -52,7 +52,7 @@ class PlayedStep:
     next_extra: Mapping[str, Any]
     """of the state it led to; the same object when it did not reach the environment"""
 
-    def for_reward(self, task: str, row: Mapping[str, Any], won: bool) -> RewardStep:
+    def for_reward(self, task: str, row: Mapping[str, Any], success: bool) -> RewardStep:
         """The step as the reward components see it."""
         return RewardStep(
             observation=self.observation,
@@ -61,7 +61,7 @@ class PlayedStep:
             unparsed=self.unparsed,
             reason=self.invalid,
             reward=self.record["reward"],
-            won=won,
+            success=success,
             terminated=self.record["terminated"],
             truncated=self.record["truncated"],
             tokens=len(self.turn.ids),

@@ -1,8 +1,7 @@
-"""VSRM, ProgRM and HDPO: the check values of the methods, slow twins, and properties."""
+"""VSRM and ProgRM: the check values of the methods, slow twins, and properties."""
 
 from __future__ import annotations
 
-import statistics
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.envs.rewards import RewardStep, compose
-from verl_turnkey.envs.rewards.hdpo import accuracy_reward, tool_reward
 from verl_turnkey.envs.rewards.progress import differences, recipe_progress, vsrm
 
 ESTIMATES = st.lists(st.sampled_from([0.0, 0.2, 0.4, 0.8, 1.0]), min_size=2, max_size=12)
@@ -89,23 +87,3 @@ def test_the_component():
     assert compose([{**entry, "lookahead": 1, "decay": 0.5}])(steps).rewards == pytest.approx([0, 0.3, 0.6])
     with pytest.raises(ConfigError, match=r"decay: expected a number from 0 to 1, got 2"):
         compose([{**entry, "decay": 2}])
-
-
-def test_hdpo():
-    assert [tool_reward(n, True) for n in (0, 1, 3)] == [1.0, 0.5, 0.25]
-    assert tool_reward(3, False) == 0.0
-    assert [tool_reward(n, True, without_tools=False) for n in (0, 1)] == [0.0, 0.5]
-    assert accuracy_reward(1.0, 0.0) == pytest.approx(0.9)
-    assert accuracy_reward(0.5, 1.0) == pytest.approx(0.55)
-    with pytest.raises(ValueError, match=">= 0, got -1"):
-        tool_reward(-1, True)
-
-
-def test_hdpo_tool_term_of_a_group():
-    """The published check value: normalised among the right rollouts only, unbiased standard deviation."""
-    right, calls = [True, True, True, False], [0, 1, 3, 0]
-    rewards = [tool_reward(n, ok) for n, ok in zip(calls, right, strict=True)]
-    among = [reward for reward, ok in zip(rewards, right, strict=True) if ok]
-    mean, std = statistics.mean(among), statistics.stdev(among)
-    terms = [(reward - mean) / std if ok else 0.0 for reward, ok in zip(rewards, right, strict=True)]
-    assert terms == pytest.approx([1.0911, -0.2182, -0.8729, 0.0], abs=1e-4)

@@ -48,8 +48,8 @@ def test_step_and_outcome():
     assert values(episode(), "step") == [0.0, 0.5, 1.0]
     assert values(episode(), "outcome") == [0.0, 0.0, 0.0]
     assert values(episode(), "outcome", lost=-1) == [0.0, 0.0, -1.0]
-    assert values(episode(won=True, terminated=True), "outcome", lost=-1) == [0.0, 0.0, 1.0]
-    assert values(episode(1, won=True), "outcome", 2.0) == [2.0]
+    assert values(episode(success=True, terminated=True), "outcome", lost=-1) == [0.0, 0.0, 1.0]
+    assert values(episode(1, success=True), "outcome", 2.0) == [2.0]
 
 
 def test_penalties():

@@ -13,7 +13,7 @@ from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
 ROW = {"data_source": "gsm8k", "reward_model": {"ground_truth": "42"}, "extra_info": {"index": 7}}
 STEPS = [
     RewardStep("a question", "think", text="hm", row=ROW),
-    RewardStep("a thought", "answer 42", text="42", reward=0.5, won=True, row=ROW),
+    RewardStep("a thought", "answer 42", text="42", reward=0.5, success=True, row=ROW),
 ]
 SOURCE = """
 seen = []
@@ -62,7 +62,7 @@ def test_arguments_are_verls_and_all_turns(file):
     [(data_source, extra)] = load_function(f"{file}:compute_score", "x").__globals__["seen"]
     assert data_source == "gsm8k"
     assert (extra["index"], extra["num_turns"], extra["rollout_reward_scores"]) == (7, 4, {})
-    assert [(turn["text"], turn["action"], turn["won"]) for turn in extra["turns"]] == [
+    assert [(turn["text"], turn["action"], turn["success"]) for turn in extra["turns"]] == [
         ("hm", "think", False),
         ("42", "answer 42", True),
     ]
