@@ -1,171 +1,22 @@
-"""gymnasium's registry with errors that say what to do, and the list of our own environments."""
+"""gymnasium's registry with errors that say what to do; our own environments in it are those of the catalog."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
-import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
     UnknownEnvironmentError,
     did_you_mean,
-)
-
-
-@dataclass(frozen=True)
-class Need:
-    """Something beside packages that an environment needs. ``found`` tells whether it is there; None: who knows."""
-
-    what: str
-    found: Callable[[], bool | None]
-
-
-def _folder(variable: str, default: str, holds: str) -> Callable[[], bool]:
-    return lambda: (Path(os.environ.get(variable) or default).expanduser() / holds).is_dir()
-
-
-def _program(*names: str) -> Callable[[], bool]:
-    return lambda: any(shutil.which(name) for name in names)
-
-
-def _server() -> None:
-    """A server's address is an argument of the environment."""
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One of our environments: where its class is, which extra brings the package it wraps, what the user brings."""
-
-    id: str
-    entry_point: str
-    package: str
-    """the distribution it wraps; empty when none"""
-    extra: str
-    """extra of this package that installs it; empty when none"""
-    summary: str
-    needs: tuple[Need, ...] = ()
-    """beside the package: data, programs, servers"""
-    samples: tuple[Mapping[str, Any], ...] = field(default=({},), hash=False)
-    """kwargs that ``turnkey env-check --all-installed`` plays"""
-
-    @property
-    def version(self) -> str | None:
-        """Of the package it wraps; None when that is not installed."""
-        try:
-            return version(self.package) if self.package else version("verl-turnkey")
-        except PackageNotFoundError:
-            return None
-
-    @property
-    def command(self) -> str:
-        """What installs it."""
-        return f'pip install "verl-turnkey[{self.extra}]"' if self.extra else f"pip install {self.package}"
-
-    def missing(self) -> list[str]:
-        """What it lacks here: the pip command, and needs that were looked for and not found."""
-        lacking = [] if self.version else [self.command]
-        return lacking + [need.what for need in self.needs if need.found() is False]
-
-
-_HERE = "verl_turnkey.envs.adapters"
-_ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or `turnkey alfworld-generate` filled"
-ADAPTERS = (
-    Adapter(
-        "turnkey/MiniGrid-v0",
-        f"{_HERE}.minigrid:MiniGridText",
-        "minigrid",
-        "minigrid",
-        "levels of MiniGrid and BabyAI",
-        samples=({}, {"level": "BabyAI-GoToLocal-v0"}),
-    ),
-    Adapter("turnkey/FrozenLake-v0", f"{_HERE}.toytext:FrozenLakeText", "gymnasium", "", "walk over a frozen lake"),
-    Adapter("turnkey/Taxi-v0", f"{_HERE}.toytext:TaxiText", "gymnasium", "", "fetch and deliver a passenger"),
-    Adapter("turnkey/CliffWalking-v0", f"{_HERE}.toytext:CliffWalkingText", "gymnasium", "", "walk along a cliff"),
-    Adapter(
-        "turnkey/TextWorld-v0",
-        f"{_HERE}.textworld:TextWorldText",
-        "textworld",
-        "textworld",
-        "generated text adventures",
-        samples=tuple({"challenge": name} for name in ("coin_collector", "treasure_hunter", "simple", "cooking")),
-    ),
-    Adapter(
-        "turnkey/ALFWorld-v0",
-        f"{_HERE}.alfworld.env:ALFWorldText",
-        "alfworld",
-        "alfworld",
-        "household tasks",
-        (Need(_ALFWORLD_DATA, _folder("ALFWORLD_DATA", "~/.cache/alfworld", "json_2.1.1")),),
-    ),
-    Adapter(
-        "turnkey/GEM-v0",
-        f"{_HERE}.gem:GEMText",
-        "gem-llm",
-        "gem",
-        "GEM's games: Sokoban, Mastermind, Hanoi, ...",
-        samples=tuple({"game": f"{name}-v0-easy"} for name in ("Sokoban", "Mastermind", "Minesweeper", "TowerofHanoi")),
-    ),
-    Adapter("turnkey/Search-v0", f"{_HERE}.search.env:SearchText", "bm25s", "search", "questions over a text corpus"),
-    Adapter(
-        "turnkey/WebShop-v0",
-        f"{_HERE}.webshop.env:WebShopText",
-        "",
-        "",
-        "buying in a web shop",
-        (Need("a running webshop_server.py (docs/envs/webshop.md)", _server),),
-        samples=(),
-    ),
-    Adapter(
-        "turnkey/AppWorld-v0",
-        f"{_HERE}.appworld:AppWorldText",
-        "",
-        "",
-        "apps by code",
-        (Need("running AppWorld servers (docs/envs/appworld.md)", _server),),
-        samples=(),
-    ),
-    Adapter(
-        "turnkey/ScienceWorld-v0",
-        f"{_HERE}.scienceworld:ScienceWorldText",
-        "scienceworld",
-        "scienceworld",
-        "science experiments",
-        (Need("a Java runtime: the program java", _program("java")),),
-    ),
-    Adapter(
-        "turnkey/MiniWoB-v0",
-        f"{_HERE}.miniwob:MiniWoBText",
-        "miniwob",
-        "miniwob",
-        "small web pages",
-        (
-            Need("Chromium: the program chromium or google-chrome", _program("chromium", "google-chrome", "chrome")),
-            Need("its driver: the program chromedriver", _program("chromedriver")),
-        ),
-    ),
-    Adapter(
-        "turnkey/OpenEnv-v0",
-        f"{_HERE}.openenv:OpenEnvText",
-        "openenv",
-        "openenv",
-        "any OpenEnv server",
-        (Need("a running OpenEnv server", _server),),
-        samples=(),
-    ),
-    Adapter(
-        "turnkey/TextArena-v0", f"{_HERE}.textarena:TextArenaText", "textarena", "textarena", "TextArena's solo games"
-    ),
 )
 
 

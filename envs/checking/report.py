@@ -22,12 +22,13 @@ from multiprocessing import Pipe
 from typing import Any
 
 from verl_turnkey.envs import errors
+from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.envs.checking import play
 from verl_turnkey.envs.checking.observations import Limits, Record, seconds
 from verl_turnkey.envs.checking.play import Job
 from verl_turnkey.envs.checking.properties import PROPERTIES, UNREACHED, Finding, judge
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError
-from verl_turnkey.envs.registry import ADAPTERS, spec_of
+from verl_turnkey.envs.registry import spec_of
 
 _GRACE_SECONDS = 3.0  # what a process may spend between two calls before it counts as lost
 _OTHER_SECONDS = 600.0  # stages of many calls: gymnasium's checker, threads

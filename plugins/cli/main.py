@@ -236,9 +236,9 @@ def recipe(name: Annotated[str, typer.Argument(help="a method, base, or loss/<po
 
 @app.command()
 def methods(
-    short: Annotated[bool, typer.Option(help="without parameters, as it stands in the README")] = False,
+    short: Annotated[bool, typer.Option(help="without parameters")] = False,
 ) -> None:
-    """Print the table of methods, as it stands in docs/methods.md."""
+    """Print the table of methods."""
     from verl_turnkey.plugins.cli import tables
 
     typer.echo(tables.overview() if short else tables.methods(), nl=False)
@@ -246,7 +246,7 @@ def methods(
 
 @app.command()
 def losses() -> None:
-    """Print the table of policy losses, as it stands in docs/losses.md."""
+    """Print the table of policy losses."""
     from verl_turnkey.plugins.cli import tables
 
     typer.echo(tables.losses(), nl=False)
@@ -254,10 +254,20 @@ def losses() -> None:
 
 @app.command()
 def keys() -> None:
-    """Print the table of all keys under ``turnkey:``, as it stands in docs/configuration.md."""
+    """Print the table of all keys under ``turnkey:``."""
     from verl_turnkey.plugins.cli import tables
 
     typer.echo(tables.keys(), nl=False)
+
+
+@app.command()
+def tables() -> None:
+    """In a clone of the repository: write every table of README and docs that is made from the code."""
+    from verl_turnkey.plugins.cli import checkout
+    from verl_turnkey.plugins.cli.tables import write
+
+    for page in write(checkout.require()):
+        typer.echo(page)
 
 
 def main() -> None:

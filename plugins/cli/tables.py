@@ -1,9 +1,12 @@
-"""The tables of the documentation, from the code: ``turnkey methods`` and ``turnkey keys`` print them."""
+"""The tables of the documentation, from the code: ``turnkey tables`` writes them between the markers of the pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec
@@ -25,7 +28,8 @@ def methods() -> str:
     rows = ["| switch | what it does | parameters (default) | needs | source |", "|---|---|---|---|---|"]
     for name, spec in sorted(shipped().items()):
         needs = ", ".join(spec.needs) or "-"
-        rows.append(f"| `+turnkey={name}` | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
+        switch = f"[`+turnkey={name}`](methods/{name}.md)"
+        rows.append(f"| {switch} | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
 
@@ -44,6 +48,39 @@ def losses() -> str:
     for name, spec in shipped_losses().items():
         rows.append(f"| `+turnkey/loss={name}` | {spec.summary} | {_parameters(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
+
+
+def environments() -> str:
+    """Markdown: one row per environment."""
+    from verl_turnkey.envs.catalog import ADAPTERS
+
+    rows = ["| environment | what it is | switch | package | needs |", "|---|---|---|---|---|"]
+    for adapter in ADAPTERS:
+        switch = f"+turnkey/env={adapter.recipe}" if adapter.recipe else f"turnkey.env.id={adapter.id}"
+        package = f"`verl-turnkey[{adapter.extra}]`" if adapter.extra else "-"
+        needs = "; ".join(need.what for need in adapter.needs) or "-"
+        rows.append(f"| [{adapter.name}]({adapter.page}) | {adapter.summary} | `{switch}` | {package} | {needs} |")
+    return "\n".join(rows) + "\n"
+
+
+def first_runs() -> str:
+    """Markdown: what to call for each environment."""
+    from verl_turnkey.envs.catalog import ADAPTERS
+
+    rows = ["| environment | command | beside the package |", "|---|---|---|"]
+    for adapter in ADAPTERS:
+        needs = "; ".join(need.what for need in adapter.needs) or "-"
+        command = f"turnkey train {adapter.recipe or adapter.id} --model MODEL"
+        rows.append(f"| [{adapter.name}]({adapter.page}) | `{command}` | {needs} |")
+    return "\n".join(rows) + "\n"
+
+
+def environment_pages() -> str:
+    """Markdown: the environments by name, each a link to its page."""
+    from verl_turnkey.envs.catalog import ADAPTERS
+
+    links = ", ".join(f"[{adapter.name}](docs/{adapter.page})" for adapter in ADAPTERS)
+    return textwrap.fill(links, 120, break_on_hyphens=False) + "\n"
 
 
 def _parameters(spec: EstimatorSpec | LossSpec) -> str:
@@ -65,3 +102,40 @@ def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
             yield from _rows(key, value)
         else:
             yield key, value, docs[entry.name]
+
+
+#: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.
+PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
+    ("README.md", "methods", overview),
+    ("README.md", "envs", environment_pages),
+    ("docs/methods.md", "methods", methods),
+    ("docs/losses.md", "losses", losses),
+    ("docs/environments.md", "envs", environments),
+    ("docs/first-run.md", "envs", first_runs),
+    ("docs/configuration.md", "keys", keys),
+)
+
+
+def between(text: str, marker: str) -> tuple[int, int]:
+    """Where the table of ``marker`` begins and ends in a page.
+
+    Raises:
+        ValueError: the page has no such markers.
+    """
+    found = re.search(rf"<!-- {marker}: .*? -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
+    if not found:
+        raise ValueError(f"expected the markers <!-- {marker}: ... --> and <!-- /{marker} --> in the page")
+    return found.span(1)
+
+
+def write(root: Path) -> list[Path]:
+    """Put every table into its page under ``root``; returns the pages that changed."""
+    changed = {}
+    for name, marker, table in PLACES:
+        page = root / name
+        text = page.read_text(encoding="utf-8")
+        start, end = between(text, marker)
+        if text[start:end] != table():
+            page.write_text(text[:start] + table() + text[end:], encoding="utf-8")
+            changed[page] = None
+    return list(changed)

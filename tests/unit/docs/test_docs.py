@@ -29,12 +29,6 @@ def text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def between(name: str, marker: str) -> str:
-    found = re.search(rf"<!-- {marker}: .*? -->\n(.*?)<!-- /{marker} -->", text(name), re.DOTALL)
-    assert found, f"{name} has no markers {marker}"
-    return found[1]
-
-
 def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text(name), re.DOTALL | re.MULTILINE)
 
@@ -61,13 +55,11 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def test_the_tables_of_methods_are_what_the_registry_says():
-    assert between("docs/methods.md", "methods") == tables.methods(), "`turnkey methods` prints it"
-    assert between("README.md", "methods") == tables.overview(), "`turnkey methods --short` prints it"
-
-
-def test_the_table_of_losses_is_what_the_registry_says():
-    assert between("docs/losses.md", "losses") == tables.losses(), "`turnkey losses` prints it"
+@pytest.mark.parametrize(("name", "marker", "table"), tables.PLACES, ids=lambda value: getattr(value, "__name__", None))
+def test_a_table_is_what_the_code_says(name, marker, table):
+    page = text(name)
+    start, end = tables.between(page, marker)
+    assert page[start:end] == table(), "`turnkey tables` writes it"
 
 
 @pytest.mark.parametrize("name", sorted(losses()))
@@ -97,10 +89,6 @@ def test_the_losses_of_the_page_work(tmp_path):
         assert loss.item() == -2.0
     finally:
         registry._LOSSES.pop("plain", None)
-
-
-def test_the_table_of_keys_is_what_the_dataclasses_say():
-    assert between("docs/configuration.md", "keys") == tables.keys(), "`turnkey keys` prints it"
 
 
 def test_the_tables_need_no_verl():

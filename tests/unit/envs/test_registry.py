@@ -20,7 +20,8 @@ from verl_turnkey.envs import (
     make,
     registry,
 )
-from verl_turnkey.envs.registry import ADAPTERS, Adapter, listing
+from verl_turnkey.envs.catalog import ADAPTERS, Adapter
+from verl_turnkey.envs.registry import listing
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.cli.main import app
 
@@ -68,7 +69,8 @@ def test_missing_package_names_the_extra():
 
 
 def test_missing_package_of_an_environment_of_ours(monkeypatch):
-    adapter = Adapter("test/Absent-v0", "absent_package_xyz.envs:Env", "absent-package-xyz", "absent", "never there")
+    entry_point = "absent_package_xyz.envs:Env"
+    adapter = Adapter("test/Absent-v0", entry_point, "never there", package="absent-package-xyz", extra="absent")
     monkeypatch.setattr(registry, "ADAPTERS", (adapter,))
     gymnasium.register(adapter.id, entry_point=adapter.entry_point)
     expected = "needs the package 'absent-package-xyz', which is not installed: pip install \"verl-turnkey[absent]\""

@@ -1,0 +1,211 @@
+"""The one list of our environments. Tables in the docs, the README and the command line are made from it.
+
+Nothing third-party is imported here: an entry point is a string until gymnasium makes the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_HERE = "verl_turnkey.envs.adapters"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something beside packages that an environment needs. ``found`` tells whether it is there; None: who knows."""
+
+    what: str
+    found: Callable[[], bool | None]
+
+
+def _folder(variable: str, default: str, holds: str) -> Callable[[], bool]:
+    return lambda: (Path(os.environ.get(variable) or default).expanduser() / holds).is_dir()
+
+
+def _program(*names: str) -> Callable[[], bool]:
+    return lambda: any(shutil.which(name) for name in names)
+
+
+def _server() -> None:
+    """A server's address is an argument of the environment."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One of our environments: where its class is, which extra brings the package it wraps, what the user brings."""
+
+    id: str
+    entry_point: str
+    summary: str
+    recipe: str | None = None
+    """of the group ``turnkey/env``; None: another environment of the same adapter has one"""
+    package: str = ""
+    """the distribution it wraps; empty when none"""
+    extra: str = ""
+    """extra of this package that installs it; empty when none"""
+    needs: tuple[Need, ...] = ()
+    """beside the package: data, programs, servers"""
+    samples: tuple[Mapping[str, Any], ...] = field(default=({},), hash=False)
+    """kwargs that ``turnkey env-check --all-installed`` plays"""
+
+    @property
+    def name(self) -> str:
+        """Of the id: MiniGrid for ``turnkey/MiniGrid-v0``."""
+        return self.id.rpartition("/")[2].rpartition("-v")[0]
+
+    @property
+    def module(self) -> str:
+        """Of ``envs/adapters``, a file or a folder."""
+        return self.entry_point.removeprefix(f"{_HERE}.").partition(":")[0].partition(".")[0]
+
+    @property
+    def page(self) -> str:
+        """In ``docs``."""
+        return f"envs/{self.module}.md"
+
+    @property
+    def version(self) -> str | None:
+        """Of the package it wraps; None when that is not installed."""
+        try:
+            return version(self.package) if self.package else version("verl-turnkey")
+        except PackageNotFoundError:
+            return None
+
+    @property
+    def command(self) -> str:
+        """What installs it."""
+        return f'pip install "verl-turnkey[{self.extra}]"' if self.extra else f"pip install {self.package}"
+
+    def missing(self) -> list[str]:
+        """What it lacks here: the pip command, and needs that were looked for and not found."""
+        lacking = [] if self.version else [self.command]
+        return lacking + [need.what for need in self.needs if need.found() is False]
+
+
+_ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or `turnkey alfworld-generate` filled"
+ADAPTERS = (
+    Adapter(
+        "turnkey/MiniGrid-v0",
+        f"{_HERE}.minigrid:MiniGridText",
+        summary="levels of MiniGrid and BabyAI",
+        recipe="babyai",
+        package="minigrid",
+        extra="minigrid",
+        samples=({}, {"level": "BabyAI-GoToLocal-v0"}),
+    ),
+    Adapter(
+        "turnkey/FrozenLake-v0",
+        f"{_HERE}.toytext:FrozenLakeText",
+        summary="walk over a frozen lake",
+        recipe="frozenlake",
+        package="gymnasium",
+    ),
+    Adapter(
+        "turnkey/Taxi-v0",
+        f"{_HERE}.toytext:TaxiText",
+        summary="fetch and deliver a passenger",
+        package="gymnasium",
+    ),
+    Adapter(
+        "turnkey/CliffWalking-v0",
+        f"{_HERE}.toytext:CliffWalkingText",
+        summary="walk along a cliff",
+        package="gymnasium",
+    ),
+    Adapter(
+        "turnkey/TextWorld-v0",
+        f"{_HERE}.textworld:TextWorldText",
+        summary="generated text adventures",
+        recipe="textworld",
+        package="textworld",
+        extra="textworld",
+        samples=tuple({"challenge": name} for name in ("coin_collector", "treasure_hunter", "simple", "cooking")),
+    ),
+    Adapter(
+        "turnkey/ALFWorld-v0",
+        f"{_HERE}.alfworld:ALFWorldText",
+        summary="household tasks",
+        recipe="alfworld",
+        package="alfworld",
+        extra="alfworld",
+        needs=(Need(_ALFWORLD_DATA, _folder("ALFWORLD_DATA", "~/.cache/alfworld", "json_2.1.1")),),
+    ),
+    Adapter(
+        "turnkey/GEM-v0",
+        f"{_HERE}.gem:GEMText",
+        summary="GEM's games: Sokoban, Mastermind, Hanoi, ...",
+        recipe="sokoban",
+        package="gem-llm",
+        extra="gem",
+        samples=tuple({"game": f"{name}-v0-easy"} for name in ("Sokoban", "Mastermind", "Minesweeper", "TowerofHanoi")),
+    ),
+    Adapter(
+        "turnkey/Search-v0",
+        f"{_HERE}.search:SearchText",
+        summary="questions over a text corpus",
+        recipe="search",
+        package="bm25s",
+        extra="search",
+    ),
+    Adapter(
+        "turnkey/WebShop-v0",
+        f"{_HERE}.webshop:WebShopText",
+        summary="buying in a web shop",
+        recipe="webshop",
+        needs=(Need("a running webshop_server.py (docs/envs/webshop.md)", _server),),
+        samples=(),
+    ),
+    Adapter(
+        "turnkey/AppWorld-v0",
+        f"{_HERE}.appworld:AppWorldText",
+        summary="apps by code",
+        recipe="appworld",
+        needs=(Need("running AppWorld servers (docs/envs/appworld.md)", _server),),
+        samples=(),
+    ),
+    Adapter(
+        "turnkey/ScienceWorld-v0",
+        f"{_HERE}.scienceworld:ScienceWorldText",
+        summary="science experiments",
+        recipe="scienceworld",
+        package="scienceworld",
+        extra="scienceworld",
+        needs=(Need("a Java runtime: the program java", _program("java")),),
+    ),
+    Adapter(
+        "turnkey/MiniWoB-v0",
+        f"{_HERE}.miniwob:MiniWoBText",
+        summary="small web pages",
+        recipe="miniwob",
+        package="miniwob",
+        extra="miniwob",
+        needs=(
+            Need("Chromium: the program chromium or google-chrome", _program("chromium", "google-chrome", "chrome")),
+            Need("its driver: the program chromedriver", _program("chromedriver")),
+        ),
+    ),
+    Adapter(
+        "turnkey/OpenEnv-v0",
+        f"{_HERE}.openenv:OpenEnvText",
+        summary="any OpenEnv server",
+        recipe="openenv",
+        package="openenv",
+        extra="openenv",
+        needs=(Need("a running OpenEnv server", _server),),
+        samples=(),
+    ),
+    Adapter(
+        "turnkey/TextArena-v0",
+        f"{_HERE}.textarena:TextArenaText",
+        summary="TextArena's solo games",
+        recipe="textarena",
+        package="textarena",
+        extra="textarena",
+    ),
+)
