@@ -36,8 +36,16 @@ openenv() {
     "$own/bin/python" -m pytest tests/openenv --durations=5
 }
 
+# Every page in its place, every link and anchor one that leads somewhere. Not --quiet: strict counts what is logged.
+site() {
+    local folder
+    folder="$(mktemp -d)"
+    NO_MKDOCS_2_WARNING=1 "$venv/bin/python" -m mkdocs build --strict --site-dir "$folder"
+    rm -r "$folder"
+}
+
 case "$parts" in *contract* | *e2e*) debian_packages ;; esac
-bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt
+bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/docs.txt
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 for part in $parts; do
@@ -46,6 +54,7 @@ for part in $parts; do
         openenv
     else
         side_by_side=()
+        [ "$part" = unit ] && site
         [ "$part" = unit ] && side_by_side=(-n 2 --dist worksteal) # the other parts start Ray, which takes all cores
         "$venv/bin/python" -m pytest "tests/$part" --durations=5 "${side_by_side[@]}"
     fi

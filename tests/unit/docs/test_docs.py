@@ -126,6 +126,19 @@ def test_links_lead_somewhere(name):
             assert anchor in map(slug, headings), f"{name} links to {target}, which has no such heading"
 
 
+@pytest.mark.parametrize("name", [*NAMES, "docs/architecture.svg"])
+def test_files_that_a_page_names_are_there(name):
+    """Pages under docs/ link to each other only: a site has no other files. They name them instead."""
+    rooms = "advantage|benchmarks|docs|envs|examples|losses|plugins|recipe|tests"
+    named = re.findall(
+        rf"(?<![\w./-])(?:{rooms})/(?:[\w./-]*\.(?:py|sh|md|txt|yaml|svg)\b|(?:[\w.-]+/)+(?!\w))", text(name)
+    )
+    missing = [
+        path for path in named if not (ROOT / path).exists() and not (ROOT / name).parent.joinpath(path).exists()
+    ]
+    assert not missing, f"{name} names {', '.join(missing)}"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_that_a_page_names_exists(name):
     # a plus adds what is not there: an argument of an environment, a parameter of the user's own method
