@@ -77,7 +77,7 @@ def test_registering_again_changes_nothing():
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     before = dict(ADV_ESTIMATOR_REGISTRY)
-    ledger.register_estimators()
+    registries.register_estimators()
     assert before == ADV_ESTIMATOR_REGISTRY
 
 
