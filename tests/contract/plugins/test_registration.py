@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_turnkey.advantage import estimators
+from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.cli import doctor
 from verl_turnkey.plugins.entry import switches
 from verl_turnkey.plugins.verl_api import internals, ledger
@@ -84,14 +85,15 @@ def test_registering_again_changes_nothing():
 def test_names_taken_by_others_are_shown_and_stay_theirs(tmp_path):
     """One process, since each import of verl takes long: taken before us, and overwritten after us."""
     code = """
-    from verl_turnkey.plugins import registration
+    from verl_turnkey.plugins import registries
+    from verl_turnkey.plugins.verl_api import ledger
     import verl, other_plugin
-    assert registration.import_homes() == {}
+    assert ledger.import_homes() == {}
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     def point(kind, name):
-        return next(p for p in registration.points() if (p.kind, p.name) == (kind, name))
+        return next(p for p in ledger.points() if (p.kind, p.name) == (kind, name))
 
     for attempt in range(2):  # the trainer registers once more at its start
         clash = point("estimator", "gigpo")
@@ -100,15 +102,15 @@ def test_names_taken_by_others_are_shown_and_stay_theirs(tmp_path):
         assert ADV_ESTIMATOR_REGISTRY["gigpo"] is other_plugin.somebody_elses
         assert point("estimator", "turnkey/gigpo").status == "registered"
         assert get_adv_estimator_fn("turnkey/gigpo").__qualname__ == "verl_estimator(gigpo)"
-        registration.verify(("estimator",))
-        registration.verify(("estimator",), needed=("turnkey/gigpo",))
+        ledger.verify(("estimator",))
+        ledger.verify(("estimator",), needed=("turnkey/gigpo",))
         try:
-            registration.verify(("estimator",), needed=("gigpo",))
+            ledger.verify(("estimator",), needed=("gigpo",))
         except RuntimeError as error:
             assert "estimator gigpo: clash" in str(error) and "turnkey doctor" in str(error), error
         else:
             raise AssertionError("verify accepted a name that is not ours")
-        registration.register_estimators()
+        registries.register_estimators()
 
     assert point("agent_loop", "turnkey_env").status == "registered"
     _agent_loop_registry["turnkey_env"] = {"_target_": "other_plugin.Loop"}
