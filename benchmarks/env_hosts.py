@@ -37,7 +37,7 @@ class Idle(gymnasium.Env[str, str]):
         return OBSERVATION, {"state_key": "start", "admissible": ADMISSIBLE, "task": "wait"}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        return OBSERVATION, 0.0, False, False, {"state_key": action, "admissible": ADMISSIBLE, "won": False}
+        return OBSERVATION, 0.0, False, False, {"state_key": action, "admissible": ADMISSIBLE, "success": False}
 
 
 class IdleInThreads(Idle):

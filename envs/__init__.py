@@ -3,7 +3,7 @@
 Importing this room puts our environment ids into gymnasium's registry and imports no third-party environment.
 """
 
-from verl_turnkey.envs.base import Scene, TextEnv
+from verl_turnkey.envs.base import StepResult, TextEnv
 from verl_turnkey.envs.errors import (
     EnvironmentFailure,
     EnvironmentKwargsError,
@@ -23,7 +23,7 @@ __all__ = [
     "MissingPackageError",
     "ModuleImportError",
     "PromptTooLongError",
-    "Scene",
+    "StepResult",
     "TaskFormatError",
     "TextEnv",
     "UnknownEnvironmentError",

@@ -16,7 +16,7 @@ import numpy as np
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 
 Info = dict[str, Any]
-"""``state_key`` (str, int or None), ``admissible`` (list of str or None), ``won`` (bool or None), ``invalid``,
+"""``state_key`` (str, int or None), ``admissible`` (list of str or None), ``success`` (bool or None), ``invalid``,
 ``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes) and ``extra`` (plain values)"""
 
 _LARGEST = sys.float_info.max
@@ -126,11 +126,19 @@ def _info(info: Any, faults: list[Fault]) -> Info:
         fault(f"info['task'] must be text, not {shown(task)}")
         task = None
     flags: dict[str, bool | None] = {}
-    for name in ("won", "invalid"):
+    for name in ("success", "won", "invalid"):
         flags[name] = info.get(name)
         if flags[name] is not None and not _is_bool(flags[name]):
             fault(f"info['{name}'] must be a bool, not {shown(flags[name])}")
             flags[name] = None
+    success, won = flags["success"], flags["won"]  # won: verl-agent's name for it
+    if success is not None and won is not None and bool(success) != bool(won):
+        fault(
+            f"info['success'] is {bool(success)} and info['won'] is {bool(won)}, two names for whether the task is "
+            "solved: give one of them"
+        )
+        success = won = None
+    success = won if success is None else success
     optional: dict[str, Any] = {}
     for name, read in (("images", _images), ("extra", _extra)):
         try:
@@ -141,7 +149,7 @@ def _info(info: Any, faults: list[Fault]) -> Info:
         **{name: value for name, value in optional.items() if value},
         "state_key": plain_text(key) if isinstance(key, str) else key,
         "admissible": None if admissible is None else [plain_text(action) for action in admissible],
-        "won": None if flags["won"] is None else bool(flags["won"]),
+        "success": None if success is None else bool(success),
         "invalid": bool(flags["invalid"]),
         "task": plain_text(task or ""),
     }

@@ -1,9 +1,9 @@
 """The base of the adapters: what every text environment has to keep book of, in one place.
 
-An adapter says what is the case after a reset (``begin``) and after an action (``act``). Step limits, the two flags of
-an episode's end, the error on a step after it and the keys of ``info`` are here, and what adapters have in common
-beside: checks of arguments, keys of states, a search for the oracle. An environment of a user's own may build on it;
-it need not.
+An adapter answers a reset (``begin``) and an action (``act``) with a ``StepResult``. Step limits, the two flags of an
+episode's end, the error on a step after it and the keys of ``info`` are here, and what adapters have in common beside:
+checks of arguments, keys of states, a search for the oracle. An environment of a user's own may build on it; it need
+not.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class AnyText(spaces.Text):
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What is the case after a reset or a step."""
+class StepResult:
+    """What an adapter answers to a reset or a step."""
 
     observation: str
     state_key: str | int
@@ -42,11 +42,12 @@ class Scene:
     """the actions that count as valid now; None: any text may be one"""
     reward: float = 0.0
     """of this step alone, never a running sum"""
-    won: bool = False
-    over: bool = False
+    terminated: bool = False
     """the environment ended the episode"""
-    cut: bool = False
+    truncated: bool = False
     """a limit of the engine's own ended it"""
+    success: bool = False
+    """the task is solved"""
     invalid: bool = False
     """the action was not understood or could not be applied"""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -72,22 +73,22 @@ class TextEnv(gymnasium.Env[str, str]):
         self.max_steps = max_steps
         self._steps = 0
         self._running = False
-        self._scene: Scene
+        self._last_result: StepResult
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
-        """Start the episode of ``seed``: the first scene, and the task in words."""
+    def begin(self, seed: int) -> tuple[StepResult, str]:
+        """Start the episode of ``seed``: the first result, and the task in words."""
         raise NotImplementedError
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         """What ``action`` leads to."""
         raise NotImplementedError
 
-    def refused(self) -> Scene:
+    def refused(self) -> StepResult:
         """For ``act``: everything as it was before an action that was not understood."""
-        return replace(self._scene, reward=0.0, invalid=True)
+        return replace(self._last_result, reward=0.0, invalid=True)
 
     def oracle(self) -> list[str] | None:
-        """Actions that win from the start of this episode; None when nobody knows. Asked right after a reset."""
+        """Actions that solve this episode's task from its start; None when nobody knows. Asked right after a reset."""
         return None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -96,30 +97,30 @@ class TextEnv(gymnasium.Env[str, str]):
         if seed is None:
             seed = int(self.np_random.integers(2**31 - 1))
         self._running = False
-        self._scene, task = self.begin(seed)
+        self._last_result, task = self.begin(seed)
         self._steps, self._running = 0, True
-        return self._scene.observation, {**_info(self._scene), "task": task}
+        return self._last_result.observation, {**_info(self._last_result), "task": task}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Raises ``EpisodeOverError`` after the episode's end, and before its beginning."""
         if not self._running:
             raise EpisodeOverError("step was called on an episode that has ended or never began: call reset first")
-        scene = self._scene = self.act(action)
+        result = self._last_result = self.act(action)
         self._steps += 1
         limit = self.max_steps is not None and self._steps >= self.max_steps
         # Solved on its very last step, an episode ended by itself: only one of the two flags is set.
-        truncated = not scene.over and (scene.cut or limit)
-        self._running = not (scene.over or truncated)
-        return scene.observation, float(scene.reward), scene.over, truncated, _info(scene)
+        truncated = not result.terminated and (result.truncated or limit)
+        self._running = not (result.terminated or truncated)
+        return result.observation, float(result.reward), result.terminated, truncated, _info(result)
 
 
-def _info(scene: Scene) -> dict[str, Any]:
+def _info(result: StepResult) -> dict[str, Any]:
     return {
-        "state_key": scene.state_key,
-        "admissible": None if scene.admissible is None else list(scene.admissible),
-        "won": scene.won,
-        "invalid": scene.invalid,
-        **({"extra": dict(scene.extra)} if scene.extra else {}),
+        "state_key": result.state_key,
+        "admissible": None if result.admissible is None else list(result.admissible),
+        "success": result.success,
+        "invalid": result.invalid,
+        **({"extra": dict(result.extra)} if result.extra else {}),
     }
 
 
@@ -155,8 +156,8 @@ def shortest_plan(
     todo = deque([start])
     while todo and len(came_from) < max_states:
         state = todo.popleft()
-        for action, after, won in moves(state):
-            if won:
+        for action, after, success in moves(state):
+            if success:
                 plan = [action]
                 while (step := came_from[state]) is not None:
                     state, action = step

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 
-from verl_turnkey.envs import Scene, TextEnv
+from verl_turnkey.envs import StepResult, TextEnv
 
 
 class GuessNumber(TextEnv):
@@ -23,28 +23,28 @@ class GuessNumber(TextEnv):
         super().__init__(max_steps)
         self.highest = highest
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         # One seed, one number: the episodes of a group face the same task.
         self.number = int(np.random.default_rng(seed).integers(1, self.highest + 1))
         self.low, self.high = 1, self.highest
-        return self.scene("Guess."), f"Find the number between 1 and {self.highest}."
+        return self.result("Guess."), f"Find the number between 1 and {self.highest}."
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         # A model may write thousands of digits, and int() raises ValueError for more than 4300.
         if not action.strip().isdecimal() or len(action) > 100:
             return self.refused()
         guess = int(action)
         if guess == self.number:
-            return self.scene("Found.", reward=1.0, won=True, over=True)
+            return self.result("Found.", reward=1.0, terminated=True, success=True)
         if guess < self.number:
             self.low = max(self.low, guess + 1)
         else:
             self.high = min(self.high, guess - 1)
-        return self.scene("Higher." if guess < self.number else "Lower.")
+        return self.result("Higher." if guess < self.number else "Lower.")
 
-    def scene(self, text: str, **more: float | bool) -> Scene:
+    def result(self, text: str, **more: float | bool) -> StepResult:
         # What is known, not the text of the answer: the state by which steps of different episodes are compared.
-        return Scene(text, state_key=f"{self.number} {self.low} {self.high}", **more)  # type: ignore[arg-type]
+        return StepResult(text, state_key=f"{self.number} {self.low} {self.high}", **more)  # type: ignore[arg-type]
 
 
 gymnasium.register("example/GuessNumber-v0", entry_point=f"{__name__}:GuessNumber")

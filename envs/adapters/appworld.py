@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, is_count
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 from verl_turnkey.envs.rpc import ServerError, check_url, post_json
 
@@ -49,8 +49,8 @@ class AppWorldText(TextEnv):
         timeout: seconds for one answer of the server.
         max_steps: steps before truncation; null: never.
 
-    The seed chooses the task. ``won`` is success. ``state_key`` is the task with all the code that has run: AppWorld
-    shows no other state over HTTP. Code that was not run (syntax errors, forbidden modules) is invalid.
+    The seed chooses the task. ``success`` is AppWorld's own. ``state_key`` is the task with all the code that has run:
+    AppWorld shows no other state over HTTP. Code that was not run (syntax errors, forbidden modules) is invalid.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "memory_mb": 1}
@@ -79,7 +79,7 @@ class AppWorldText(TextEnv):
         self._task = ""
         self._ran: list[str] = []
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         if self._lease is None:
             self._lease = _lease(self._urls)
         self._task = self._tasks[seed % len(self._tasks)]
@@ -95,9 +95,9 @@ class AppWorldText(TextEnv):
             f"{world['instruction']}\n(Asked by {person['first_name']} {person['last_name']}, "
             f"e-mail {person['email']}, phone {person['phone_number']}. It is {world['datetime']}.)"
         )
-        return self._scene_of("Nothing has run yet."), task
+        return self._result("Nothing has run yet."), task
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         fenced = _FENCE.findall(action)
         code = (fenced[-1] if fenced else action).strip("\n")
         try:
@@ -105,18 +105,18 @@ class AppWorldText(TextEnv):
         except SyntaxError:
             pass  # the server has its own words for it, and perhaps another Python
         except Exception as error:  # null bytes, endless nesting: it would be an error of the server's, not of the code
-            return self._scene_of(f"This cannot be read as Python: {error}", invalid=True)
+            return self._result(f"This cannot be read as Python: {error}", invalid=True)
         output = self._ask("execute", code=code)
         if output.startswith(_NOT_RUN):
-            return self._scene_of(output, invalid=True)
+            return self._result(output, invalid=True)
         self._ran.append(code)
         if not self._ask("task_completed"):
-            return self._scene_of(output)
+            return self._result(output)
         # Without suppress_errors a test that fails is an error of the server.
         verdict = self._ask("evaluate", suppress_errors=True)
-        won = bool(verdict["success"])
-        share = float(won) if self._only_success else len(verdict["passes"]) / max(1, verdict["num_tests"])
-        return self._scene_of(output, reward=share, won=won, over=True)
+        success = bool(verdict["success"])
+        share = float(success) if self._only_success else len(verdict["passes"]) / max(1, verdict["num_tests"])
+        return self._result(output, reward=share, success=success, terminated=True)
 
     def close(self) -> None:
         """Leave the server to others."""
@@ -132,11 +132,11 @@ class AppWorldText(TextEnv):
             raise ServerError(f'{url} must answer {{"output": ...}} as AppWorld does; {str(answer)[:200]!r} came')
         return answer["output"]
 
-    def _scene_of(self, output: str, **what: Any) -> Scene:
+    def _result(self, output: str, **what: Any) -> StepResult:
         half, more = self._max_output // 2, len(output) - self._max_output
         if more > 0:
             output = f"{output[:half]}\n... {more} characters left out ...\n{output[-half:]}"
-        return Scene(output, digest(self._task, self._ran), **what)
+        return StepResult(output, digest(self._task, self._ran), **what)
 
 
 def _expand(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from verl_turnkey.envs.adapters._randomness import OwnRandom
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, shortest_plan, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, shortest_plan, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError, did_you_mean
 
 _handlers, _level = logging.root.handlers[:], logging.root.level
@@ -211,35 +211,35 @@ class GEMText(TextEnv):
         self._own_random = OwnRandom()  # GEM draws from the global state, and seeds it
         self.game = self._make(f"game:{name}", kwargs)
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         with self._own_random():
             task, _ = self.game.reset(seed % 2**32)
-        return Scene(self.game.get_task_suffix(), self._key(), self.rules.actions), task.strip()
+        return StepResult(self.game.get_task_suffix(), self._key(), self.rules.actions), task.strip()
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         game, action = self.game, " ".join(action.split())
         if self.rules.actions:
             action = {words(known): known for known in self.rules.actions}.get(words(action), "")
         if not (action if self.rules.actions else re.fullmatch(self.rules.form, action)):
             game.turn_count += 1
-            return replace(self.refused(), cut=game.turn_count >= game.max_turns)
+            return replace(self.refused(), truncated=game.turn_count >= game.max_turns)
         before = self._key()
         with self._own_random():
-            text, reward, ended, cut, info = game.step(f"\\boxed{{{action}}}")
+            text, reward, ended, truncated, info = game.step(f"\\boxed{{{action}}}")
         key = self._key()
         # GEM sets both flags at its turn limit, and there alone now that it gets no text of the wrong form.
-        over = ended and not cut
-        won = over and text.startswith("Congratulations")
+        terminated = ended and not truncated
+        success = terminated and text.startswith("Congratulations")
         text = re.sub(r"^At turn \d+, ", "", text)  # the turn is no part of the state, and prompts count on their own
-        return Scene(
+        return StepResult(
             observation=f"{text[:1].upper()}{text[1:]}\n{info['suffix']}",
             state_key=key,
             admissible=self.rules.actions,
-            reward=float(won) if self._success_only else float(reward),
-            won=won,
-            over=over,
-            cut=cut,
-            invalid=key == before and not over and not self.rules.actions and not self.rules.guesses,
+            reward=float(success) if self._success_only else float(reward),
+            success=success,
+            terminated=terminated,
+            truncated=truncated,
+            invalid=key == before and not terminated and not self.rules.actions and not self.rules.guesses,
         )
 
     def oracle(self) -> list[str] | None:

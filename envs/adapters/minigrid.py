@@ -15,7 +15,7 @@ from minigrid.core.actions import Actions
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, words
 from verl_turnkey.envs.errors import UnknownEnvironmentError, did_you_mean
 
 ACTIONS = {
@@ -48,8 +48,8 @@ class MiniGridText(TextEnv):
         max_steps: steps after which the episode is truncated; ``None`` leaves the level's own limit.
 
     ``info`` holds ``state_key`` (hash of the full state: grid, pose, carried object, mission, progress; not of the
-    text), ``admissible``, ``won``, ``invalid`` and, from ``reset``, the mission as ``task``. An action that is none of
-    the words leaves the state as it is, counts as a step and sets ``invalid``. One seed is one episode start.
+    text), ``admissible``, ``success``, ``invalid`` and, from ``reset``, the mission as ``task``. An action that is none
+    of the words leaves the state as it is, counts as a step and sets ``invalid``. One seed is one episode start.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 1}
@@ -71,29 +71,29 @@ class MiniGridText(TextEnv):
         """The MiniGrid environment underneath, for oracles."""
         return self._grid_env
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         env = self._grid_env
         view, _ = env.reset(seed=seed)
         if self.max_steps is not None:  # after the reset: BabyAI levels compute their own limit in it
             env.max_steps = self.max_steps
-        return Scene(describe(view["image"], env.carrying), self._state_key(), list(self._actions)), env.mission
+        return StepResult(describe(view["image"], env.carrying), self._state_key(), list(self._actions)), env.mission
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         env = self._grid_env
         move = self._actions.get(words(action))
         if move is None:
             env.step_count += 1
-            return replace(self.refused(), cut=env.step_count >= env.max_steps)
-        view, reward, over, cut, _ = env.step(move)
-        won = bool(over and float(reward) > 0)
-        return Scene(
+            return replace(self.refused(), truncated=env.step_count >= env.max_steps)
+        view, reward, terminated, truncated, _ = env.step(move)
+        success = bool(terminated and float(reward) > 0)
+        return StepResult(
             observation=describe(view["image"], env.carrying),
             state_key=self._state_key(),
             admissible=list(self._actions),
-            reward=float(won) if self._success_only else float(reward),
-            won=won,
-            over=bool(over),
-            cut=bool(cut),
+            reward=float(success) if self._success_only else float(reward),
+            success=success,
+            terminated=bool(terminated),
+            truncated=bool(truncated),
         )
 
     def _state_key(self) -> str:

@@ -24,7 +24,7 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
 
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError, did_you_mean
 
 gymnasium.register_envs(miniwob)
@@ -116,8 +116,8 @@ class MiniWoBText(TextEnv):
         max_steps: steps before truncation.
 
     ``$MINIWOB_CHROME_BINARY`` and ``$MINIWOB_CHROMEDRIVER`` name the browser and its driver when they are not on the
-    PATH. ``won`` means a raw reward of 1. ``state_key`` is made of the task, and of text, values, marks and focus of
-    all elements. Elements are numbered anew in each observation, so that equal pages read equal.
+    PATH. ``success`` means a raw reward of 1. ``state_key`` is made of the task, and of text, values, marks and focus
+    of all elements. Elements are numbered anew in each observation, so that equal pages read equal.
     """
 
     metadata = {**TextEnv.metadata, "memory_mb": 500}  # noqa: RUF012 - gymnasium's own attribute
@@ -151,7 +151,7 @@ class MiniWoBText(TextEnv):
         self._page = _Page([], {}, {}, [])
         self._name = ""
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         self._name = self._tasks[seed % len(self._tasks)]
         try:
             self._open_page(seed)
@@ -161,7 +161,7 @@ class MiniWoBText(TextEnv):
         seen = self._look()
         return self._now(seen), seen["task"]
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         verb, _, rest = action.strip().partition(" ")
         number, _, text = rest.strip().partition(" ")
         done = self._apply(verb.lower(), number.strip("[]"), text.strip())
@@ -215,18 +215,18 @@ class MiniWoBText(TextEnv):
     def _look(self) -> dict[str, Any]:
         return self.driver.execute_async_script(LOOK)
 
-    def _now(self, seen: dict[str, Any]) -> Scene:
+    def _now(self, seen: dict[str, Any]) -> StepResult:
         self._page = page = _Page.read(seen)
-        over, raw = bool(seen["over"]), float(seen["raw"])
-        won = over and raw == 1
-        reward = {"raw": raw, "time": float(seen["scaled"]), "success": float(won)}[self._reward] if over else 0.0
+        terminated, raw = bool(seen["over"]), float(seen["raw"])
+        success = terminated and raw == 1
+        rewards = {"raw": raw, "time": float(seen["scaled"]), "success": float(success)}
         end = f"The page has ended the episode: {seen['reason'] or 'no reason is given'}."
-        return Scene(
-            observation=end if over else "\n".join(page.lines) or "The page shows nothing that can be read.",
-            state_key=digest(self._name, seen["task"], page.marks, over and raw),
-            reward=reward,
-            won=won,
-            over=over,
+        return StepResult(
+            observation=end if terminated else "\n".join(page.lines) or "The page shows nothing that can be read.",
+            state_key=digest(self._name, seen["task"], page.marks, terminated and raw),
+            reward=rewards[self._reward] if terminated else 0.0,
+            success=success,
+            terminated=terminated,
         )
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from openenv.core import GenericEnvClient
 
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
 from verl_turnkey.envs.rpc import ServerError, check_url
 
-FIELDS = ("observation", "task", "won", "truncated", "admissible", "invalid", "state_key")
+FIELDS = ("observation", "task", "success", "truncated", "admissible", "invalid", "state_key")
 PLACE = "{action}"
 HINTS = {
     "CAPACITY_REACHED": ": it has as many sessions as it allows; raise max_concurrent_envs there (and mark the "
@@ -36,8 +36,8 @@ class OpenEnvText(TextEnv):
             text ``{action}`` is replaced by it, such as ``{"command": "{action}", "timeout": 5}``; or None: the action
             is itself the JSON of one.
         fields: where in the observation things are, as dotted paths, any of ``observation`` (text, or anything that
-            is shown as JSON; absent: all fields), ``task`` (after a reset), ``won`` (absent: ended with a reward above
-            0), ``truncated`` (absent: never), ``admissible``, ``invalid``, ``state_key`` (absent: all fields).
+            is shown as JSON; absent: all fields), ``task`` (after a reset), ``success`` (absent: ended with a reward
+            above 0), ``truncated`` (absent: never), ``admissible``, ``invalid``, ``state_key`` (absent: all fields).
             Of ``metadata`` only what a path leads to is read.
         tools: the actions are calls of MCP tools, written as ``{"name": ..., "arguments": {...}}``. The server's list
             of tools becomes part of the task. Without a field for it, ``state_key`` is then made of all calls and
@@ -83,7 +83,7 @@ class OpenEnvText(TextEnv):
         self._client: Any = None
         self._past: list[Any] = []
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         fresh = self._client is None
         try:
             answer = self._ask("reset", seed=seed, **self._reset_arguments)
@@ -99,7 +99,7 @@ class OpenEnvText(TextEnv):
         self._past = [answer.observation]
         return self._now(answer), task
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         payload = self._payload(action)
         if payload is None:
             return self.refused()
@@ -166,7 +166,7 @@ class OpenEnvText(TextEnv):
             raise TypeError(f"fields={{{name!r}: {self._fields[name]!r}}} must be true or false, not {value!r}")
         return bool(value)
 
-    def _now(self, answer: Any) -> Scene:
+    def _now(self, answer: Any) -> StepResult:
         seen = answer.observation
         plain = {key: value for key, value in seen.items() if key != "metadata"}
         if "observation" in self._fields:
@@ -176,16 +176,16 @@ class OpenEnvText(TextEnv):
         marked = "state_key" in self._fields
         state = self._find(seen, "state_key") if marked else self._past if self._with_tools else plain
         reward = float(answer.reward or 0)
-        done, cut = bool(answer.done), self._flag(seen, "truncated")
+        done, truncated = bool(answer.done), self._flag(seen, "truncated")
         admissible = self._find(seen, "admissible")
-        return Scene(
+        return StepResult(
             observation=text,
             state_key=digest(json.dumps(state, sort_keys=True, default=str)),
             admissible=admissible if isinstance(admissible, Sequence) and not isinstance(admissible, str) else None,
             reward=reward,
-            won=self._flag(seen, "won") if "won" in self._fields else done and not cut and reward > 0,
-            over=done and not cut,
-            cut=done and cut,
+            success=self._flag(seen, "success") if "success" in self._fields else done and not truncated and reward > 0,
+            terminated=done and not truncated,
+            truncated=done and truncated,
             invalid=self._flag(seen, "invalid") or _failed(seen),
         )
 

@@ -17,7 +17,7 @@ from scienceworld import ScienceWorldEnv
 from scienceworld.constants import ID2TASK
 from scienceworld.utils import infer_task
 
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, is_count
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
@@ -53,7 +53,7 @@ class ScienceWorldText(TextEnv):
         heap_mb: limit of the Java heap. An option ``-Xmx`` in ``$JAVA_TOOL_OPTIONS`` goes before it.
 
     A step's reward is the change of the score (0 to 100) divided by 100, so that an episode's rewards add up to at most
-    1. Focusing on the wrong thing ends most tasks: the score drops to -100, the rewards add up to -1. ``won`` means
+    1. Focusing on the wrong thing ends most tasks: the score drops to -100, the rewards add up to -1. ``success`` means
     score 100. ``state_key`` is made of what the agent can see, its inventory and the task's progress. What is not seen
     is left out: other rooms, and temperatures, which drift with every turn, so that with them no state would come back.
     """
@@ -94,7 +94,7 @@ class ScienceWorldText(TextEnv):
                 name="java",
             )
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         engine = self._engine = self._engine or _start(self._heap_mb)
         task = self._tasks[seed % len(self._tasks)]
         if task not in self._variations:  # the simulator tells only those of the task that is loaded
@@ -105,11 +105,11 @@ class ScienceWorldText(TextEnv):
         self._score = 0
         return self._now(self._simulator.step("look around")), engine.get_task_description()
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         # The package's own step() lists all commands every time, which takes longer than the step itself.
         answer = self._simulator.step(action)
         # Some of the commands that the simulator lists, it does not know: who chose from the list did nothing wrong.
-        listed = action in (self._scene.admissible or ())
+        listed = action in (self._last_result.admissible or ())
         return self._now(answer, invalid=answer.startswith(UNKNOWN) and not listed)
 
     def oracle(self) -> list[str] | None:
@@ -121,9 +121,9 @@ class ScienceWorldText(TextEnv):
             path.append(action)
             if simulator.getCompleted():
                 break
-        won = simulator.getCompleted() and simulator.getScore() >= 1
+        solved = simulator.getCompleted() and simulator.getScore() >= 1
         self._load(*self._loaded)
-        return path if won else None
+        return path if solved else None
 
     def close(self) -> None:
         """Stop the Java process. A further reset starts a new one."""
@@ -156,18 +156,18 @@ class ScienceWorldText(TextEnv):
             raise EnvironmentKwargsError(f"ScienceWorld cannot load the task {task!r}: {error}") from error
         self._loaded = (task, variation)
 
-    def _now(self, answer: str, invalid: bool = False) -> Scene:
+    def _now(self, answer: str, invalid: bool = False) -> StepResult:
         engine, simulator = self.engine, self._simulator
         score = round(100 * simulator.getScore())
         reward, self._score = (score - self._score) / 100, score
         question = answer if answer.startswith(AMBIGUOUS) else ""
-        return Scene(
+        return StepResult(
             observation=answer.strip(),
             state_key=digest(*self._loaded, engine.look(), engine.inventory(), engine.get_goal_progress(), question),
             admissible=sorted(engine.get_valid_action_object_combinations()) if self._admissible else None,
             reward=reward,
-            won=score == 100,
-            over=bool(simulator.getCompleted()) or score < 0,
+            success=score == 100,
+            terminated=bool(simulator.getCompleted()) or score < 0,
             invalid=invalid,
         )
 

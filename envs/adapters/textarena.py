@@ -18,7 +18,7 @@ from textarena.core import ObservationType
 from textarena.envs.registration import ENV_REGISTRY
 
 from verl_turnkey.envs.adapters._randomness import OwnRandom
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
@@ -40,11 +40,11 @@ class TextArenaText(TextEnv):
         game: its id, such as ``Sokoban-v0`` or ``TowerOfHanoi-v0-medium``.
         options: arguments of the game, such as ``{"num_boxes": 1}``.
         reward: of the last step, the only one that has any: ``raw``, the game's own, which for most games is the share
-            that is solved; or ``success``: 1.0 for a game that is won, else 0.0.
+            that is solved; or ``success``: 1.0 for a game that is solved, else 0.0.
         error_allowance: invalid moves in a row that a game forgives before it ends; None: its own choice, mostly one.
         max_steps: steps before truncation, beside the limit of the game itself.
 
-    ``won`` means a final reward of 1 or more. ``state_key`` is made of the game's own data: board, hidden and found
+    ``success`` means a final reward of 1 or more. ``state_key`` is made of the game's own data: board, hidden and found
     things, score, and the invalid moves in a row, of which one too many ends it; not of the number of moves.
     """
 
@@ -72,7 +72,7 @@ class TextArenaText(TextEnv):
         self._fixed = {name: value for name, value in vars(self._blank).items() if len(repr(value)) > LARGE}
         self._board = ""
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         # Some keep things from one episode to the next: each one gets a game that was never played.
         self._game = copy.deepcopy(self._blank, {id(value): value for value in self._fixed.values()})
         with self._own_random():
@@ -92,16 +92,16 @@ class TextArenaText(TextEnv):
         self._board = ""
         heard = self._heard()
         prompt = "\n".join(message for message, kind in heard if kind == ObservationType.PROMPT)
-        scene = self._now([said for said in heard if said[1] != ObservationType.PROMPT], done=False)
-        return scene, "\n".join(line.strip() for line in prompt.splitlines())
+        result = self._now([said for said in heard if said[1] != ObservationType.PROMPT], done=False)
+        return result, "\n".join(line.strip() for line in prompt.splitlines())
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         action = action.strip()
         with self._own_random():
             done, _ = self._game.step(action if "[" in action or "]" in action else f"[{action}]")
         return self._now(self._heard(), bool(done))
 
-    def _now(self, heard: list[tuple[str, ObservationType]], done: bool) -> Scene:
+    def _now(self, heard: list[tuple[str, ObservationType]], done: bool) -> StepResult:
         lines = [message for message, _ in heard]
         boards = [message for message, kind in heard if kind == ObservationType.GAME_BOARD]
         if boards:
@@ -113,15 +113,15 @@ class TextArenaText(TextEnv):
             rewards, infos = self._game.close()
             final, ended = float(rewards[0]), infos[0]
             lines.append(str(ended.get("reason") or ""))
-        won = done and final >= 1
-        cut = done and not won and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
-        return Scene(
+        success = done and final >= 1
+        truncated = done and not success and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
+        return StepResult(
             observation="\n".join(line for line in lines if line) or "The game begins.",
             state_key=digest(self._name, done, state.error_count, self._state()),
-            reward=float(won) if self._success_only else final,
-            won=won,
-            over=done and not cut,
-            cut=cut,
+            reward=float(success) if self._success_only else final,
+            success=success,
+            terminated=done and not truncated,
+            truncated=truncated,
             # A valid move sets the count of errors back; the one that ends the game is only told at the end.
             invalid=bool(ended.get("invalid_move", False)) or (not done and state.error_count > 0),
         )

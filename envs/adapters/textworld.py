@@ -18,7 +18,7 @@ from textworld.challenges import CHALLENGES
 from textworld.generator import compile_game
 
 from verl_turnkey.envs.adapters._cache import cache_folder
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, is_count, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
 
 FLAG = (False, True)
@@ -75,7 +75,7 @@ class TextWorldText(TextEnv):
         options: the challenge's own, see ``OPTIONS``; those of the command ``tw-make``.
 
     ``state_key`` is a hash of objective, facts of the world and quests done so far. An action that is not admissible
-    changes nothing and is invalid. A lost game (burned food, the wrong treasure) is over without being won.
+    changes nothing and is invalid. A lost game (burned food, the wrong treasure) terminates without success.
 
     Generated games are kept in ``$TURNKEY_CACHE/textworld``, by default ``~/.cache/verl-turnkey/textworld``.
     """
@@ -104,7 +104,7 @@ class TextWorldText(TextEnv):
         self._reward = reward
         self._game: Path | None = None
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         game = self._own[seed % len(self._own)] if self._own else self._made(seed)
         if game != self._game:
             with _LOADING:
@@ -117,18 +117,18 @@ class TextWorldText(TextEnv):
         self._score = 0
         return self._now(state, state.description), self._objective
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         command = self._commands.get(words(action))
         if command is None:
             return self.refused()
         state: Any
-        state, score, over = self._engine.step(command)
+        state, score, terminated = self._engine.step(command)
         points, self._score = score - self._score, score
         reward = points if self._reward == "score" else float(state.won)
         # A quest done stays done, also when its facts are undone: its points come once.
         facts = {str(fact) for fact in state.facts}
         self._done.update(i for i, quest in enumerate(self._quests) if any(event <= facts for event in quest))
-        return self._now(state, state.feedback, reward, bool(over))
+        return self._now(state, state.feedback, reward, bool(terminated))
 
     def oracle(self) -> list[str] | None:
         assert self._game is not None, "reset comes first"
@@ -140,10 +140,12 @@ class TextWorldText(TextEnv):
     def _made(self, seed: int) -> Path:
         return compiled(self._challenge, self._options, seed % self._games if self._games else seed)
 
-    def _now(self, state: Any, text: str, reward: float = 0.0, over: bool = False) -> Scene:
+    def _now(self, state: Any, text: str, reward: float = 0.0, terminated: bool = False) -> StepResult:
         self._commands = {words(command): command for command in state.admissible_commands}
         key = digest(self._objective, sorted(map(str, state.facts)), sorted(self._done))
-        return Scene(_clean(text), key, state.admissible_commands, reward, won=bool(state.won), over=over)
+        return StepResult(
+            _clean(text), key, state.admissible_commands, reward, terminated=terminated, success=bool(state.won)
+        )
 
 
 def settings(challenge: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv, generate_random_map
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, is_count, shortest_plan, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, shortest_plan, words
 
 REWARDS = ("native", "success")
 TILES = {"S": "ice", "F": "ice", "G": "the goal", "H": "a hole"}
@@ -23,7 +23,7 @@ LARGEST = 16
 
 
 class _Table(TextEnv):
-    """A game that gymnasium describes by a table of transitions, ``P[state][move] = [(chance, after, reward, over)]``.
+    """A game that gymnasium describes by a table, ``P[state][move] = [(chance, after, reward, terminated)]``.
 
     An action that is none of the words leaves the state as it is, counts as a step and sets ``invalid``.
     """
@@ -35,38 +35,38 @@ class _Table(TextEnv):
     success_only: bool = False
     task: str
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         self.world.reset(seed=seed)
         return self._now(), self.task
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         move = self.moves.get(words(action))
         if move is None:
             return self.refused()
-        _, reward, over, _, _ = self.world.step(move)
-        won = bool(over) and self._wins(int(self.world.s))
+        _, reward, terminated, _, _ = self.world.step(move)
+        success = bool(terminated) and self._wins(int(self.world.s))
         return self._now(
             event=self._event(float(reward)),
-            reward=float(won) if self.success_only else float(reward),
-            won=won,
-            over=bool(over),
+            reward=float(success) if self.success_only else float(reward),
+            success=success,
+            terminated=bool(terminated),
         )
 
     def oracle(self) -> list[str] | None:
         plan = self._plan()
         return plan if plan and (self.max_steps is None or len(plan) <= self.max_steps) else None
 
-    def _now(self, event: str = "", **outcome: Any) -> Scene:
+    def _now(self, event: str = "", **outcome: Any) -> StepResult:
         state = int(self.world.s)
-        return Scene(event + self._words(state), self._key(state), list(self.moves), **outcome)
+        return StepResult(event + self._words(state), self._key(state), list(self.moves), **outcome)
 
     def _plan(self) -> list[str] | None:
         """The fewest actions that win; where the game is one of chance, those that may."""
 
         def moves(state: int) -> Iterator[tuple[str, int, bool]]:
             for word, move in self.moves.items():
-                for _, after, _, over in self.world.P[state][move]:
-                    yield word, int(after), bool(over) and self._wins(int(after))
+                for _, after, _, terminated in self.world.P[state][move]:
+                    yield word, int(after), bool(terminated) and self._wins(int(after))
 
         return shortest_plan(int(self.world.s), moves)
 
@@ -123,7 +123,7 @@ class FrozenLakeText(_Table):
             self.world.reset(seed=0)
             check(self._plan() is not None, "map", "a lake with a way from S to G", map)
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         if not self._fixed:
             self._lay(generate_random_map(self._size, seed=seed))
         return super().begin(seed)

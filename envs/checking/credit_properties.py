@@ -141,12 +141,12 @@ def invalid_text(record: Record, limits: Limits) -> Verdict:
 
 
 def oracle(record: Record, limits: Limits) -> Verdict:
-    """The actions of ``oracle()`` win from the start."""
+    """The actions of ``oracle()`` solve the task from the start."""
     if not record.oracle:
         return "skip", "no oracle() that knows"
     for trace in record.oracle:
         end = trace.views[-1]
-        if not (end.won if end.won is not None else end.terminated and end.reward > 0):
-            return "fail", f"seed {trace.seed}: not won after its {len(trace.actions)} actions"
+        if not (end.success if end.success is not None else end.terminated and end.reward > 0):
+            return "fail", f"seed {trace.seed}: not solved after its {len(trace.actions)} actions"
     lengths = [len(trace.actions) for trace in record.oracle]
-    return "pass", f"won {len(lengths)} of {len(lengths)} episodes in {min(lengths)} to {max(lengths)} steps"
+    return "pass", f"solved {len(lengths)} of {len(lengths)} episodes in {min(lengths)} to {max(lengths)} steps"

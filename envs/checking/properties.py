@@ -79,11 +79,11 @@ def observation(record: Record, limits: Limits) -> Verdict:
 
 
 def info(record: Record, limits: Limits) -> Verdict:
-    """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``won`` a bool, ``task`` text."""
+    """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``success`` a bool, ``task`` text."""
     view = record.first[0].views[-1]
-    absent = [name for name in ("admissible", "won") if getattr(view, name) is None]
+    absent = [name for name in ("admissible", "success") if getattr(view, name) is None]
     absent += ["task"] * (not record.first[0].task)
-    return "pass", f"without {', '.join(absent)}" if absent else "with admissible, won and task"
+    return "pass", f"without {', '.join(absent)}" if absent else "with admissible, success and task"
 
 
 def flags(record: Record, limits: Limits) -> Verdict:
@@ -205,7 +205,7 @@ def _difference(one: Sequence[View], other: Sequence[View], trace: Trace) -> str
     for t, (a, b) in enumerate(zip(one, other, strict=False)):
         if world(a) == world(b):
             continue
-        names = ("observation", "admissible", "reward", "terminated", "truncated", "won", "invalid")
+        names = ("observation", "admissible", "reward", "terminated", "truncated", "success", "invalid")
         name = next(name for name in names if repr(getattr(a, name)) != repr(getattr(b, name)))
         after = f"after action {t} {shorten(trace.actions[t - 1])}" if t else "at the start"
         left, right = _apart(getattr(a, name), getattr(b, name))

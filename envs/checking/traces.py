@@ -28,7 +28,7 @@ class View:
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    won: bool | None = None
+    success: bool | None = None
     invalid: bool = False
     seconds: float = 0.0
 
@@ -36,7 +36,7 @@ class View:
 def world(view: View) -> tuple[object, ...]:
     """All of an answer but the key and the time; NaN is equal to itself."""
     parts = (view.observation, view.admissible, repr(view.reward), view.terminated, view.truncated)
-    return (*parts, view.won, view.invalid)
+    return (*parts, view.success, view.invalid)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def _view(answer: Answer, what: str, faults: list[tuple[str, str]], seconds: flo
         reward=answer.reward,
         terminated=answer.terminated,
         truncated=answer.truncated,
-        won=answer.info["won"],
+        success=answer.info["success"],
         invalid=answer.info["invalid"],
         seconds=seconds,
     )

@@ -115,6 +115,6 @@ def collect(level: str, seeds: Sequence[int], history: int, max_turns: int, seed
             observation, _, terminated, _, info = env.step(action)
             if terminated:
                 break
-        wins[player].append(info["won"])
+        wins[player].append(info["success"])
     demos.won = [sum(player) / max(1, len(player) - 1) for player in wins]
     return demos

@@ -87,7 +87,7 @@ def summarize(players: Sequence[Player]) -> dict[str, float]:
     """Success rate, mean number of turns, share of invalid actions, longest prompt in tokens."""
     turns = sum(len(player.responses) for player in players)
     return {
-        "success": sum(player.info["won"] for player in players) / len(players),
+        "success": sum(player.info["success"] for player in players) / len(players),
         "turns": turns / len(players),
         "invalid": sum(player.invalid for player in players) / turns,
         "longest_prompt": max(len(prompt) for player in players for prompt in player.prompts),

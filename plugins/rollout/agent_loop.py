@@ -227,8 +227,9 @@ class EnvAgentLoop(AgentLoopBase):
         finally:
             running.close()
         last = episode.steps[-1].record
-        # An environment that does not say whether it was won counts as won when it ended with a positive reward.
-        episode.success = bool(info["won"]) if info["won"] is not None else last["terminated"] and last["reward"] > 0
+        # An environment that does not say whether the task is solved solved it by ending with a positive reward.
+        success = info["success"]
+        episode.success = success if success is not None else last["terminated"] and last["reward"] > 0
         for step in episode.steps:
             step.record["success"] = episode.success
 

@@ -76,8 +76,18 @@ MUTATIONS = [
     ("envs/prompting/prompts.py", "len(tried[cut][0]) <= budget", "len(tried[cut][0]) < budget"),
     # --- the base, tasks, the registry
     ("envs/base.py", "self._steps >= self.max_steps", "self._steps > self.max_steps"),
-    ("envs/base.py", "truncated = not scene.over and (scene.cut or limit)", "truncated = scene.cut or limit"),
-    ("envs/base.py", "replace(self._scene, reward=0.0, invalid=True)", "replace(self._scene, invalid=True)"),
+    (
+        "envs/base.py",
+        "truncated = not result.terminated and (result.truncated or limit)",
+        "truncated = result.truncated or limit",
+    ),
+    (
+        "envs/base.py",
+        "replace(self._last_result, reward=0.0, invalid=True)",
+        "replace(self._last_result, invalid=True)",
+    ),
+    ("envs/answers.py", "bool(success) != bool(won)", "False"),
+    ("envs/answers.py", "success = won if success is None else success", "success = success"),
     ("envs/tasks.py", "drawn[:n_train], drawn[n_train:]", "drawn[:n_train], drawn[:n_val]"),
     ("envs/registry.py", 'if name != "self"] + ["max_episode_steps"]', 'if name != "self"]'),
     # --- hosts
@@ -118,11 +128,15 @@ MUTATIONS = [
     ("envs/hosting/process.py", 'variables.setdefault("OMP_NUM_THREADS", "1")', "pass"),
     ("envs/hosting/threads.py", "                self._busy = True\n", ""),
     # --- environments
-    ("envs/adapters/minigrid.py", "bool(over and float(reward) > 0)", "bool(over)"),
+    ("envs/adapters/minigrid.py", "bool(terminated and float(reward) > 0)", "bool(terminated)"),
     ("envs/adapters/minigrid.py", "            env.step_count += 1\n", ""),
     ("envs/adapters/minigrid.py", "int(x), int(y), int(env.agent_dir), ", "int(x), int(y), "),
     ("envs/adapters/minigrid.py", "(cell[0] == DOOR and cell[2] == OPEN)", "cell[0] == DOOR"),
-    ("envs/adapters/toytext.py", "won = bool(over) and self._wins(int(self.world.s))", "won = bool(over)"),
+    (
+        "envs/adapters/toytext.py",
+        "success = bool(terminated) and self._wins(int(self.world.s))",
+        "success = bool(terminated)",
+    ),
     (
         "envs/adapters/toytext.py",
         "self.max_steps is None or len(plan) <= self.max_steps",
@@ -130,7 +144,7 @@ MUTATIONS = [
     ),
     ("envs/adapters/search/env.py", "sorted(self._seen)", "len(self._seen)"),
     ("envs/adapters/search/env.py", "if common else float(said == meant)", "if common else 0.0"),
-    ("envs/adapters/webshop/env.py", 'won=page["done"] and score >= 1.0', 'won=page["done"]'),
+    ("envs/adapters/webshop/env.py", 'success=page["done"] and score >= 1.0', 'success=page["done"]'),
     ("envs/adapters/webshop/env.py", "first + seed % (end - first)", "seed % (end - first)"),
     ("envs/adapters/appworld.py", "        self._ran.append(code)\n", ""),
     ("envs/adapters/textworld.py", "points, self._score = score - self._score, score", "points = score"),

@@ -166,7 +166,7 @@ def env(url):
     env.close()
 
 
-FIELDS = {"observation": "board", "task": "task.text", "won": "solved", "truncated": "out_of_time"}
+FIELDS = {"observation": "board", "task": "task.text", "success": "solved", "truncated": "out_of_time"}
 
 
 def test_a_lake_is_crossed(env):
@@ -175,7 +175,7 @@ def test_a_lake_is_crossed(env):
     assert info["task"] == "Reach G."
     answers = [env.step(action) for action in ["down", "down", "right"]]
     assert [answer[1:4] for answer in answers] == [(0.0, False, False), (0.0, False, False), (1.0, True, False)]
-    assert [answer[4]["won"] for answer in answers] == [False, False, True]
+    assert [answer[4]["success"] for answer in answers] == [False, False, True]
     with pytest.raises(EpisodeOverError, match="call reset first"):
         env.step("down")
 
@@ -184,13 +184,13 @@ def test_a_hole_ends_the_episode_without_success(env):
     env.reset(seed=0)
     env.step("right")
     _, reward, terminated, truncated, info = env.step("down")
-    assert (reward, terminated, truncated, info["won"]) == (0.0, True, False, False)
+    assert (reward, terminated, truncated, info["success"]) == (0.0, True, False, False)
 
 
 def test_a_text_is_no_flag(url):
-    env = OpenEnvText(url, fields={"won": "task.text"})
+    env = OpenEnvText(url, fields={"success": "task.text"})
     try:
-        with pytest.raises(TypeError, match=r"fields=\{'won': 'task.text'\} must be true or false, not 'Reach G.'"):
+        with pytest.raises(TypeError, match=r"fields=\{'success': 'task.text'\} must be true or false, not 'Reach G.'"):
             env.reset(seed=0)
     finally:
         env.close()
@@ -205,8 +205,8 @@ def test_without_fields_all_of_them_are_shown_and_a_reward_means_success(url):
         assert not any("note" in line for line in lines)
         assert info["task"] == ""
         for action in ["down", "down"]:
-            assert not env.step(action)[4]["won"]
-        assert env.step("right")[4]["won"]
+            assert not env.step(action)[4]["success"]
+        assert env.step("right")[4]["success"]
     finally:
         env.close()
 
@@ -364,7 +364,7 @@ def test_tools():
         assert env.step(call("look", 1))[0] == "a coin"
         observation, reward, terminated, truncated, info = env.step(call("take", 1))
         assert json.loads(observation) == {"taken": True}
-        assert (reward, terminated, truncated, info["won"]) == (1.0, True, False, True)
+        assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
         assert env.reset(seed=1)[1]["state_key"] == start
         assert env.step(call("look", 0))[4]["state_key"] == seen
         env.close()

@@ -21,7 +21,7 @@ from textworld import EnvInfos
 from textworld.envs import PddlEnv
 
 from verl_turnkey.envs.adapters._cache import cache_folder
-from verl_turnkey.envs.base import Scene, TextEnv, digest, words
+from verl_turnkey.envs.base import StepResult, TextEnv, digest, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
 
 TREE = "json_2.1.1"  # where ALFWorld keeps its problems
@@ -88,7 +88,7 @@ class ALFWorldText(TextEnv):
         """The files of the games, in the order of their seeds."""
         return list(self._games)
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         game = self._games[seed % len(self._games)]
         with own_argv():
             if game != self._game:
@@ -100,7 +100,7 @@ class ALFWorldText(TextEnv):
         self._score = 0
         return self._now(state, room), self._task
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         command = self._commands.get(words(action))
         if command is None:
             return self.refused()
@@ -111,14 +111,14 @@ class ALFWorldText(TextEnv):
     def oracle(self) -> list[str] | None:
         return list(self._engine.walkthrough or ()) or None
 
-    def _now(self, state: Any, text: str, reward: float = 0.0, over: bool = False) -> Scene:
+    def _now(self, state: Any, text: str, reward: float = 0.0, terminated: bool = False) -> StepResult:
         offered = [command for command in state.admissible_commands if command not in NOT_OFFERED]
         self._commands = {words(command): command for command in offered}
         # Negated facts appear only once something has changed: the same state would get different keys.
         facts = sorted(
             str(fact) for fact in state.facts if not fact.name.startswith("not_") and fact.name not in BOOKKEEPING
         )
-        return Scene(text, digest(self._task, facts), offered, reward, won=bool(state.won), over=over)
+        return StepResult(text, digest(self._task, facts), offered, reward, terminated, success=bool(state.won))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from verl_turnkey.envs.adapters.search.data import Question, generate, load_questions
 from verl_turnkey.envs.adapters.search.retrievers import HTTPRetriever, bm25_over
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, is_count
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 REWARDS = ("em", "f1")
@@ -40,7 +40,7 @@ class SearchText(TextEnv):
         timeout: seconds that the retriever server has for one answer.
         max_steps: steps before truncation; null: never.
 
-    ``won`` is an exact match. ``state_key`` is the question with the set of passages seen: what can be known.
+    ``success`` is an exact match. ``state_key`` is the question with the set of passages seen: what can be known.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "memory_mb": 1}
@@ -86,12 +86,12 @@ class SearchText(TextEnv):
         self._question = self._questions[0]
         self._seen: set[str] = set()
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         self._question = self._questions[seed % len(self._questions)]
         self._seen = set()
         return self._known(HOW), self._question.text
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         kind, text = read_action(action)
         if kind == "search":
             passages = self._retrieve(text, self._topk)
@@ -99,9 +99,10 @@ class SearchText(TextEnv):
             found = "\n".join(f"[{i}] {passage}" for i, passage in enumerate(passages, 1))
             return self._known(found or "Nothing was found.")
         if kind == "answer":
-            won = exact_match(text, self._question.answers) == 1.0
-            observation = "That is right." if won else "That is not right."
-            return self._known(observation, reward=self._score(text, self._question.answers), won=won, over=True)
+            success = exact_match(text, self._question.answers) == 1.0
+            observation = "That is right." if success else "That is not right."
+            reward = self._score(text, self._question.answers)
+            return self._known(observation, reward=reward, terminated=True, success=success)
         return self._known(f"That is neither a search nor an answer. {HOW}", invalid=True)
 
     def oracle(self) -> list[str]:
@@ -114,8 +115,8 @@ class SearchText(TextEnv):
         """The question of this episode."""
         return self._question
 
-    def _known(self, observation: str, **what: Any) -> Scene:
-        return Scene(observation, digest(self._question.text, sorted(self._seen)), **what)
+    def _known(self, observation: str, **what: Any) -> StepResult:
+        return StepResult(observation, digest(self._question.text, sorted(self._seen)), **what)
 
 
 def read_action(action: str) -> tuple[str | None, str]:

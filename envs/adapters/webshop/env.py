@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from verl_turnkey.envs.adapters.webshop.server import Shops, load_factory
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 from verl_turnkey.envs.rpc import check_url, post_json
 
@@ -38,8 +38,8 @@ class WebShopText(TextEnv):
         timeout: seconds for one answer of the server.
         max_steps: steps before truncation; null: never.
 
-    The seed chooses the goal. ``won`` is a full score. The observation is the page without the instruction, which is
-    the task. ``state_key`` is goal, page and the options chosen on it, which WebShop's plain text does not show.
+    The seed chooses the goal. ``success`` is a full score. The observation is the page without the instruction, which
+    is the task. ``state_key`` is goal, page and the options chosen on it, which WebShop's plain text does not show.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "memory_mb": 1}
@@ -71,7 +71,7 @@ class WebShopText(TextEnv):
         self._task = ""
         self._page: dict[str, Any] = {}
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         if self._goals is None:
             number = self._call("/info", {})["goals"]
             check(bool(number), "goals", "given, since this shop does not tell how many there are", number)
@@ -87,13 +87,13 @@ class WebShopText(TextEnv):
                 f"'text_rich'. It is {page['observation'][:200]!r}"
             )
         self._task = instruction[1]
-        return self._scene_of(page), self._task
+        return self._result(page), self._task
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         command = self._command(action)
         if command is None:
             return self.refused()
-        return self._scene_of(self._call("/step", {"id": self._id, "action": command}))
+        return self._result(self._call("/step", {"id": self._id, "action": command}))
 
     def _command(self, action: str) -> str | None:
         """``action`` in the shop's spelling, or None when it is not possible on this page."""
@@ -106,7 +106,7 @@ class WebShopText(TextEnv):
         possible = self._page["has_search_bar"] and argument and not argument.startswith("<")
         return f"search[{argument}]" if possible else None
 
-    def _scene_of(self, page: dict[str, Any]) -> Scene:
+    def _result(self, page: dict[str, Any]) -> StepResult:
         self._page = page
         text = page["observation"]
         instruction = _INSTRUCTION.search(text)
@@ -115,13 +115,13 @@ class WebShopText(TextEnv):
             text = text[instruction.end() :].strip()
         clicks = [f"click[{name}]" for name in _buttons(page)]
         score = page["reward"]
-        return Scene(
+        return StepResult(
             observation="\n".join([text, ", ".join(["search[words]", *clicks])]) if page["has_search_bar"] else text,
             state_key=digest(self._session, text, sorted(page["options"].items())),
             admissible=None if page["has_search_bar"] else clicks,
             reward=float(score >= 1.0) if self._only_success else score,
-            won=page["done"] and score >= 1.0,
-            over=page["done"],
+            success=page["done"] and score >= 1.0,
+            terminated=page["done"],
         )
 
 

@@ -23,7 +23,7 @@ def test_what_is_right_comes_out_in_plain_types():
             np.bool_(False),
             state_key=np.int64(7),
             admissible=np.array(["go", "stay"]),
-            won=np.bool_(True),
+            success=np.bool_(True),
             invalid=np.bool_(False),
             extra={"n": np.int64(3)},
         )
@@ -35,13 +35,13 @@ def test_what_is_right_comes_out_in_plain_types():
     assert found.info == {
         "state_key": 7,
         "admissible": ["go", "stay"],
-        "won": True,
+        "success": True,
         "invalid": False,
         "task": "",
         "extra": {"n": 3},
     }
     assert type(found.info["state_key"]) is int
-    assert found.info["won"] is True
+    assert found.info["success"] is True
 
 
 @pytest.mark.parametrize("answer", [None, "a room", ("a room",), ["a room", {}], ("a room", {}, 1)])
@@ -72,8 +72,12 @@ def test_a_reset_of_another_form(answer):
         (step(admissible="go"), "info", "info['admissible'] must be a list of str, not str 'go'"),
         (step(admissible=["go", 3]), "info", "info['admissible'] must be a list of str"),
         (step(admissible={"go"}), "info", "info['admissible'] must be a list of str, not set"),
+        (step(success="False"), "info", "info['success'] must be a bool, not str 'False'"),
+        (step(success=1), "info", "info['success'] must be a bool, not int 1"),
         (step(won="False"), "info", "info['won'] must be a bool, not str 'False'"),
         (step(won=1), "info", "info['won'] must be a bool, not int 1"),
+        (step(success=True, won=False), "info", "info['success'] is True and info['won'] is False, two names for"),
+        (step(success=False, won=np.bool_(True)), "info", "info['success'] is False and info['won'] is True"),
         (step(invalid="no"), "info", "info['invalid'] must be a bool, not str 'no'"),
         (step(task=3), "info", "info['task'] must be text, not int 3"),
         (step(extra=[1]), "info", "info['extra'] must be a dict, not list [1]"),
@@ -88,8 +92,29 @@ def test_what_is_wrong_is_named(answer, property, said):
     assert said in found.faults[0].message
 
 
+@pytest.mark.parametrize(
+    ("said", "success"),
+    [
+        ({}, None),
+        ({"success": True}, True),
+        ({"success": False}, False),
+        ({"won": True}, True),
+        ({"won": np.bool_(False)}, False),
+        ({"success": None, "won": True}, True),
+        ({"success": False, "won": None}, False),
+        ({"success": np.bool_(True), "won": True}, True),
+    ],
+)
+def test_success_may_be_called_won(said, success):
+    found = read_step(step(**said))
+    assert isinstance(found, Answer)
+    assert found.faults == []
+    assert found.info["success"] is success
+    assert "won" not in found.info
+
+
 def test_several_faults_are_all_named():
-    found = read_step(step(observation=5, reward="much", won="yes"))
+    found = read_step(step(observation=5, reward="much", success="yes"))
     assert isinstance(found, Answer)
     assert [fault.property for fault in found.faults] == ["observation", "info", "reward"]
 

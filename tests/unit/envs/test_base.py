@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from verl_turnkey.envs.base import Scene, TextEnv, check, digest, shortest_plan, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, shortest_plan, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, EpisodeOverError
 
 
@@ -16,20 +16,21 @@ class Corridor(TextEnv):
         super().__init__(max_steps)
         self.engine_limit = engine_limit
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         self.seed, self.length, self.place, self.taken = seed, 3 + seed % 4, 0, 0
         return self.now(), f"Walk {self.length} steps."
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         if words(action) != "go on":
             return self.refused()
         self.place += 1
         self.taken += 1
-        won = self.place == self.length
-        return self.now(reward=1.0 + won, won=won, over=won, cut=self.taken == self.engine_limit)
+        arrived = self.place == self.length
+        cut = self.taken == self.engine_limit
+        return self.now(reward=1.0 + arrived, terminated=arrived, truncated=cut, success=arrived)
 
-    def now(self, **outcome) -> Scene:
-        return Scene(f"You are at {self.place}.", digest(self.length, self.place), ["go on"], **outcome)
+    def now(self, **outcome) -> StepResult:
+        return StepResult(f"You are at {self.place}.", digest(self.length, self.place), ["go on"], **outcome)
 
 
 def test_gymnasium_accepts_it():
@@ -43,13 +44,13 @@ def test_an_episode():
     assert info == {
         "state_key": digest(3, 0),
         "admissible": ["go on"],
-        "won": False,
+        "success": False,
         "invalid": False,
         "task": "Walk 3 steps.",
     }
     answers = [env.step(action) for action in ("go on", "GO \n on ", "go on")]
     assert [answer[1:4] for answer in answers] == [(1.0, False, False), (1.0, False, False), (2.0, True, False)]
-    assert [answer[4]["won"] for answer in answers] == [False, False, True]
+    assert [answer[4]["success"] for answer in answers] == [False, False, True]
     assert "task" not in answers[0][4]
 
 

@@ -40,7 +40,7 @@ def test_the_planner_finds_the_way_from_anywhere(quickstart, level):
             if not won:
                 won = env.step(rng.choice(list(ACTIONS)))[2]
         while not won:
-            won, taken = env.step(rng.choice(planner.best()))[4]["won"], taken + 1
+            won, taken = env.step(rng.choice(planner.best()))[4]["success"], taken + 1
             assert taken < 40
 
 
@@ -52,7 +52,7 @@ def test_the_planner_is_optimal(quickstart):
         env.reset(seed=seed)
         planner, steps, won = planner_class(env.unwrapped.grid_env), 0, False
         while not won:
-            won, steps = env.step(planner.best()[0])[4]["won"], steps + 1
+            won, steps = env.step(planner.best()[0])[4]["success"], steps + 1
         lengths.append(steps)
     assert lengths == [11, 7, 13]  # what breadth-first search over the environment itself finds
 

@@ -77,7 +77,7 @@ def test_the_walkthrough_of_every_task_type_wins(data, task_type):
     assert info["task"]
     assert "Your task is to" not in info["task"]
     assert "help" not in info["admissible"]
-    assert not info["won"]
+    assert not info["success"]
     answers = []
     for action in env.unwrapped.oracle():
         assert action in info["admissible"]
@@ -85,7 +85,7 @@ def test_the_walkthrough_of_every_task_type_wins(data, task_type):
         info = answers[-1][4]
     assert [answer[1] for answer in answers] == [0.0] * (len(answers) - 1) + [1.0]
     assert answers[-1][2:4] == (True, False)
-    assert [answer[4]["won"] for answer in answers] == [False] * (len(answers) - 1) + [True]
+    assert [answer[4]["success"] for answer in answers] == [False] * (len(answers) - 1) + [True]
 
 
 def test_what_is_generated_is_what_alfworld_itself_reads(data):
@@ -194,7 +194,7 @@ def test_what_is_not_admissible_never_reaches_the_engine(env):
     for action in ("help", "", "fly", "go to the moon", "\x00☃", "x" * 100_000):
         *answer, after = env.step(action)
         assert answer == [observation, 0.0, False, False]
-        assert after == {**{key: info[key] for key in ("state_key", "admissible", "won")}, "invalid": True}
+        assert after == {**{key: info[key] for key in ("state_key", "admissible", "success")}, "invalid": True}
     assert not env.step(f"  {info['admissible'][0].upper()}\n")[4]["invalid"]
 
 
@@ -222,7 +222,7 @@ def test_the_wording_is_that_of_the_data(data, tmp_path):
     env.reset(seed=0)
     answers = [env.step(action) for action in env.unwrapped.oracle()]
     assert " in/on " in env.unwrapped.oracle()[-1]
-    assert answers[-1][4]["won"]
+    assert answers[-1][4]["success"]
 
 
 def test_the_programs_arguments_are_left_alone(env, monkeypatch):

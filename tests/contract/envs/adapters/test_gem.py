@@ -84,7 +84,7 @@ def test_an_episode_of_every_game(game):
         assert isinstance(reward, float)
         assert math.isfinite(reward)
         assert not (terminated and truncated)
-        assert terminated or not info["won"]
+        assert terminated or not info["success"]
     if trace[-1][2] or trace[-1][3]:
         with pytest.raises(EpisodeOverError):
             env.step("up")
@@ -144,7 +144,7 @@ def test_the_oracle_wins(game):
             continue
         answers = [env.step(action) for action in plan]
         assert answers[-1][2:4] == (True, False), (task, plan)
-        assert [answer[4]["won"] for answer in answers] == [False] * (len(plan) - 1) + [True]
+        assert [answer[4]["success"] for answer in answers] == [False] * (len(plan) - 1) + [True]
         assert not any(answer[4]["invalid"] for answer in answers)
         assert answers[-1][0].startswith("Congratulations")
         assert answers[-1][1] > 0
@@ -191,7 +191,7 @@ def test_gems_turn_limit_truncates_and_partial_credit_is_no_win():
     env = GEMText("TowerofHanoi-v0-easy", max_turns=1)
     env.reset(seed=0)
     _, reward, terminated, truncated, info = env.step("A C")
-    assert (terminated, truncated, info["won"]) == (False, True, False)
+    assert (terminated, truncated, info["success"]) == (False, True, False)
     assert reward == pytest.approx(1 / 3)
     env = GEMText("TowerofHanoi-v0-easy", max_turns=7)
     env.reset(seed=0)
@@ -260,7 +260,7 @@ def test_a_mine_ends_the_game_and_is_no_win():
     env.step("reveal 0 0")
     observation, reward, terminated, truncated, info = env.step(mine.replace("flag", "reveal"))
     assert observation.startswith("Game over!")
-    assert (reward, terminated, truncated, info["won"], info["invalid"]) == (0.0, True, False, False, False)
+    assert (reward, terminated, truncated, info["success"], info["invalid"]) == (0.0, True, False, False, False)
 
 
 def test_what_is_hidden_is_part_of_the_key():
@@ -300,7 +300,7 @@ def test_word_games_with_a_word_list(game, word_list):
     assert starts[0] == starts[1] != starts[2]
     env.reset(seed=1)
     answers = [env.step(action) for action in env.oracle()]
-    assert answers[-1][4]["won"]
+    assert answers[-1][4]["success"]
     assert answers[-1][2:4] == (True, False)
 
 

@@ -87,7 +87,7 @@ def test_pages_are_solved_by_words(env, task, round):
     answers = [env.step(action) for action in plan]
     assert [answer[1] for answer in answers] == [0.0] * (len(plan) - 1) + [1.0]
     assert answers[-1][2:4] == (True, False)
-    assert answers[-1][4]["won"]
+    assert answers[-1][4]["success"]
     assert not any(answer[4]["invalid"] for answer in answers)
 
 
@@ -104,7 +104,7 @@ def test_suggestions_are_there_at_once(env):
 def test_a_wrong_click_fails(env):
     page, _ = env.reset(seed=CLICK)
     _, reward, terminated, truncated, info = env.step(f"click {number(page, 'TWO')}")
-    assert (reward, terminated, truncated, info["won"]) == (-1.0, True, False, False)
+    assert (reward, terminated, truncated, info["success"]) == (-1.0, True, False, False)
     with pytest.raises(EpisodeOverError, match="call reset first"):
         env.step("click 1")
 
@@ -198,7 +198,7 @@ def test_without_a_time_limit_thinking_costs_nothing_and_with_one_it_fails():
         _, reward, terminated, truncated, info = slow.step("click 1")
     finally:
         slow.close()
-    assert (reward, terminated, truncated, info["won"]) == (-1.0, True, False, False)
+    assert (reward, terminated, truncated, info["success"]) == (-1.0, True, False, False)
 
 
 def test_rewards(env):
@@ -208,7 +208,7 @@ def test_rewards(env):
         page, _ = timed.reset(seed=0)
         _, reward, *_, info = timed.step(f"click {number(page, 'ONE')}")
         assert 0 < reward < 1
-        assert info["won"]
+        assert info["success"]
         success.reset(seed=0)
         _, reward, terminated, *_ = success.step(f"click {number(page, 'TWO')}")
         assert (reward, terminated) == (0.0, True)

@@ -40,7 +40,7 @@ def test_the_gold_path_wins(env, seed, total):
     path = env.oracle()
     answers = [env.step(action) for action in path]
     assert sum(answer[1] for answer in answers) == pytest.approx(total)
-    assert [answer[4]["won"] for answer in answers] == [False] * (len(path) - 1) + [True]
+    assert [answer[4]["success"] for answer in answers] == [False] * (len(path) - 1) + [True]
     assert answers[-1][2:4] == (True, False)
 
 
@@ -140,7 +140,7 @@ def test_a_question_of_the_simulator_is_part_of_the_state(env):
 def test_focus_on_the_wrong_thing_fails(env):
     env.reset(seed=0)
     _, reward, terminated, truncated, info = env.step("focus on air")
-    assert (reward, terminated, truncated, info["won"]) == (-1.0, True, False, False)
+    assert (reward, terminated, truncated, info["success"]) == (-1.0, True, False, False)
 
 
 def test_java_gets_the_heap_limit_and_ends_with_close(monkeypatch):

@@ -54,7 +54,7 @@ def test_the_oracle_wins_and_searches_lead_to_shared_states(hops):
         *before, last = [env.step(action) for action in plan]
         assert all((reward, over) == (0.0, False) for _, reward, over, _, _ in before)
         assert len({info["state_key"] for *_, info in before}) == hops
-        assert (last[1], last[2], last[4]["won"]) == (1.0, True, True)
+        assert (last[1], last[2], last[4]["success"]) == (1.0, True, True)
 
 
 def test_threads_of_one_process_find_the_same(search):

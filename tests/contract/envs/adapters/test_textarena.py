@@ -96,7 +96,7 @@ def test_hanoi_is_solved():
     answers = [env.step(action) for action in HANOI]
     assert [answer[1] for answer in answers] == [0.0] * 6 + [1.0]
     assert answers[-1][2:4] == (True, False)
-    assert [answer[4]["won"] for answer in answers] == [False] * 6 + [True]
+    assert [answer[4]["success"] for answer in answers] == [False] * 6 + [True]
     assert answers[-1][0].endswith("You solved the Tower of Hanoi puzzle.")
     assert not any(answer[4]["invalid"] for answer in answers)
     with pytest.raises(EpisodeOverError, match="call reset first"):
@@ -112,7 +112,7 @@ def test_a_number_is_found_by_the_hints(seed):
         guess = (low + high) // 2
         observation, reward, terminated, _, info = env.step(f"I think it is [{guess}].")
         if terminated:
-            won = info["won"] and reward == 1.0
+            won = info["success"] and reward == 1.0
             break
         low, high = (guess + 1, high) if "higher" in observation else (low, guess - 1)
     assert won
@@ -151,7 +151,7 @@ def test_an_invalid_move_is_forgiven_as_often_as_agreed():
         _, _, terminated, truncated, told = env.step(action)
         assert (terminated, truncated, told["state_key"]) == (False, False, key)  # whatever the text was
     _, reward, terminated, truncated, told = env.step("B B B")
-    assert (reward, terminated, truncated, told["won"], told["invalid"]) == (0.0, True, False, False, True)
+    assert (reward, terminated, truncated, told["success"], told["invalid"]) == (0.0, True, False, False, True)
 
 
 def test_the_games_own_limit_truncates_with_what_was_solved():
@@ -167,7 +167,7 @@ def test_the_games_own_limit_truncates_with_what_was_solved():
         raise AssertionError("it never ended")
 
     _, reward, terminated, truncated, info = last()
-    assert (terminated, truncated, info["won"]) == (False, True, False)
+    assert (terminated, truncated, info["success"]) == (False, True, False)
     assert reward == pytest.approx(1 / 3)
     assert last(reward="success")[1:4] == (0.0, False, True)
     assert last(max_steps=3)[1:4] == (0.0, False, True)

@@ -73,7 +73,7 @@ def test_the_oracle_wins_and_every_point_is_given_once(kwargs):
     assert sum(answer[1] for answer in answers) == best
     assert {answer[1] for answer in answers} <= {0.0, 1.0, 2.0}  # a running sum would go on to the maximum
     assert answers[-1][2:4] == (True, False)
-    assert [answer[4]["won"] for answer in answers] == [False] * (len(answers) - 1) + [True]
+    assert [answer[4]["success"] for answer in answers] == [False] * (len(answers) - 1) + [True]
 
 
 def test_success_pays_once_for_winning():
@@ -104,7 +104,7 @@ def test_losing_is_the_end_without_winning():
     last = next(i for i, action in enumerate(plan) if action.startswith("cook"))
     answers = play(env, 1, [*plan[: last + 1], plan[last], "look"])  # cooked twice is burned
     assert answers[-1][2:4] == (True, False)
-    assert not answers[-1][4]["won"]
+    assert not answers[-1][4]["success"]
     assert len(answers) == last + 3
 
 
@@ -127,7 +127,7 @@ def test_what_is_not_admissible_never_reaches_the_game(action):
     start, info = env.reset(seed=1)
     *answer, after = env.step(action)
     assert answer == [start, 0.0, False, False]
-    assert after == {**{key: info[key] for key in ("state_key", "admissible", "won")}, "invalid": True}
+    assert after == {**{key: info[key] for key in ("state_key", "admissible", "success")}, "invalid": True}
     assert not env.step(" LOOK ")[4]["invalid"]
 
 
@@ -139,7 +139,7 @@ def test_equal_keys_are_equal_states():
         points = 0.0
         for _, _, (_, reward, terminated, _, info) in wander(env, 1, random.Random(rollout), 25):
             points += reward
-            state = (points, terminated, info["won"], info["admissible"])
+            state = (points, terminated, info["success"], info["admissible"])
             repeats += info["state_key"] in known
             assert known.setdefault(info["state_key"], state) == state
     assert repeats > len(known) / 4

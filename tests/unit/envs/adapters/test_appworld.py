@@ -90,7 +90,7 @@ def test_an_episode(server):
     assert asked[1] == ("/execute", {"task_id": "sum_1", "code": code})
     assert (observation, reward, terminated, info["invalid"]) == ("42\n", 0.0, False, False)
     observation, reward, terminated, truncated, info = env.step("Done:\n```python\ncomplete_task(total)\n```\n")
-    assert (reward, terminated, truncated, info["won"]) == (1.0, True, False, True)
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
     with pytest.raises(EpisodeOverError):
         env.step("print(1)")
 
@@ -104,7 +104,7 @@ def test_a_wrong_answer(server, reward, expected):
     env = make(ID, {**server[0], "reward": reward})
     env.reset(seed=1)
     _, earned, over, _, info = env.step("complete_task(0)")
-    assert (earned, over, info["won"]) == (expected, True, False)
+    assert (earned, over, info["success"]) == (expected, True, False)
 
 
 def test_the_key_is_the_code_that_has_run(server):

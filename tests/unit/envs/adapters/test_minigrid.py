@@ -25,7 +25,7 @@ def shortest_plan(env: MiniGridText) -> list[str]:
         for action in WORDS:
             there = copy.deepcopy(here)
             *_, info = there.step(action)
-            if info["won"]:
+            if info["success"]:
                 return [*path, action]
             if info["state_key"] not in known:
                 known.add(info["state_key"])
@@ -65,7 +65,7 @@ def test_doorkey_is_won_by_words_alone(seed):
     answers = [env.step(action) for action in plan]
     assert [answer[1] for answer in answers] == [0.0] * (len(plan) - 1) + [1.0]
     assert answers[-1][2:4] == (True, False)
-    assert answers[-1][4]["won"]
+    assert answers[-1][4]["success"]
 
 
 @pytest.mark.parametrize("level", ["BabyAI-GoToLocal-v0", "BabyAI-UnlockLocal-v0", "BabyAI-PickupLoc-v0"])
@@ -79,7 +79,7 @@ def test_babyai_bot_wins_by_words(level):
             action = bot.replan(action)
             _, reward, terminated, _, info = env.step(word_of[action])
             if terminated:
-                won = info["won"] and reward == 1.0
+                won = info["success"] and reward == 1.0
                 break
         assert won
 
@@ -198,8 +198,8 @@ def test_lava_ends_an_episode_without_a_success():
         over = cut = False
         while not (over or cut):
             _, reward, over, cut, info = env.step(rng.choice(WORDS))
-        assert info["won"] == (reward > 0)
-        ends.add((over, info["won"]))
+        assert info["success"] == (reward > 0)
+        ends.add((over, info["success"]))
     assert (True, False) in ends, "nobody fell into the lava"
     assert (True, True) in ends, "nobody reached the goal"
 

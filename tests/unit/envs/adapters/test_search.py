@@ -61,9 +61,9 @@ def test_an_episode_and_the_wire_format(server):
     assert asked == [("/retrieve", {"queries": [question.searches[0]], "topk": 2, "return_scores": True})]
     assert observation.startswith('[1] "')
     assert observation.count("\n[") == 1
-    assert (reward, terminated, truncated, info["won"], info["invalid"]) == (0.0, False, False, False, False)
+    assert (reward, terminated, truncated, info["success"], info["invalid"]) == (0.0, False, False, False, False)
     observation, reward, terminated, truncated, info = env.step(f"answer: The {question.answers[0].upper()}!")
-    assert (reward, terminated, truncated, info["won"]) == (1.0, True, False, True)
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
     with pytest.raises(EpisodeOverError):
         env.step("answer: again")
 
@@ -133,7 +133,7 @@ def test_rewards(server):
     env.reset(seed=0)
     _, reward, _, _, info = env.step(f"answer: {WORLD.questions[0].answers[0]} perhaps")
     assert reward == pytest.approx(2 / 3)
-    assert not info["won"]
+    assert not info["success"]
 
 
 def test_seeds_choose_questions_and_splits_do_not_overlap(server):

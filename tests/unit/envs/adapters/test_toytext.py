@@ -29,7 +29,7 @@ def test_the_oracle_wins_and_no_shorter_way_does(env_id, seed):
     plan = env.oracle()
     answers = [env.step(action) for action in plan]
     assert answers[-1][2:4] == (True, False)
-    assert [answer[4]["won"] for answer in answers] == [False] * (len(plan) - 1) + [True]
+    assert [answer[4]["success"] for answer in answers] == [False] * (len(plan) - 1) + [True]
     assert not any(answer[4]["invalid"] for answer in answers)
 
 
@@ -80,7 +80,7 @@ def test_a_lake_in_words():
     assert env.step("right")[0].startswith("You are in row 1 of 4, column 2 of 4. left: ice, down: a hole, right: ice")
     observation, reward, terminated, truncated, info = env.step("down")
     assert (observation, reward, terminated, truncated) == ("You fell into a hole.", 0.0, True, False)
-    assert not info["won"]
+    assert not info["success"]
     assert "There are no holes." in make("turnkey/FrozenLake-v0", {"map": ["SF", "FG"]}).reset(seed=0)[0]
 
 

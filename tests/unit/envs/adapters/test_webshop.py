@@ -61,7 +61,7 @@ def test_a_purchase(kwargs):
     assert answers[0][0].startswith("Back to Search [SEP] Page 1 (Total results: ")
     assert [answer[1] for answer in answers] == [0.0] * (len(answers) - 1) + [1.0]
     assert answers[-1][2:4] == (True, False)
-    assert info["won"]
+    assert info["success"]
     with pytest.raises(EpisodeOverError):
         env.step("click[buy now]")
 
@@ -86,7 +86,7 @@ def test_the_wrong_options_earn_a_part(kwargs, reward, expected):
     for action in plan(1):
         if action not in [f"click[{value}]" for value in ("red", "blue", "green", "small", "large")]:
             _, earned, over, _, info = env.step(action)
-    assert (earned, over, info["won"]) == (expected, True, False)
+    assert (earned, over, info["success"]) == (expected, True, False)
 
 
 def test_chosen_options_are_part_of_the_state_though_the_page_reads_the_same(kwargs):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from verl_turnkey.envs.base import Scene, TextEnv, digest
+from verl_turnkey.envs.base import StepResult, TextEnv, digest
 
 MOVES = {"left": -1, "right": 1}
 COINS = {1: 0.25, 2: 0.5}
@@ -31,26 +31,26 @@ class Corridor(TextEnv):
         super().__init__(max_steps=30)
         self.taken: set[int] = set()
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         self.goal, self.position = 4 + seed % 3, 0
         self.taken = set()
-        return self.scene(), f"Walk to {self.goal}."
+        return self.result(), f"Walk to {self.goal}."
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         if action not in MOVES:
-            return self.scene(invalid=True)
+            return self.result(invalid=True)
         self.position = max(0, self.position + MOVES[action])
         reward = 0.0 if self.position in self.taken else COINS.get(self.position, 0.0)
         if reward:
             self.taken.add(self.position)
-        won = self.position == self.goal
-        return self.scene(reward=1.0 if won else reward, won=won, over=won)
+        arrived = self.position == self.goal
+        return self.result(reward=1.0 if arrived else reward, terminated=arrived, success=arrived)
 
     def oracle(self) -> list[str] | None:
         return ["right"] * self.goal
 
-    def scene(self, **outcome: Any) -> Scene:
-        return Scene(
+    def result(self, **outcome: Any) -> StepResult:
+        return StepResult(
             f"You stand at {self.position} of {self.goal}, with {len(self.taken)} coins.",
             digest(self.goal, self.position, sorted(self.taken)),
             list(MOVES),
@@ -64,14 +64,14 @@ class Unmakeable(Corridor):
 
 
 class Raises(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         if self.position == 2:
             raise KeyError("no such room")
         return super().act(action)
 
 
 class Exits(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         raise SystemExit(3)
 
 
@@ -81,14 +81,14 @@ class ShortAnswer(Corridor):
 
 
 class RaisesOnLongText(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         if len(action) > 1000:
             raise ValueError("too long")
         return super().act(action)
 
 
 class Slow(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         time.sleep(0.05 * (self.position == 3))
         return super().act(action)
 
@@ -107,15 +107,15 @@ class NarrowSpace(Corridor):
 
 
 class NoText(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        scene = super().scene(**outcome)
-        return replace(scene, observation=[self.position]) if self.taken else scene  # type: ignore[arg-type]
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, observation=[self.position]) if self.taken else result  # type: ignore[arg-type]
 
 
-class WonInWords(Corridor):
+class SuccessInWords(Corridor):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         *answer, info = super().step(action)
-        return *answer, {**info, "won": "yes" if info["won"] else ""}  # type: ignore[return-value]
+        return *answer, {**info, "success": "yes" if info["success"] else ""}  # type: ignore[return-value]
 
 
 class BothFlags(Corridor):
@@ -135,9 +135,9 @@ class AnotherTask(Corridor):
 
     wordings = itertools.count()
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
-        scene, task = super().begin(seed)
-        return scene, f"{task} ({next(self.wordings)})"
+    def begin(self, seed: int) -> tuple[StepResult, str]:
+        result, task = super().begin(seed)
+        return result, f"{task} ({next(self.wordings)})"
 
 
 class _Numbered(Corridor):
@@ -149,40 +149,40 @@ class _Numbered(Corridor):
 
 
 class InstancesDiffer(_Numbered):
-    def act(self, action: str) -> Scene:
-        scene = super().act(action)
-        return replace(scene, observation=f"{scene.observation} The wind is {self.number}.")
+    def act(self, action: str) -> StepResult:
+        result = super().act(action)
+        return replace(result, observation=f"{result.observation} The wind is {self.number}.")
 
 
 class KeepsCoins(Corridor):
     """Coins that an earlier episode took stay taken."""
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         taken = self.taken
         answer = super().begin(seed)
         self.taken = taken
-        return (self.scene(), answer[1])
+        return (self.result(), answer[1])
 
 
 class OrderOfASet(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        scene = super().scene(**outcome)
-        return replace(scene, observation=f"{scene.observation} {' '.join({'fig', 'pear', 'plum', 'apple', 'nut'})}")
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, observation=f"{result.observation} {' '.join({'fig', 'pear', 'plum', 'apple', 'nut'})}")
 
 
 class OneStart(Corridor):
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         return super().begin(0)
 
 
 class KeyIsATuple(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        return replace(super().scene(**outcome), state_key=(self.position, len(self.taken)))  # type: ignore[arg-type]
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), state_key=(self.position, len(self.taken)))  # type: ignore[arg-type]
 
 
 class NoKey(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        return replace(super().scene(**outcome), state_key=None)  # type: ignore[arg-type]
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), state_key=None)  # type: ignore[arg-type]
 
 
 class KeyOnlyAtTheStart(Corridor):
@@ -193,44 +193,44 @@ class KeyOnlyAtTheStart(Corridor):
 
 
 class KeyOfTheInstance(_Numbered):
-    def scene(self, **outcome: Any) -> Scene:
-        scene = super().scene(**outcome)
-        return replace(scene, state_key=f"{self.number} {scene.state_key}")
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, state_key=f"{self.number} {result.state_key}")
 
 
 class KeyIsAHash(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        scene = super().scene(**outcome)
-        return replace(scene, state_key=hash(scene.state_key))
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, state_key=hash(result.state_key))
 
 
 class CoarseKey(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        return replace(super().scene(**outcome), state_key=self.position // 2)
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), state_key=self.position // 2)
 
 
 class KeyWithoutTheDoor(Corridor):
     """What can be done depends on something that the key leaves out."""
 
-    def scene(self, **outcome: Any) -> Scene:
-        scene = super().scene(**outcome)
-        return replace(scene, state_key=self.position, admissible=list(MOVES) if self.taken else ["right"])
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, state_key=self.position, admissible=list(MOVES) if self.taken else ["right"])
 
 
 class KeyCountsSteps(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        scene = super().scene(**outcome)
-        return replace(scene, state_key=f"{self._steps} {scene.state_key}")
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, state_key=f"{self._steps} {result.state_key}")
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         self._steps = -1
         return super().begin(seed)
 
 
 class NotANumber(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        scene = super().scene(**outcome)
-        return replace(scene, reward=math.nan) if self.position == 3 else scene
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, reward=math.nan) if self.position == 3 else result
 
 
 class RewardInWords(Corridor):
@@ -240,37 +240,37 @@ class RewardInWords(Corridor):
 
 
 class RunningSum(Corridor):
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         self.score = 0.0
         return super().begin(seed)
 
-    def act(self, action: str) -> Scene:
-        scene = super().act(action)
-        self.score += scene.reward
-        return replace(scene, reward=self.score)
+    def act(self, action: str) -> StepResult:
+        result = super().act(action)
+        self.score += result.reward
+        return replace(result, reward=self.score)
 
 
 class RunningSumAndHardToProbe(RunningSum):
     """An action that means nothing ends the episode, so that none can be tried after a reward."""
 
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         if action not in MOVES:
-            return self.scene(invalid=True, over=True)
+            return self.result(invalid=True, terminated=True)
         return super().act(action)
 
 
 class OffersTheImpossible(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        return replace(super().scene(**outcome), admissible=[*MOVES, "jump"])
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), admissible=[*MOVES, "jump"])
 
 
 class OffersNothing(Corridor):
-    def scene(self, **outcome: Any) -> Scene:
-        return replace(super().scene(**outcome), admissible=list(MOVES) if self.position < 3 else [])
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), admissible=list(MOVES) if self.position < 3 else [])
 
 
 class MovesByAnyText(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         return super().act(action if action in MOVES else "right")
 
 
@@ -280,7 +280,7 @@ class BadOracle(Corridor):
 
 
 class GlobalRandom(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         random.random()
         return super().act(action)
 
@@ -290,7 +290,7 @@ class GlobalRandomAndThreads(GlobalRandom):
 
 
 class Prints(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         print("step", action[:10])
         return super().act(action)
 
@@ -312,7 +312,7 @@ class SharedPosition(Corridor):
 
 
 class PrintsFromC(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         os.write(1, b"libgame says hello\n")
         return super().act(action)
 
@@ -322,14 +322,14 @@ class Greedy(Corridor):
 
 
 class Hangs(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         if self.position == 2:
             time.sleep(3600)
         return super().act(action)
 
 
 class Dies(Corridor):
-    def act(self, action: str) -> Scene:
+    def act(self, action: str) -> StepResult:
         if self.position == 2:
             os.write(2, b"assertion failed in game.c")
             os.kill(os.getpid(), signal.SIGABRT)
@@ -339,7 +339,7 @@ class Dies(Corridor):
 class DiesElsewhere(Corridor):
     """The second process that plays finds no port, no licence, no lock."""
 
-    def begin(self, seed: int) -> tuple[Scene, str]:
+    def begin(self, seed: int) -> tuple[StepResult, str]:
         if os.environ["PYTHONHASHSEED"] != "0":
             os._exit(9)
         return super().begin(seed)
@@ -374,7 +374,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (NoGenerator, "gymnasium", "fail", "super().reset(seed=seed)"),
     (NarrowSpace, "gymnasium", "warn", "AnyText"),
     (NoText, "observation", "fail", "list [1]"),
-    (WonInWords, "info", "fail", "info['won'] must be a bool, not str"),
+    (SuccessInWords, "info", "fail", "info['success'] must be a bool, not str"),
     (BothFlags, "flags", "fail", "both"),
     (GoesOn, "after_end", "warn", "raise an exception"),
     (AnotherTask, "group", "fail", "task"),
@@ -395,7 +395,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (OffersTheImpossible, "admissible", "fail", "'jump'"),
     (OffersNothing, "admissible", "fail", "empty"),
     (MovesByAnyText, "invalid_text", "fail", "was not flagged and earned 0.25"),
-    (BadOracle, "oracle", "fail", "not won after its 3 actions"),
+    (BadOracle, "oracle", "fail", "not solved after its 3 actions"),
     (GlobalRandom, "global_rng", "warn", "random in step("),
     (GlobalRandomAndThreads, "global_rng", "fail", "thread_safe must be False"),
     (Prints, "stdout", "warn", "step "),

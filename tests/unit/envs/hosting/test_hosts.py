@@ -120,7 +120,7 @@ def test_an_episode_from_start_to_end(run, host, env_id):
     async def main():
         name, observation, info = await opened(host, env_id, 4)
         assert observation == "fine"
-        assert info == {"state_key": "4, 0", "admissible": None, "won": None, "invalid": False, "task": "seed 4"}
+        assert info == {"state_key": "4, 0", "admissible": None, "success": None, "invalid": False, "task": "seed 4"}
         answer = await host.step(name, "reward 0.5", 5)
         assert answer[:4] == ("fine", 0.5, False, False)
         assert answer[4]["state_key"] == 1
@@ -799,6 +799,6 @@ def test_the_custom_environment_of_the_examples(run, made):
             if terminated:
                 break
             low, high = (guess + 1, high) if observation == "Higher." else (low, guess - 1)
-        assert (reward, info["won"]) == (1.0, True)
+        assert (reward, info["success"]) == (1.0, True)
 
     run(main())
