@@ -1,11 +1,11 @@
 """hdpo: the check values of the two advantages, its twins, and who has no tool advantage."""
 
 import naive
-import naive.hdpo
 import numpy as np
 from estimator_cases import EPSILON, as_batch, assert_same_credit, step_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive.hdpo import tool_advantages
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 
@@ -40,7 +40,7 @@ def test_equals_its_naive_twin(rows, random, params):
     rows = [{**row, "success": solved[row["trajectory"]], "tool_calls": random.randint(0, 3)} for row in rows]
     found = compute_credit("hdpo", as_batch(rows), **params)
     assert_same_credit(found.advantage, naive.hdpo(rows, **params))
-    assert_same_credit(found.extra["tool_advantages"], naive.tool_advantages(rows, **params))
+    assert_same_credit(found.extra["tool_advantages"], tool_advantages(rows, **params))
 
 
 def test_calls_of_all_steps_count():

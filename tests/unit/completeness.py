@@ -1,0 +1,173 @@
+"""What is missing of an estimator, a loss or an environment, and which files belong to none: a line each, what to do.
+
+It reads the files of a tree and what is registered. ``turnkey new estimator|loss|env NAME`` writes all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_turnkey.advantage import estimators
+from verl_turnkey.envs.catalog import ADAPTERS, Adapter
+from verl_turnkey.losses import losses
+
+#: What losses share; every other file in losses/ is one.
+SHARED = {"clipping", "registry", "seeupo", "tensors", "turns"}
+NUMERIC = {"approx", "assert_allclose", "assert_close", "assert_same_credit", "item", "tolist"}
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Estimators and losses by name with the module they are in, and the catalog."""
+
+    estimators: dict[str, str]
+    losses: dict[str, str]
+    adapters: tuple[Adapter, ...]
+
+
+def registered() -> Registered:
+    def modules(specs: dict) -> dict[str, str]:
+        ours = {name: spec.fn.__module__ for name, spec in specs.items()}
+        return {name: path.rpartition(".")[2] for name, path in ours.items() if path.startswith("verl_turnkey.")}
+
+    return Registered(modules(estimators()), modules(losses()), ADAPTERS)
+
+
+def gaps(root: Path, found: Registered) -> list[str]:
+    """What is missing or superfluous in the tree at ``root``: a line each, with what to do."""
+    return [*_estimators(root, found.estimators), *_losses(root, found.losses), *_adapters(root, found.adapters)]
+
+
+def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
+    here = "advantage/methods"
+    modules = _modules(root / here)
+    for module in sorted(modules - set(names.values())):
+        yield (
+            f"{here}/{module}.py registers no estimator: decorate its function with @register_estimator, and import it "
+            f"in {here}/__init__.py"
+        )
+    names = names | {module: module for module in modules - set(names.values())}
+    for name, module in names.items():
+        tests = f"tests/unit/{here}/test_{module}.py"
+        yield from _absent(root, f"docs/methods/{name}.md", f"write the page of the estimator {name}")
+        yield from _absent(root, f"recipe/config/turnkey/{name}.yaml", f"`turnkey recipe {name}` prints it")
+        yield from _without(root, "docs/methods.md", f"](methods/{name}.md)", "run `turnkey tables`")
+        yield from _without(root, "README.md", f"](docs/methods/{name}.md)", "run `turnkey tables`")
+        if not any(_says(test, name) and _against(test, name) for test in _tests([root / tests])):
+            yield (
+                f"{tests} compares {name!r} with nothing: compare numbers of compute_credit({name!r}, ...) with "
+                f"naive.{name} (tests/unit/naive/{name}.py) or with the cases of an oracle"
+            )
+    yield from _orphans(root, "docs/methods", "*.md", set(names))
+    yield from _orphans(root, "recipe/config/turnkey", "*.yaml", {*names, "base"})
+    yield from _orphans(root, f"tests/unit/{here}", "test_*.py", {f"test_{module}" for module in modules})
+    yield from _orphans(root, "tests/unit/naive", "*.py", {*names, "common", "__init__"})
+
+
+def _losses(root: Path, names: dict[str, str]) -> Iterator[str]:
+    modules = _modules(root / "losses") - SHARED
+    for module in sorted(modules - set(names.values())):
+        yield (
+            f"losses/{module}.py registers no loss: decorate its function with @register_loss, and import it in "
+            "losses/__init__.py; or, shared by several losses, name it in SHARED of tests/unit/completeness.py"
+        )
+    names = names | {module: module for module in modules - set(names.values())}
+    tests = list(_tests((root / "tests/unit/losses").glob("test_*.py")))
+    headings = {
+        word
+        for line in (root / "docs/losses.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("## ")
+        for word in line[3:].split(", ")
+    }
+    for name in names:
+        if name not in headings:
+            yield f"docs/losses.md has no section on {name}: write it under the heading `## {name}`"
+        yield from _without(root, "docs/losses.md", f"| `+turnkey/loss={name}` |", "run `turnkey tables`")
+        yield from _absent(root, f"recipe/config/turnkey/loss/{name}.yaml", f"`turnkey recipe loss/{name}` prints it")
+        if not any(_says(test, name) and _compares(test) for test in tests):
+            yield (
+                f"tests/unit/losses/test_{name}.py: no test compares a number of the loss {name!r}: call "
+                f"policy_loss({name!r}, ...) and compare with the formula, by hand or as a loop"
+            )
+    yield from _orphans(root, "recipe/config/turnkey/loss", "*.yaml", {*names, "vanilla"})
+
+
+def _adapters(root: Path, adapters: tuple[Adapter, ...]) -> Iterator[str]:
+    here = "envs/adapters"
+    modules = _modules(root / here)
+    known = {adapter.module for adapter in adapters}
+    for module in sorted(modules - known):
+        yield f"{here}/{module} is not in the catalog: add its environments to ADAPTERS in envs/catalog.py"
+    for module in sorted(known - modules):
+        yield f"{here}/{module}.py is not there: write it, or take its environments out of envs/catalog.py"
+    for module in sorted(modules | known):
+        yield from _absent(root, f"docs/envs/{module}.md", f"write the page of the adapter {module}")
+        if not any((root / "tests").rglob(f"test_{module}*.py")):
+            yield f"tests/unit/{here}/test_{module}.py is missing: test the adapter, with an episode that is won"
+        recipes = {adapter.recipe: adapter.id for adapter in adapters if adapter.module == module and adapter.recipe}
+        if not recipes:
+            yield f"the adapter {module} has no recipe: name one in envs/catalog.py"
+        for recipe, env_id in recipes.items():
+            path = f"recipe/config/turnkey/env/{recipe}.yaml"
+            yield from _absent(root, path, f"write the recipe of {env_id}")
+            if (root / path).is_file():
+                yield from _without(root, path, f"\n  id: {env_id}\n", f"{env_id} names this recipe in envs/catalog.py")
+    for adapter in adapters:
+        yield from _without(root, "docs/environments.md", f"[{adapter.name}]({adapter.page})", "run `turnkey tables`")
+        yield from _without(root, "README.md", f"[{adapter.name}](docs/{adapter.page})", "run `turnkey tables`")
+    yield from _orphans(root, "docs/envs", "*.md", modules)
+    yield from _orphans(root, "recipe/config/turnkey/env", "*.yaml", {adapter.recipe for adapter in adapters})
+    for part in ("unit", "contract"):
+        for test in sorted((root / f"tests/{part}/{here}").glob("test_*.py")):
+            if not any(f"{test.stem}_".startswith(f"test_{module}_") for module in modules):
+                yield f"{test.relative_to(root)} belongs to no adapter: delete it, or name it test_<adapter>.py"
+
+
+def _modules(folder: Path) -> set[str]:
+    found = (path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
+    return {path.stem for path in found if not path.stem.startswith("_")}
+
+
+def _absent(root: Path, path: str, what: str) -> Iterator[str]:
+    if not (root / path).is_file():
+        yield f"{path} is missing: {what}"
+
+
+def _without(root: Path, path: str, text: str, what: str) -> Iterator[str]:
+    if text not in (root / path).read_text(encoding="utf-8"):
+        yield f"{path} lacks {text.strip()!r}: {what}"
+
+
+def _orphans(root: Path, folder: str, pattern: str, wanted: set) -> Iterator[str]:
+    for path in sorted((root / folder).glob(pattern)):
+        if path.stem not in wanted:
+            yield f"{path.relative_to(root)} belongs to nothing that is registered: delete it, or register that"
+
+
+def _tests(paths: Iterable[Path]) -> Iterator[ast.FunctionDef]:
+    for path in paths:
+        if path.is_file():
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                    yield node
+
+
+def _says(test: ast.AST, name: str) -> bool:
+    """Whether the text ``name`` occurs in the test or its parameters, also as ``name/variant``."""
+    texts = (node.value for node in ast.walk(test) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return any(text.partition("/")[0] == name for text in texts)
+
+
+def _compares(test: ast.AST) -> bool:
+    named = (getattr(node, "attr", getattr(node, "id", None)) for node in ast.walk(test))
+    return any(name in NUMERIC for name in named)
+
+
+def _against(test: ast.AST, name: str) -> bool:
+    """Whether numbers are compared with the naive twin, or with the cases of an oracle."""
+    twin = any(isinstance(node, ast.Attribute) and ast.unparse(node) == f"naive.{name}" for node in ast.walk(test))
+    oracle = any(isinstance(node, ast.Call) and ast.unparse(node.func) == "cases" for node in ast.walk(test))
+    return _compares(test) and (twin or oracle)
