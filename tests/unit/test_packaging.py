@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
@@ -45,3 +48,25 @@ def test_a_room_imports_only_what_it_may(room: str, absent: tuple[str, ...]) -> 
     code = f"import sys, verl_turnkey.{room}; print([name for name in {absent!r} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_versions_that_stand_twice_are_the_same() -> None:
+    def found(file: str, pattern: str) -> set[str]:
+        return set(re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
+
+    version = found("pyproject.toml", r'^version = "(.+)"$')
+    assert found("CITATION.cff", r"^version: (.+)$") == version
+    ruff = found("examples/cpu/requirements.txt", r"^ruff==(.+)$")
+    assert found(".pre-commit-config.yaml", r"ruff==([\d.]+)") == ruff
+    assert len(version) == len(ruff) == 1
+
+
+def test_no_package_has_two_pins() -> None:
+    """The further lock files are installed over the first: another version would replace what the CPU stack runs on."""
+    pins: dict[str, set[str]] = {}
+    for lock in sorted((ROOT / "examples/cpu").glob("*.txt")):
+        for line in re.findall(r"^[^#\s].*$", lock.read_text(encoding="utf-8"), re.MULTILINE):
+            pin = Requirement(line)
+            if pin.marker is None or pin.marker.evaluate({"python_version": "3.11", "python_full_version": "3.11.7"}):
+                pins.setdefault(canonicalize_name(pin.name), set()).add(str(pin.specifier))
+    assert {name: versions for name, versions in pins.items() if len(versions) > 1} == {}
