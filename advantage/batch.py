@@ -40,7 +40,7 @@ class StepBatch:
     trajectory      rollout id, unique in the batch; belongs to one group
     step            integer >= 0, unique in its trajectory. Only the order counts: steps need not start at 0 or be
                     contiguous, and a discounted return takes one factor gamma from each step to the next one present
-    reward          environment reward of the step
+    reward          reward of the step: the environment's, or what was composed of it
     score           outcome of the trajectory, given per row (rows may differ); default: the sum of its rewards
     penalty         >= 0, of an invalid action: taken from the step's own advantage at the end, in units of
                     advantage (or, as released codes do, from its return and score before statistics: see ``scope``);

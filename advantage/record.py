@@ -6,8 +6,10 @@
      "failed": None | "reason",
      "steps": [{"step": int, "reward": float, "anchor": str | int | None, "action": str | None, "valid": bool,
                 "penalty": float, "terminated": bool, "truncated": bool, "success": bool,
-                "extra": {name: float | str}}]}
+                "extra": {name: float | str}, "composed_reward": float}]}
 
+``reward`` is the environment's. ``composed_reward`` may be left out; where it stands, the estimators see it in the
+place of ``reward``.
 One row per step: one entry. One row per trajectory: one entry per turn. Group and trajectory are not in the record,
 they come from verl's row key. A failed episode is a single row with a reason and no steps. Only plain Python values:
 the record travels through msgpack and pickle.
@@ -16,7 +18,7 @@ the record travels through msgpack and pickle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import did_you_mean
@@ -24,9 +26,10 @@ from verl_turnkey.advantage.params import did_you_mean
 RECORD_VERSION = 1
 
 _NUMBER = (float, int)
+_REWARD = (_NUMBER, "a float from -1e18 to 1e18")
 _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "step": ((int,), "an int >= 0"),
-    "reward": (_NUMBER, "a float from -1e18 to 1e18"),
+    "reward": _REWARD,
     "anchor": ((str, int, type(None)), "a str, an int or None (hash a structured state to a str)"),
     "action": ((str, type(None)), "a str or None"),
     "valid": ((bool,), "a bool"),
@@ -36,6 +39,8 @@ _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "success": ((bool,), "a bool"),
     "extra": ((dict,), "a dict of float or str by name"),
 }
+_OPTIONAL = {"composed_reward": _REWARD}
+_ALL = _FIELDS | _OPTIONAL
 _TYPES = tuple((name, types) for name, (types, _) in _FIELDS.items())
 
 
@@ -55,11 +60,13 @@ def make_step(
     truncated: bool = False,
     success: bool = False,
     extra: Mapping[str, float | str] | None = None,
+    composed_reward: float | None = None,
 ) -> dict[str, Any]:
     """One entry of a record. Numpy scalars are turned into Python's; nothing else is converted.
 
     ``step``: 0, 1, 2, ... in the trajectory. ``reward``: the environment's, without the penalty. ``anchor``: the key of
     the state the action was taken in. ``success``: whether the trajectory solved the task, on all of its steps.
+    ``composed_reward``: what the estimators see in the place of ``reward``; None: they see ``reward``.
 
     Raises:
         RecordError: a value of the wrong type or range.
@@ -76,6 +83,8 @@ def make_step(
         "success": _plain(success),
         "extra": {name: _plain(value) for name, value in (extra or {}).items()},
     }
+    if composed_reward is not None:
+        entry["composed_reward"] = _plain(composed_reward)
     _check_step(entry, "make_step")
     return entry
 
@@ -132,8 +141,8 @@ def validate_record(record: Any, row_key: str) -> None:
 def _check_step(entry: Any, where: str) -> None:
     if type(entry) is not dict:
         raise RecordError(f"{where}: expected a step to be a dict, got {_got(entry)}; build it with make_step")
-    if entry.keys() != _FIELDS.keys():
-        _raise_fields(entry, _FIELDS, where)
+    if (names := entry.keys()) != _FIELDS.keys() and names != _ALL.keys():
+        _raise_fields(entry, _FIELDS, where, _OPTIONAL)
     # type(...) and not isinstance: a bool is no step number, and a numpy scalar would not survive msgpack
     for name, types in _TYPES:
         if type(entry[name]) not in types:
@@ -142,6 +151,9 @@ def _check_step(entry: Any, where: str) -> None:
         _raise_value(entry, "step", where)
     if not -LARGEST_REWARD <= entry["reward"] <= LARGEST_REWARD:  # nan neither
         _raise_value(entry, "reward", where)
+    composed = entry.get("composed_reward", 0.0)
+    if type(composed) not in _NUMBER or not -LARGEST_REWARD <= composed <= LARGEST_REWARD:
+        _raise_value(entry, "composed_reward", where)
     if not 0 <= entry["penalty"] <= LARGEST_REWARD:
         _raise_value(entry, "penalty", where)
     for name, value in entry["extra"].items():
@@ -149,18 +161,18 @@ def _check_step(entry: Any, where: str) -> None:
             raise RecordError(f"{where}: extra.{name}: expected a float or a str under a str name, got {_got(value)}")
 
 
-def _raise_value(entry: dict[str, Any], name: str, where: str) -> None:
-    raise RecordError(f"{where}: {name}: expected {_FIELDS[name][1]}, got {_got(entry[name])}")
+def _raise_value(entry: dict[str, Any], name: str, where: str) -> NoReturn:
+    raise RecordError(f"{where}: {name}: expected {_ALL[name][1]}, got {_got(entry[name])}")
 
 
-def _raise_fields(entry: dict[str, Any], known: Iterable[str], where: str) -> None:
-    known = list(known)
+def _raise_fields(entry: dict[str, Any], required: Iterable[str], where: str, optional: Iterable[str] = ()) -> NoReturn:
+    known = [*required, *optional]
     for name in entry:
         if name not in known:
             raise RecordError(
                 f"{where}: {name}: unknown field{did_you_mean(name, known) or ';'} known: {', '.join(known)}"
             )
-    missing = ", ".join(name for name in known if name not in entry)
+    missing = ", ".join(name for name in required if name not in entry)
     raise RecordError(f"{where}: {missing}: missing field")
 
 

@@ -56,14 +56,17 @@ class Composition:
         """The rewards of an episode, given all of its steps; components that wait for a server wait at the same time.
 
         Raises:
-            RewardError: a component fails, or gives anything but one number per step, up to 1e18 in size.
+            RewardError: a component fails, or gives anything but one number per step, up to 1e18 in size; or the sum of
+                the components is larger.
         """
         if not steps:
             raise RewardError("an episode without steps has no rewards")
         parts = await gather(self._value(part, steps) for part in self._parts)
-        return Shaped(
-            [math.fsum(values) for values in zip(*parts, strict=True)], dict(zip(self.labels, parts, strict=True))
-        )
+        sums = [math.fsum(values) for values in zip(*parts, strict=True)]
+        for t, total in enumerate(sums):
+            if abs(total) > LARGEST_REWARD:
+                raise RewardError(f"the components sum up to {total:g} at step {t}: expected up to 1e18 in size")
+        return Shaped(sums, dict(zip(self.labels, parts, strict=True)))
 
     def __call__(self, steps: Steps) -> Shaped:
         """As :meth:`run`, outside of an event loop."""

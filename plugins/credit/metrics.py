@@ -51,7 +51,7 @@ def episode_metrics(rows: Rows) -> dict[str, float]:
         metrics |= {
             "episode/length/mean": float(length.mean()),
             "episode/length/max": float(length.max()),
-            "episode/return/mean": float(np.bincount(index, weights=rows.env_reward).mean()),
+            "episode/return/mean": float(np.bincount(index, weights=rows.reward_before_kl).mean()),
         }
     if played and "valid" in steps.given:
         metrics["episode/invalid_rate"] = float(1.0 - steps.valid.mean())

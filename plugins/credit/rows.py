@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ class Rows:
     turn: np.ndarray
     turn_ids: torch.Tensor
     """(B, L) int64: turn of each response token, -1 off the model's own tokens"""
-    env_reward: np.ndarray
-    """(S,) rewards without the KL penalty"""
+    reward_before_kl: np.ndarray
+    """(S,) rewards as the agent loop gave them; ``steps.reward`` has verl's KL penalty in it"""
     recorded: bool
     """whether the agent loop told the steps, or they were derived"""
     failed: dict[str, str] = field(default_factory=dict)
@@ -100,11 +100,11 @@ def read_rows(
         only = torch.from_numpy(single)
         ids[only] = ids[only].clamp(max=0)
     columns = dict(found.columns)
-    env_reward = np.asarray(columns.pop("reward"), dtype=np.float64)
+    reward = np.asarray(columns.pop("reward"), dtype=np.float64)
     return Rows(
         steps=StepBatch(
             **columns,
-            reward=env_reward if kl is None else env_reward + sum_by_turn(kl, ids, row, turn),
+            reward=reward if kl is None else reward + sum_by_turn(kl, ids, row, turn),
             tokens=sum_by_turn(ids >= 0, ids, row, turn),
             value=None if values is None else at_turn_start(values, ids, row, turn),
             text=found.extra.pop("text", None),
@@ -113,58 +113,75 @@ def read_rows(
         row=row,
         turn=turn,
         turn_ids=ids,
-        env_reward=env_reward,
+        reward_before_kl=reward,
         recorded=recorded,
         failed=found.failed,
     )
 
 
-_COLUMNS = ("step", "reward", "anchor", "action", "valid", "penalty", "terminated", "truncated", "success")
-
-
 def _read_records(keys: Sequence[str], real: Sequence[int], records: Sequence[Any], turns: Sequence[int]) -> Found:
     """The steps of the rows ``real`` as their ``records`` say; ``turns``: number of turns in each row of the batch."""
-    found = Found()
-    # Lists of plain values, filled row by row: no container per step, which the garbage collector would walk.
-    columns: dict[str, list[Any]] = {name: [] for name in (*_COLUMNS, "extra")}
-    group, trajectory = [], []
+    if any(record is None for record in records):
+        _raise_missing([keys[i] for i in real], records)
+    found, group, trajectory = Found(), [], []
+    steps: list[Mapping[str, Any]] = []
     for i, record in zip(real, records, strict=True):
-        key = keys[i]
-        if record is None:
-            other = next(keys[j] for j, there in zip(real, records, strict=True) if there is not None)
-            raise RecordError(
-                f"row {key} carries no turnkey record, row {other} does: either every output of an agent loop sets "
-                "extra_fields['turnkey'] (a failed one make_record([], failed=reason)), or none does"
-            )
-        validate_record(record, key)
-        row_group, row_trajectory, _ = split_key(key)
+        _check_row(keys[i], record, turns[i])
+        row_group, row_trajectory, _ = split_key(keys[i])
         if record["failed"] is not None:
-            if turns[i]:
-                raise RecordError(f"row {key}: a failed episode must be fully masked, but its response mask has ones")
             found.failed[row_trajectory] = record["failed"]
-            continue
         held = record["steps"]
-        # A row per step may hold gaps in its one turn (a rejected token); a row per trajectory may not.
-        if len(held) > 1 and len(held) != turns[i]:
-            raise RecordError(
-                f"row {key}: its record has {len(held)} steps but its response mask has {turns[i]} runs of ones; each "
-                "turn needs its own run, separated by at least one masked token"
-            )
-        for step in held:
-            for name, column in columns.items():
-                column.append(step[name])
+        steps += held
         group += [row_group] * len(held)
         trajectory += [row_trajectory] * len(held)
         found.row += [i] * len(held)
         found.turn += range(len(held))
-    extras = columns.pop("extra")
-    # A column that nobody filled is not there: the estimators that need it say so.
-    given = {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
-    found.columns = {"group": group, "trajectory": trajectory, **given}
-    for name in sorted({name for extra in extras for name in extra}):
-        # A turn without an action brought nothing about. Else a column that only some steps have cannot be read by an
-        # estimator; leaving it out makes `needs` name it.
-        if all(name in extra or action is None for extra, action in zip(extras, columns["action"], strict=True)):
-            blank = None if any(isinstance(extra.get(name), str) for extra in extras) else 0.0
-            found.extra[name] = [extra.get(name, blank) for extra in extras]
+    found.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}
+    found.extra = _extra_columns(steps)
     return found
+
+
+def _raise_missing(keys: Sequence[str], records: Sequence[Any]) -> NoReturn:
+    without = next(key for key, record in zip(keys, records, strict=True) if record is None)
+    other = next(key for key, record in zip(keys, records, strict=True) if record is not None)
+    raise RecordError(
+        f"row {without} carries no turnkey record, row {other} does: either every output of an agent loop sets "
+        "extra_fields['turnkey'] (a failed one make_record([], failed=reason)), or none does"
+    )
+
+
+def _check_row(key: str, record: Any, turns: int) -> None:
+    """The border of trust: records come from users' loops too."""
+    validate_record(record, key)
+    if record["failed"] is not None and turns:
+        raise RecordError(f"row {key}: a failed episode must be fully masked, but its response mask has ones")
+    # A row per step may hold gaps in its one turn (a rejected token); a row per trajectory may not.
+    if (held := len(record["steps"])) > 1 and held != turns:
+        raise RecordError(
+            f"row {key}: its record has {held} steps but its response mask has {turns} runs of ones; each "
+            "turn needs its own run, separated by at least one masked token"
+        )
+
+
+_COLUMNS = ("step", "anchor", "action", "valid", "penalty", "terminated", "truncated", "success")
+
+
+def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The columns of a StepBatch. One that nobody filled is not there: the estimators that need it say so."""
+    columns = {name: [step[name] for step in steps] for name in _COLUMNS}
+    columns["reward"] = [step.get("composed_reward", step["reward"]) for step in steps]
+    return {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
+
+
+def _extra_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The further columns, of the names that all steps have.
+
+    A turn without an action brought nothing about: what it lacks is 0 or None. Any other gap leaves the column out, so
+    that ``needs`` names it: no estimator could read it.
+    """
+    columns: dict[str, list[Any]] = {}
+    for name in sorted({name for step in steps for name in step["extra"]}):
+        if all(name in step["extra"] or step["action"] is None for step in steps):
+            blank = None if any(isinstance(step["extra"].get(name), str) for step in steps) else 0.0
+            columns[name] = [step["extra"].get(name, blank) for step in steps]
+    return columns

@@ -27,7 +27,7 @@ from verl_turnkey.envs.user_modules import import_modules, load_function
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import action_reader, check_tool_template
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowMaker, countable
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder, countable
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.verl_api import ledger
 
@@ -119,7 +119,7 @@ class EnvAgentLoop(AgentLoopBase):
         self.shared = _shared(self.config)
         self.options = self.shared.turnkey.rollout
         self.reader = action_reader(self.options.action_format, self.rollout_config.multi_turn.format, self.tokenizer)
-        self.rows = RowMaker(
+        self.rows = RowBuilder(
             self.tokenizer.eos_token_id or 0, self.rollout_config.calculate_log_probs, self.shared.rewards.labels
         )
 
@@ -137,7 +137,7 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             task = self._task(kwargs)
             await self._play(episode, self._sampling(sampling_params), task)
-            await episode.pay(self.shared.rewards, kwargs)
+            await episode.apply_rewards(self.shared.rewards, kwargs)
             outputs = self.rows.played(episode)
         except (EnvironmentFailure, PromptTooLongError, RewardError, SummaryError, TaskFormatError) as error:
             failed = f"{type(error).__name__}: {error}"

@@ -84,27 +84,23 @@ class Episode:
     steps: list[PlayedStep] = field(default_factory=list)
     task: str = ""
     success: bool = False
-    own_return: float = 0.0
-    """sum of the environment's rewards"""
     rewards: dict[str, float] = field(default_factory=dict)
     """what each reward component gave to the whole episode, by label"""
 
-    async def pay(self, composition: Composition, row: Mapping[str, Any]) -> None:
-        """Put the rewards of ``turnkey.rewards`` in the place of the environment's, once all steps are known.
+    async def apply_rewards(self, composition: Composition, row: Mapping[str, Any]) -> None:
+        """Put the rewards of ``turnkey.rewards`` beside the environment's, once all steps are known.
 
         ``row``: the fields of the data row.
 
         Raises:
-            RewardError: a component fails.
+            RewardError: a component fails, or the sum of the components is too large.
         """
-        records = [step.record for step in self.steps]
-        self.own_return = float(sum(record["reward"] for record in records))
-        last = len(records) - 1
+        last = len(self.steps) - 1
         shaped = await composition.run(
             [step.for_reward(self.task, row, self.success and t == last) for t, step in enumerate(self.steps)]
         )
-        for record, reward in zip(records, shaped.rewards, strict=True):
-            record["reward"] = reward
+        for step, reward in zip(self.steps, shaped.rewards, strict=True):
+            step.record["composed_reward"] = reward
         self.rewards = shaped.sums
 
     def info(self) -> dict[str, float]:
@@ -114,7 +110,7 @@ class Episode:
         return {
             "acc": float(self.success),
             "failed": float(not records),
-            "episode_return": self.own_return,
+            "episode_return": float(sum(record["reward"] for record in records)),
             "episode_length": float(len(records)),
             "invalid_rate": sum(not record["valid"] for record in records) / turns,
             "unparsed_rate": sum(step.unparsed for step in self.steps) / turns,
@@ -123,8 +119,8 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class RowMaker:
-    """Makes the rows: one constructor, every field always set; one that a row lacks is lost for the whole batch.
+class RowBuilder:
+    """Builds the rows: one constructor, every field always set; one that a row lacks is lost for the whole batch.
 
     Args:
         eos: token that stands for an empty text.
@@ -137,9 +133,9 @@ class RowMaker:
     labels: Sequence[str] = ()
 
     def played(self, episode: Episode) -> list[AgentLoopOutput]:
-        """One row per step."""
+        """One row per step, of an episode whose rewards are composed."""
         info = episode.info()
-        score = float(sum(step.record["reward"] for step in episode.steps))
+        score = float(sum(step.record["composed_reward"] for step in episode.steps))
         return [
             self._row(
                 prompt=step.prompt,

@@ -56,8 +56,8 @@ class Patience:
         self._pause *= 2
 
 
-class Watch:
-    """Looks at what a replay buffer throws away or hands out in a training step.
+class StarvationGuard:
+    """Watches what a replay buffer throws away or hands out in a training step.
 
     Args:
         buffer: verl's, or one of the user's own.

@@ -85,7 +85,7 @@ class TurnkeyTrainer:
         if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
             self.replay_buffer.poll_interval = POLL_SECONDS
         patience, most = self.turnkey.env.patience, 2 * config.data.train_batch_size
-        starvation.Watch(self.replay_buffer, patience, most, self._ask_again)
+        starvation.StarvationGuard(self.replay_buffer, patience, most, self._ask_again)
         self._saved: int | None = None  # the step of the newest checkpoint
         prompts = config.data.train_batch_size // self.parameter_sync_step
         self._asked = Asked(self.replay_buffer, prompts, config.actor_rollout_ref.rollout.n)

@@ -39,7 +39,7 @@ class Run:
         return [line for line in lines if line["split"] == split]
 
     def played(self) -> dict[str, dict[str, Any]]:
-        """The steps of all training episodes that went well, by the key of their row.
+        """The steps of all training episodes that went well, as the estimators see them, by the key of their row.
 
         An episode that was asked for again, after a resume, is the one that was trained on.
         """
@@ -49,7 +49,8 @@ class Run:
                 "group": key.rsplit("_", 1)[0],
                 "trajectory": key,
                 "global_step": episode["global_step"],
-                **record["steps"][0],
+                **(step := record["steps"][0]),
+                "reward": step["composed_reward"],
             }
             for key, episode in newest.items()
             for index, record in enumerate(episode["records"])

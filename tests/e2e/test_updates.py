@@ -93,7 +93,7 @@ def test_rebel_moves_log_ratios_towards_differences_of_outcomes(model: Path, tmp
             trajectory = key.rsplit("_", 1)[0]
             change[trajectory] = change.get(trajectory, 0.0) + ((after - before) * mask).sum().item()
     episodes = {e["key"]: e["records"] for e in run.episodes("train")}
-    outcome = {key: sum(r["steps"][0]["reward"] for r in records) for key, records in episodes.items()}
+    outcome = {key: sum(r["steps"][0]["composed_reward"] for r in records) for key, records in episodes.items()}
     product = 0.0
     for group in {key.rsplit("_", 1)[0] for key in change}:
         members = [key for key in change if key.rsplit("_", 1)[0] == group]

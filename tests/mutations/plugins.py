@@ -145,14 +145,19 @@ MUTATIONS = [
     ("plugins/credit/rows.py", 'if not tag.get("is_padding", False)]', "]", STEP),
     (
         "plugins/credit/rows.py",
-        "env_reward + sum_by_turn(kl, ids, row, turn)",
-        "env_reward - sum_by_turn(kl, ids, row, turn)",
+        "reward + sum_by_turn(kl, ids, row, turn)",
+        "reward - sum_by_turn(kl, ids, row, turn)",
         STEP,
     ),
     ("plugins/credit/rows.py", "self.turn_ids % (turns + 1)) * response_mask", "self.turn_ids % (turns + 1))", STEP),
     ("plugins/credit/rows.py", "ids[only] = ids[only].clamp(max=0)", "pass", STEP),
-    ("plugins/credit/rows.py", "len(held) > 1 and len(held) != turns[i]", "len(held) > max(1, turns[i])", STEP),
-    ("plugins/credit/rows.py", "all(name in extra or action is None for", "all(name in extra for", LOOP),
+    ("plugins/credit/rows.py", "> 1 and held != turns:", "> max(1, turns):", STEP),
+    (
+        "plugins/credit/rows.py",
+        'all(name in step["extra"] or step["action"] is None for',
+        'all(name in step["extra"] for',
+        LOOP,
+    ),
     ("plugins/credit/row_turns.py", 'key.rsplit("_", 2)', 'key.split("_", 2)', STEP),
     # --- losses and updates
     ("plugins/actor/loss_inputs.py", 'tag["max_global_steps"]', 'tag["min_global_steps"]', PHASES),
@@ -219,7 +224,7 @@ MUTATIONS = [
         "                    if True:\n                        raise",
     ),
     # --- metrics
-    ("plugins/credit/metrics.py", "weights=rows.env_reward).mean()", "weights=rows.steps.reward).mean()", STEP),
+    ("plugins/credit/metrics.py", "weights=rows.reward_before_kl).mean()", "weights=rows.steps.reward).mean()", STEP),
     (
         "plugins/credit/metrics.py",
         'return steps if name.startswith("credit/")',

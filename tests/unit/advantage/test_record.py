@@ -41,6 +41,8 @@ def test_builder_makes_the_documented_schema():
             }
         ],
     }
+    composed = make_step(step=2, reward=1, composed_reward=np.float64(0.5))
+    assert composed == make_step(step=2, reward=1) | {"composed_reward": 0.5}
     assert make_record([], failed="reset timed out") == {"version": 1, "failed": "reset timed out", "steps": []}
 
 
@@ -66,6 +68,7 @@ def test_numpy_scalars_of_an_environment_become_plain():
 def test_valid_records_pass():
     validate_record(record(), KEY)
     validate_record(record({"anchor": None, "extra": {"a": 1.0, "b": "x", "c": 2}}, {"anchor": 4}), KEY)
+    validate_record(record({"composed_reward": 1}, {"composed_reward": -0.5}, {}), KEY)
     validate_record({"version": 1, "failed": "why", "steps": []}, KEY)
 
 
@@ -92,6 +95,12 @@ def test_valid_records_pass():
         (record({"penalty": 1e300}), r"penalty: expected a float from 0 to 1e18 .*got 1e\+300"),
         (record({"reward": "1"}), r"reward: expected a float from -1e18 to 1e18, got '1' \(str\)"),
         (record({"reward": None}), r"reward: expected a float from -1e18 to 1e18, got None"),
+        (record({"composed_reward": float("nan")}), r"composed_reward: expected a float from -1e18 to 1e18, got nan"),
+        (record({"composed_reward": -1e19}), r"composed_reward: expected a float from -1e18 to 1e18, got -1e\+19"),
+        (record({"composed_reward": None}), r"composed_reward: expected a float from -1e18 to 1e18, got None"),
+        (record({"composed_reward": True}), r"composed_reward: expected a float from -1e18 to 1e18, got True"),
+        (record({"composed_rewrad": 1.0}), r"composed_rewrad: unknown field; did you mean 'composed_reward'\?"),
+        (record({"reward": ..., "composed_reward": 1.0}), r"reward: missing field"),
         (record({"reward": np.float32(1)}), r"reward: expected a float from -1e18 to 1e18, got .*\(float32\)"),
         (record({"step": -1}), r"step: expected an int >= 0, got -1 \(int\)"),
         (record({"step": 1.0}), r"step: expected an int >= 0, got 1\.0 \(float\)"),

@@ -21,6 +21,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl_turnkey.advantage import Credit, RecordError, make_record, make_step, register_estimator
 from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses.turns import turn_ids
+from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.trainer.trainer import NOT_FOR_WORKERS
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
@@ -359,11 +360,21 @@ def test_round_trip_between_rows_and_steps(layout, seed):
             assert rows.steps.tokens[position] == len(run)
             assert rows.steps.value[position] == values[i, run[0]].item()
             assert rows.steps.reward[position] == pytest.approx(step["reward"] + kl[i, run].sum().item())
-            assert rows.env_reward[position] == step["reward"]
+            assert rows.reward_before_kl[position] == step["reward"]
             expected[i, run] = float(np.float32(per_step[position]))
             position += 1
     assert position == len(per_step)
     torch.testing.assert_close(rows.to_tokens(per_step, mask), expected)
+
+
+def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
+    """Also beside a row of a loop that composes nothing; the KL penalty is in neither of the two that are kept."""
+    steps = [make_step(step=0, reward=3.0, composed_reward=0.0), make_step(step=0, reward=3.0)]
+    fields = [{"turnkey": make_record([step])} for step in steps]
+    rows = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, torch.ones(2, 4), kl=torch.full((2, 4), -0.25))
+    assert rows.reward_before_kl.tolist() == [0.0, 3.0]
+    assert rows.steps.reward.tolist() == [-1.0, 2.0]
+    assert episode_metrics(rows)["episode/return/mean"] == 1.5
 
 
 def test_texts_of_a_record_become_the_text_column():

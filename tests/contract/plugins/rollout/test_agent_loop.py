@@ -677,10 +677,11 @@ def test_the_log_says_why_a_turn_was_invalid(play, tmp_path: Path):
 
 
 def test_rewards_are_the_weighted_sum_of_the_components(play):
-    """The environment's return stays what it was; steps and scores are paid by the composition, each part by name."""
+    """The environment's rewards and return stay what they were; the composed ones stand beside them, part by name."""
     rewards = "[{name: step, weight: 10}, {name: length, weight: -0.5, unit: turns}, {name: outcome, label: solved}]"
     outputs, _ = play(["look", "win"], awkward(), f"turnkey.rewards={rewards}")
-    assert [step["reward"] for step in steps(outputs)] == [-0.5, 10 * 0.5 - 0.5 + 1.0]
+    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5]
+    assert [step["composed_reward"] for step in steps(outputs)] == [-0.5, 10 * 0.5 - 0.5 + 1.0]
     for row in outputs:
         assert row.reward_score == 5.0
         info = row.extra_fields["reward_extra_info"]
@@ -706,13 +707,13 @@ def test_verls_reward_function_is_paid_as_a_component(play, tmp_path: Path):
         "reward.custom_reward_function.name=score",
         "+reward.custom_reward_function.reward_kwargs.right=win",
     )
-    assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5 + 10 * 3.0]
+    assert [step["composed_reward"] for step in steps(outputs)] == [0.0, 0.5 + 10 * 3.0]
     assert outputs[0].extra_fields["reward_extra_info"]["reward/verl"] == 30.0
 
 
 def test_success_is_the_environments_whatever_the_rewards_are(play):
     outputs, _ = play(["win"], awkward(), "turnkey.rewards=[{name: step, weight: -1}]")
-    assert steps(outputs)[0]["reward"] == -0.5
+    assert (steps(outputs)[0]["reward"], steps(outputs)[0]["composed_reward"]) == (0.5, -0.5)
     assert steps(outputs)[0]["success"]
 
 
@@ -723,7 +724,7 @@ def test_what_the_environment_says_further_reaches_rewards_and_methods(play):
     outputs, _ = play(turns, awkward(says_more=True), f"turnkey.rewards={rewards}")
     found = steps(outputs)
     assert [step["extra"]["tool_calls"] for step in found] == [2.0, 0.0, 0.0, 0.0]
-    assert [step["reward"] for step in found] == [1.0, 0.0, -1.0, 0.5]
+    assert [step["composed_reward"] for step in found] == [1.0, 0.0, -1.0, 0.5]
 
 
 def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
@@ -733,6 +734,13 @@ def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
     (row,) = play(["win"], awkward(), rewards)[0]
     assert "no such book" in row.extra_fields["turnkey"]["failed"]
     assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "reward/broken"], 0.0) | {"failed": 1.0}
+
+
+def test_components_whose_sum_is_too_large_cost_their_episode(play):
+    """Not the group, as an exception of the agent loop would; each component alone is within the limit."""
+    rewards = "turnkey.rewards=[{name: outcome, weight: 9e17}, {name: outcome, weight: 8e17, label: again}]"
+    (row,) = play(["win"], awkward(), rewards)[0]
+    assert "the components sum up to 1.7e+18 at step 0" in row.extra_fields["turnkey"]["failed"]
 
 
 @pytest.mark.parametrize("anchor", ["state_key", "observation"])

@@ -18,7 +18,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.advantage import make_step
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout import agent_loop
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowMaker
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 
 LENGTH = 10
@@ -30,7 +30,7 @@ def step(t: int, won: bool) -> PlayedStep:
     return PlayedStep(
         prompt=Prompt([5, 6]),
         turn=Generated([7], None, "go", {"min_global_steps": 1, "max_global_steps": 1}, -1, 0.0),
-        record=make_step(step=t, reward=float(last), terminated=last, success=won),
+        record=make_step(step=t, reward=float(last), terminated=last, success=won, composed_reward=float(last)),
         observation="ice",
         invalid=None,
         unparsed=False,
@@ -41,11 +41,11 @@ def step(t: int, won: bool) -> PlayedStep:
 
 
 def rows(outcome: str) -> list[Any]:
-    maker = RowMaker(eos=2, log_probs=False)
+    maker = RowBuilder(eos=2, log_probs=False)
     if outcome == "dead":
         return maker.failed(REASON, 1)
     won = outcome == "won"
-    return maker.played(Episode([step(t, won) for t in range(LENGTH)], success=won, own_return=float(won)))
+    return maker.played(Episode([step(t, won) for t in range(LENGTH)], success=won))
 
 
 @pytest.fixture
