@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from verl_turnkey.envs.checking.observations import Limits, Record, Verdict
+from verl_turnkey.envs.checking.observations import Limits, Probe, Record, Verdict
 from verl_turnkey.envs.checking.play import PROBE
 from verl_turnkey.envs.checking.traces import shorten, world
 
@@ -89,20 +89,31 @@ def reward_per_step(record: Record, limits: Limits) -> Verdict:
     """
     probes = [probe for probe in record.probes if probe.usable]
     if len(probes) > 1 and probes[0].last == 0.0:
-        idle = probes[0].reward
-        again = [probe for probe in probes[1:] if probe.last != idle]
-        if again and all(math.isclose(probe.reward, probe.last) for probe in again):
-            levels = sorted({probe.last for probe in again})
-            evidence = f"{PROBE!r} right after a reward of {levels} earned the same again: a running sum?"
-            return ("fail" if len(levels) > 1 else "warn"), evidence
-        return "pass", f"{PROBE!r} earns {idle:g} at the start and {probes[-1].reward:g} after a reward"
+        return _earned_again(probes[0], probes[1:])
     for trace in record.played():
         rewards = [view.reward for view in trace.views[1:-1]]  # the last may rightly be higher than all others
-        levels = sorted({r for r in rewards if r})
-        kept = any(a == b != 0 for a, b in pairwise(rewards))
-        if len(levels) > 1 and levels[0] > 0 and kept and all(a <= b for a, b in pairwise(rewards)):
+        if _looks_summed(rewards):
             return "warn", f"seed {trace.seed}: rewards {rewards[-8:]} never fall: a running sum?"
     return "pass", "no sign of a running sum"
+
+
+def _earned_again(at_start: Probe, after_rewards: list[Probe]) -> Verdict:
+    """Does a meaningless action earn what the step before it earned?"""
+    idle = at_start.reward
+    telling = [probe for probe in after_rewards if probe.last != idle]
+    if not telling or not all(math.isclose(probe.reward, probe.last) for probe in telling):
+        return "pass", f"{PROBE!r} earns {idle:g} at the start and {after_rewards[-1].reward:g} after a reward"
+    levels = sorted({probe.last for probe in telling})
+    evidence = f"{PROBE!r} right after a reward of {levels} earned the same again: a running sum?"
+    return ("fail" if len(levels) > 1 else "warn"), evidence
+
+
+def _looks_summed(rewards: list[float]) -> bool:
+    """Rewards that rise above one another, stay where they are at least once, and never fall."""
+    levels = {reward for reward in rewards if reward}
+    steps = list(pairwise(rewards))
+    stayed = any(a == b != 0 for a, b in steps)
+    return len(levels) > 1 and min(levels) > 0 and stayed and all(a <= b for a, b in steps)
 
 
 def admissible(record: Record, limits: Limits) -> Verdict:

@@ -1,24 +1,21 @@
 """What ``turnkey env-check`` does with an environment: plays it in every way, and writes down what it saw.
 
-This half runs beside the environment, in a process of its own, and judges nothing (see ``check_properties``). Whatever
-an environment does ends up as plain data in a ``Record``; only a hanging or dying process is the parent's to notice.
+This half runs beside the environment, in a process of its own (``processes``), and judges nothing (``properties``).
+Whatever an environment does ends up as plain data in a ``Record``; only a hanging or dying process is the parent's to
+notice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 import random
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 from gymnasium.utils.env_checker import check_env
@@ -26,6 +23,7 @@ from gymnasium.utils.env_checker import check_env
 from verl_turnkey.envs import errors
 from verl_turnkey.envs.answers import shown
 from verl_turnkey.envs.base import AnyText
+from verl_turnkey.envs.checking.memory import tree_memory_mb
 from verl_turnkey.envs.checking.observations import Probe
 from verl_turnkey.envs.checking.traces import Calls, Env, Tell, Trace, drawn, play, replay, said, shorten
 from verl_turnkey.envs.registry import make
@@ -302,52 +300,3 @@ def _gymnasium(job: Job) -> tuple[str, str]:
         return "", ""
     rest = said_of(any_text=True)
     return rest, "" if rest else declared
-
-
-def tree_memory_mb() -> float:
-    """Resident memory of this process and all its children in MB; nan where /proc is not there.
-
-    What the children share (the code of a browser, say) counts once.
-    """
-    parents: dict[int, int] = {}
-    pages: dict[int, tuple[int, int]] = {}
-    try:
-        for name in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError):  # it may have ended
-                with open(f"/proc/{name}/stat") as stat, open(f"/proc/{name}/statm") as statm:
-                    parents[int(name)] = int(stat.read().rpartition(")")[2].split()[1])
-                    _, resident, shared, *_ = map(int, statm.read().split())
-                pages[int(name)] = (resident, shared)
-    except OSError:
-        return math.nan
-    tree, todo = [], [os.getpid()]
-    while todo:
-        tree.append(todo.pop())
-        todo += [child for child, parent in parents.items() if parent == tree[-1]]
-    own = pages.get(tree[0], (math.nan, 0))[0]
-    private = sum(resident - shared for process, (resident, shared) in pages.items() if process in tree[1:])
-    common = max((pages[process][1] for process in tree[1:] if process in pages), default=0)
-    return (own + private + common) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def main() -> None:
-    """The process of its own: a job comes over the pipe ``sys.argv[1]``, messages go back."""
-    pipe = Connection(int(sys.argv[1]))
-    path, job = pipe.recv()
-    sys.path[:] = path
-
-    def tell(*message: Any) -> None:
-        pipe.send(message)
-
-    def printed() -> str:
-        sys.stdout.flush()
-        return os.pread(1, 10_000, 0).decode(errors="replace")
-
-    try:
-        examine(job, tell, printed)
-    except USER_ERRORS as error:
-        tell("refused", type(error).__name__, str(error))
-    except Exception:
-        tell("bug", traceback.format_exc())
-    tell("done")
-    os._exit(0)  # threads that an environment left behind must not keep it

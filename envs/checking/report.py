@@ -5,34 +5,21 @@ The environment's code runs in processes of its own: whatever it does, hang and 
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import Pipe
 from typing import Any
 
-from verl_turnkey.envs import errors
 from verl_turnkey.envs.catalog import ADAPTERS
-from verl_turnkey.envs.checking import play
 from verl_turnkey.envs.checking.observations import Limits, Record, seconds
 from verl_turnkey.envs.checking.play import Job
+from verl_turnkey.envs.checking.processes import play_apart, play_here
 from verl_turnkey.envs.checking.properties import PROPERTIES, UNREACHED, Finding, judge
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError
 from verl_turnkey.envs.registry import spec_of
-
-_GRACE_SECONDS = 3.0  # what a process may spend between two calls before it counts as lost
-_OTHER_SECONDS = 600.0  # stages of many calls: gymnasium's checker, threads
-_ENTRY = "from verl_turnkey.envs.checking.play import main; main()"
 
 
 @dataclass(frozen=True)
@@ -217,22 +204,13 @@ def check(
     job = Job(env_id, kwargs, tuple(modules), tuple(range(seeds)), rollouts, steps)
     record = Record()
     if processes:
-        stopped = _run(job, record, limits, 0)
+        stopped = play_apart(job, record, limits, 0)
         if record.complete:
             stopped += _elsewhere(job, record, limits, processes)
     else:
         stopped = []
-        _here(job, record)
+        play_here(job, record)
     return Report(spec_of(env_id, kwargs), judge(record, limits, stopped), _measures(record))
-
-
-def _here(job: Job, record: Record) -> None:
-    def tell(*message: Any) -> None:
-        if message[0] == "set":
-            setattr(record, *message[1:])
-
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        play.examine(job, tell, out.getvalue)
 
 
 def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list[tuple[str, str]]:
@@ -241,7 +219,7 @@ def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list
 
     def one(hash_seed: int) -> tuple[Record, list[tuple[str, str]]]:
         theirs = Record()
-        return theirs, _run(replays, theirs, limits, hash_seed)
+        return theirs, play_apart(replays, theirs, limits, hash_seed)
 
     stopped: list[tuple[str, str]] = []
     with ThreadPoolExecutor(processes) as pool:
@@ -251,55 +229,6 @@ def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list
             if theirs.complete:
                 record.elsewhere[place] = theirs.first
     return stopped
-
-
-def _run(job: Job, record: Record, limits: Limits, hash_seed: int) -> list[tuple[str, str]]:
-    """Have ``job`` done by a new process, which fills ``record``. Returns the properties that it broke down over."""
-    seconds_of = {"make": limits.reset, "reset": limits.reset, "step": limits.step, "close": limits.reset}
-    ours, theirs = Pipe()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,  # so that what the environment has started ends with it
-        )
-        theirs.close()
-        kind, what = "other", "starting"
-        try:
-            ours.send((sys.path, job))
-            while True:
-                allowed = seconds_of.get(kind, _OTHER_SECONDS)
-                if not ours.poll(allowed + _GRACE_SECONDS):
-                    key = "step" if kind == "step" else "reset"
-                    advice = f"; raise turnkey.env.{key}_timeout if that is normal" if kind in seconds_of else ""
-                    return [("deadline", f"{what} took longer than {allowed:g} s{advice}")]
-                message = ours.recv()
-                if message[0] == "call":
-                    kind, what = message[1:]
-                elif message[0] == "set":
-                    setattr(record, *message[1:])
-                elif message[0] == "refused":
-                    raise getattr(errors, message[1])(message[2])
-                elif message[0] == "bug":
-                    raise RuntimeError(f"the check itself broke down, please report this:\n{message[1]}")
-                else:
-                    return []
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            code = process.wait()
-            err.seek(0, io.SEEK_END)
-            err.seek(max(0, err.tell() - 300))
-            last = " ".join(err.read().decode(errors="replace").split())
-            died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            return [("runs", f"the process died ({died}) in {what}" + (f"; its last words: {last}" if last else ""))]
-        finally:
-            ours.close()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _measures(record: Record) -> Measures:

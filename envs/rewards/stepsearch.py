@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,16 +21,10 @@ from numpy.typing import ArrayLike
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
+from verl_turnkey.envs.squad import normalize
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TERMS = re.compile(r"\b\w\w+\b")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
-
-def normalize(text: str) -> str:
-    """Lower case, without punctuation and articles, single spaces: how answers and documents are compared."""
-    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def tfidf_cosines(document: str, passages: Sequence[str]) -> list[float]:

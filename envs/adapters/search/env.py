@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import string
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -11,14 +10,13 @@ from verl_turnkey.envs.adapters.search.data import Question, generate, load_ques
 from verl_turnkey.envs.adapters.search.retrievers import HTTPRetriever, bm25_over
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import EnvironmentKwargsError
+from verl_turnkey.envs.squad import normalize
 
 REWARDS = ("em", "f1")
 SPLITS = ("all", "train", "test")
 HOW = "Write `search: what to look for` or `answer: the answer`."
 _TAG = re.compile(r"<(search|answer)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 _WORD = re.compile(r"\s*(search|answer)\s*:(.*)", re.IGNORECASE | re.DOTALL)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class SearchText(TextEnv):
@@ -127,21 +125,16 @@ def read_action(action: str) -> tuple[str | None, str]:
     return (kind.lower(), text) if text else (None, "")
 
 
-def normalise(answer: str) -> str:
-    """As in SQuAD's evaluation: lower case, no punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
-
-
 def exact_match(answer: str, golden: tuple[str, ...]) -> float:
-    """1.0 when ``answer`` equals one of ``golden`` after normalisation, else 0.0."""
-    return float(any(normalise(answer) == normalise(right) for right in golden))
+    """1.0 when ``answer`` equals one of ``golden`` after :func:`normalize`, else 0.0."""
+    return float(any(normalize(answer) == normalize(right) for right in golden))
 
 
 def f1(answer: str, golden: tuple[str, ...]) -> float:
     """Harmonic mean of precision and recall of the words, the best over ``golden``."""
 
     def overlap(right: str) -> float:
-        said, meant = normalise(answer).split(), normalise(right).split()
+        said, meant = normalize(answer).split(), normalize(right).split()
         common = sum((Counter(said) & Counter(meant)).values())
         return 2 * common / (len(said) + len(meant)) if common else float(said == meant)
 

@@ -1,0 +1,102 @@
+"""Properties of ``turnkey env-check`` about repetition: one seed and the same actions give one episode, anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from verl_turnkey.envs.checking.observations import Limits, Record, Verdict
+from verl_turnkey.envs.checking.play import THREADS
+from verl_turnkey.envs.checking.traces import Trace, View, shorten, world
+
+
+def group(record: Record, limits: Limits) -> Verdict:
+    """Instances that are reset with one seed show one task and one first observation."""
+    for one, other in zip(record.first, record.fresh, strict=True):
+        if difference := _start(one, other):
+            return "fail", f"two new instances, {difference}; draw from self.np_random only"
+    return "pass", f"{len(record.first)} seeds"
+
+
+def seed(record: Record, limits: Limits) -> Verdict:
+    """The same seed and actions give the same episode on another new instance."""
+    return _same(record.first, record.fresh, "two new instances", "draw from self.np_random only")
+
+
+def reuse(record: Record, limits: Limits) -> Verdict:
+    """They also do on an instance that has played other seeds before: ``reset`` leaves nothing behind."""
+    first = {trace.seed: trace for trace in record.first}
+    for trace in (*record.group, *record.oracle, *record.texts):
+        if difference := _start(first[trace.seed], trace):
+            return "fail", f"an instance that had played before, {difference}; reset must restore everything"
+    return _same(record.first, record.reused, "an instance that had played before", "reset must restore everything")
+
+
+def processes(record: Record, limits: Limits) -> Verdict:
+    """They also do in other processes, whose ``PYTHONHASHSEED`` differs."""
+    for place, traces in record.elsewhere.items():
+        found = _same(record.first, traces, place, "something depends on hash() or on the order of a set")
+        if found[0] != "pass":
+            return found
+    return ("pass", f"{len(record.elsewhere)} processes") if record.elsewhere else ("skip", "one process only")
+
+
+def seeds_differ(record: Record, limits: Limits) -> Verdict:
+    """Different seeds give different starts."""
+    if len(record.first) < 2:
+        return "skip", "one seed only"
+    starts = {(trace.task, trace.views[0].observation, trace.views[0].state_key) for trace in record.first}
+    if len(starts) == 1:
+        return "warn", f"{len(record.first)} seeds, one start: right for a single fixed task, else the seed is not used"
+    return "pass", f"{len(starts)} starts of {len(record.first)} seeds"
+
+
+def threads(record: Record, limits: Limits) -> Verdict:
+    """With ``metadata["thread_safe"]``: several instances in threads of one process play as they do one by one."""
+    if record.threads is None:
+        return "skip", "metadata['thread_safe'] is not True: every instance gets a process of its own"
+    first = {trace.seed: trace for trace in record.first}
+    found = _same([first[trace.seed] for trace in record.threads], record.threads, f"{THREADS} threads", "")
+    if found[0] == "fail":
+        return "fail", found[1] + "metadata['thread_safe'] must be False"
+    return "pass", f"{THREADS} threads, {len(record.threads)} episodes"
+
+
+# --- what they share -------------------------------------------------------------------------------------------
+
+
+def _start(one: Trace, other: Trace) -> str:
+    if one.task != other.task:
+        return f"seed {one.seed}: task {shorten(one.task)}, then {shorten(other.task)}"
+    return _difference(one.views[:1], other.views[:1], one)
+
+
+def _difference(one: Sequence[View], other: Sequence[View], trace: Trace) -> str:
+    for t, (a, b) in enumerate(zip(one, other, strict=False)):
+        if world(a) == world(b):
+            continue
+        names = ("observation", "admissible", "reward", "terminated", "truncated", "success", "invalid")
+        name = next(name for name in names if repr(getattr(a, name)) != repr(getattr(b, name)))
+        after = f"after action {t} {shorten(trace.actions[t - 1])}" if t else "at the start"
+        left, right = _apart(getattr(a, name), getattr(b, name))
+        return f"seed {trace.seed}: {name} {after} {left}, then {right}"
+    return ""
+
+
+def _apart(one: object, other: object) -> tuple[str, str]:
+    """Both as short text, from where they differ."""
+    left, right = (value if isinstance(value, str) else repr(value) for value in (one, other))
+    same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    begin = max(0, same - 10)
+    return tuple(("..." if begin else "") + shorten(text[begin:]) for text in (left, right))  # type: ignore[return-value]
+
+
+def _same(ones: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:
+    steps = 0
+    for one, other in zip(ones, others, strict=True):
+        steps += len(one.actions)
+        if difference := _start(one, other) or _difference(one.views, other.views, one):
+            return "fail", f"{where}, {difference}; {advice}"
+        if len(one.views) != len(other.views):
+            found = f"{len(one.views) - 1} steps, then {len(other.views) - 1}"
+            return "fail", f"{where}, seed {one.seed}: {found}; {advice}"
+    return "pass", f"{steps} steps alike"
