@@ -129,7 +129,7 @@ ADAPTERS = (
     ),
     Adapter(
         "turnkey/ALFWorld-v0",
-        f"{_HERE}.alfworld:ALFWorldText",
+        f"{_HERE}.alfworld.env:ALFWorldText",
         summary="household tasks",
         recipe="alfworld",
         package="alfworld",
@@ -147,7 +147,7 @@ ADAPTERS = (
     ),
     Adapter(
         "turnkey/Search-v0",
-        f"{_HERE}.search:SearchText",
+        f"{_HERE}.search.env:SearchText",
         summary="questions over a text corpus",
         recipe="search",
         package="bm25s",
@@ -155,7 +155,7 @@ ADAPTERS = (
     ),
     Adapter(
         "turnkey/WebShop-v0",
-        f"{_HERE}.webshop:WebShopText",
+        f"{_HERE}.webshop.env:WebShopText",
         summary="buying in a web shop",
         recipe="webshop",
         needs=(Need("a running webshop_server.py (docs/envs/webshop.md)", _server),),
