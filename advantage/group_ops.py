@@ -137,7 +137,7 @@ def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample") -> Gro
     return GroupStats(size, mean, deviation)
 
 
-def normalise(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilon: float) -> Floats:
+def normalize(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilon: float) -> Floats:
     """``values - mean`` of the own group, with ``norm="mean_std"`` divided by ``std + epsilon`` -> (S,).
 
     A group without spread gives exactly 0 under ``mean_std``: ``epsilon`` alone is no scale, and would blow a row that

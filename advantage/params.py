@@ -98,61 +98,72 @@ def _got(value: object) -> str:
     return "None" if value is None else f"{value!r} ({type(value).__name__})"
 
 
+_LISTS, _MAPPINGS, _UNIONS = (list, tuple, Sequence), (dict, Mapping), (Union, types.UnionType)
+# annotation -> the values that it takes (a bool is no number), and how errors call it
+_SCALARS: dict[Any, tuple[type, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    str: (str, "a string"),
+    type(None): (type(None), "None"),
+    None: (type(None), "None"),
+}
+
+
 def _expected(hint: Any) -> str:
     """The annotation in words."""
-    if is_dataclass(hint) or hint in (dict, Mapping) or get_origin(hint) in (dict, Mapping):
+    kind = get_origin(hint) or hint
+    if is_dataclass(hint) or kind in _MAPPINGS:
         return "a mapping"
-    if get_origin(hint) is Literal:
+    if kind is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
-    if get_origin(hint) in (Union, types.UnionType):
+    if kind in _UNIONS:
         return " or ".join(_expected(member) for member in get_args(hint))
-    if get_origin(hint) in (list, tuple, Sequence):
+    if kind in _LISTS:
         return "a list"
-    if hint in (None, type(None)):
-        return "None"
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list"}
-    return words.get(hint, getattr(hint, "__name__", str(hint)))
+    return _SCALARS[hint][1] if hint in _SCALARS else getattr(hint, "__name__", str(hint))
+
+
+def _wrong(value: Any, hint: Any, where: str, choices: Sequence[Any] = ()) -> ConfigError:
+    return ConfigError(f"{where}: expected {_expected(hint)}, got {_got(value)}{did_you_mean(value, choices)}")
 
 
 def _value(value: Any, hint: Any, where: str) -> Any:
     """``value`` as the type ``hint``, or a ConfigError that names ``where``."""
-    origin, args = get_origin(hint), get_args(hint)
+    kind = get_origin(hint) or hint
     if hint is Any:
         return value
     if is_dataclass(hint):
         return parse(hint, value, where)  # type: ignore[arg-type]
-    if origin in (Union, types.UnionType):
+    if kind in _UNIONS:
         return _union(value, hint, where)
-    if origin is Literal:
-        for choice in args:
-            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
-                return choice
-        raise ConfigError(f"{where}: expected {_expected(hint)}, got {_got(value)}{did_you_mean(value, args)}")
-    if (
-        (origin or hint) in (list, tuple, Sequence)
-        and isinstance(value, Sequence)
-        and not isinstance(value, str | bytes)
-    ):
+    if kind is Literal:
+        return _choice(value, hint, where)
+    if kind in _LISTS:
         return _items(value, hint, where)
-    if (origin or hint) in (dict, Mapping) and isinstance(value, Mapping):
-        key_hint, item_hint = args or (Any, Any)
-        return {
-            _value(k, key_hint, f"{where} (key)"): _value(v, item_hint, _join(where, str(k))) for k, v in value.items()
-        }
-    if hint in (None, type(None)) and value is None:
-        return None
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    if hint is float and isinstance(value, Real) and not isinstance(value, bool):
-        return float(value)
-    if hint is str and isinstance(value, str):
-        return value
-    raise ConfigError(f"{where}: expected {_expected(hint)}, got {_got(value)}")
+    if kind in _MAPPINGS:
+        return _mapping(value, hint, where)
+    return _scalar(value, hint, where)
 
 
-def _items(value: Sequence[Any], hint: Any, where: str) -> list[Any] | tuple[Any, ...]:
+def _scalar(value: Any, hint: Any, where: str) -> Any:
+    takes, _ = _SCALARS.get(hint, ((), ""))
+    if not isinstance(value, takes) or isinstance(value, bool) != (hint is bool):
+        raise _wrong(value, hint, where)
+    return hint(value) if hint in (int, float) else value
+
+
+def _choice(value: Any, hint: Any, where: str) -> Any:
+    choices = get_args(hint)
+    for choice in choices:
+        if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+            return choice
+    raise _wrong(value, hint, where, choices)
+
+
+def _items(value: Any, hint: Any, where: str) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise _wrong(value, hint, where)
     args = get_args(hint)
     if (get_origin(hint) or hint) is not tuple:
         return [_value(item, args[0] if args else Any, f"{where}[{i}]") for i, item in enumerate(value)]
@@ -163,22 +174,32 @@ def _items(value: Sequence[Any], hint: Any, where: str) -> list[Any] | tuple[Any
     return tuple(_value(item, arg, f"{where}[{i}]") for i, (item, arg) in enumerate(zip(value, args, strict=True)))
 
 
+def _mapping(value: Any, hint: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise _wrong(value, hint, where)
+    of_keys, of_items = get_args(hint) or (Any, Any)
+    return {
+        _value(key, of_keys, f"{where} (key)"): _value(item, of_items, _join(where, str(key)))
+        for key, item in value.items()
+    }
+
+
 def _union(value: Any, hint: Any, where: str) -> Any:
     """The first member that takes the value."""
     members = get_args(hint)
     if value is None and type(None) in members:
         return None
-    if isinstance(value, Mapping):
+    nested = [member for member in members if is_dataclass(member)]
+    if nested and isinstance(value, Mapping):
         # A mapping can only be meant for the nested dataclass: its own error says more than "none of these types".
-        for member in members:
-            if is_dataclass(member):
-                return parse(member, value, where)  # type: ignore[arg-type]
+        return parse(nested[0], value, where)  # type: ignore[arg-type]
     for member in members:
-        if is_dataclass(member):
+        if member in nested:
             continue
         try:
             return _value(value, member, where)
         except ConfigError:
             continue
-    choices = [c for member in members if get_origin(member) is Literal for c in get_args(member)]
-    raise ConfigError(f"{where}: expected {_expected(hint)}, got {_got(value)}{did_you_mean(value, choices)}")
+    raise _wrong(
+        value, hint, where, [c for member in members if get_origin(member) is Literal for c in get_args(member)]
+    )

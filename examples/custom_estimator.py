@@ -8,7 +8,7 @@ parameters are the keys of ``turnkey.credit``.
 from dataclasses import dataclass
 
 from verl_turnkey.advantage import Credit, StepBatch, compute_credit, register_estimator
-from verl_turnkey.advantage.group_ops import discounted_returns, group_stats, normalise
+from verl_turnkey.advantage.group_ops import discounted_returns, group_stats, normalize
 from verl_turnkey.advantage.params import check
 
 
@@ -27,7 +27,7 @@ def return_baseline(batch: StepBatch, params: ReturnBaselineParams) -> Credit:
     """``A(i, t) = R(i, t) - mean of R over all steps of the group``."""
     returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     stats = group_stats(returns, batch.group, batch.n_groups)
-    advantage = normalise(returns, batch.group, stats, "mean", epsilon=1e-6)
+    advantage = normalize(returns, batch.group, stats, "mean", epsilon=1e-6)
     return Credit(advantage, returns, metrics={"credit/return/mean": float(returns.mean()) if len(batch) else 0.0})
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Norm, group_stats, normalise
+from verl_turnkey.advantage.group_ops import Floats, Norm, group_stats, normalize
 
 Scope = Literal["trajectories", "steps", "outcomes"]
 Singleton = Literal["zero", "score"]
@@ -40,6 +40,6 @@ def episode_level(batch: StepBatch, *, norm: Norm, scope: Scope, singleton: Sing
     own = batch.score - penalties(batch, scope)[0]
     counted = np.arange(len(batch)) if scope == "steps" else batch.first_rows
     stats = group_stats(own[counted], batch.group[counted], batch.n_groups)
-    advantage = normalise(own, batch.group, stats, norm, epsilon)
+    advantage = normalize(own, batch.group, stats, norm, epsilon)
     alone = stats.size[batch.group] == 1
     return np.where(alone, own if singleton == "score" else 0.0, advantage)

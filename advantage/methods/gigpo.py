@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Norm, discounted_returns, group_stats, normalise
+from verl_turnkey.advantage.group_ops import Norm, discounted_returns, group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import similar_states
 from verl_turnkey.advantage.metrics import describe, describe_groups
@@ -84,7 +84,7 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
         anchor_group, n = similar_states(batch, params.similarity)
         groups = describe_groups("anchor", anchor_group, n)
     own = returns - inside
-    step = normalise(own, anchor_group, group_stats(own, anchor_group, n), params.norm, params.epsilon)
+    step = normalize(own, anchor_group, group_stats(own, anchor_group, n), params.norm, params.epsilon)
     metrics = {
         "credit/groups": float(batch.n_groups),
         **groups,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import group_stats, normalise, run_sums
+from verl_turnkey.advantage.group_ops import group_stats, normalize, run_sums
 from verl_turnkey.advantage.methods._episode_level import episode_level
 from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
@@ -59,7 +59,7 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     group = batch.group[batch.first_rows]
     stats = group_stats(efficiency[solved], group[solved], batch.n_groups)
     tool = np.zeros(batch.n_trajectories)
-    tool[solved] = normalise(efficiency[solved], group[solved], stats, "mean_std", params.epsilon)
+    tool[solved] = normalize(efficiency[solved], group[solved], stats, "mean_std", params.epsilon)
     per_step = tool[batch.trajectory]
     metrics = {"credit/tool_calls/mean": float(calls.mean()) if len(calls) else 0.0}
     return Credit(

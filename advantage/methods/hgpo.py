@@ -14,7 +14,7 @@ from verl_turnkey.advantage.group_ops import (
     discounted_returns,
     group_stats,
     joint_codes,
-    normalise,
+    normalize,
     previous_values,
 )
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
@@ -100,7 +100,7 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
         if reaches.any():
             rows = np.flatnonzero(reaches)
             stats = group_stats(own[rows], context[rows], n, params.std)
-            level[rows] = normalise(own[rows], context[rows], stats, params.norm, params.epsilon)
+            level[rows] = normalize(own[rows], context[rows], stats, params.norm, params.epsilon)
             shared = np.count_nonzero(stats.size[context[rows]] >= 2) / len(batch)
             metrics[f"credit/level_{k}/share_steps_in_groups"] = float(shared)
         metrics |= describe(f"level_{k}", level)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Std, discounted_returns, group_stats, normalise
+from verl_turnkey.advantage.group_ops import Std, discounted_returns, group_stats, normalize
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -29,10 +29,10 @@ class RebnParams:
     "rebn",
     params=RebnParams,
     paper="GEM, arXiv:2510.01051",
-    summary="each step's discounted return, normalised over all steps of the batch; no groups, no critic",
+    summary="each step's discounted return, normalized over all steps of the batch; no groups, no critic",
 )
 def rebn(batch: StepBatch, params: RebnParams) -> Credit:
-    """Return batch normalisation.
+    """Return batch normalization.
 
     ::
 
@@ -43,12 +43,12 @@ def rebn(batch: StepBatch, params: RebnParams) -> Credit:
     ``Credit.returns`` is G less the penalty.
 
     Source: GEM, arXiv:2510.01051, Eq 1 to 4; the released code has the sample std (``train_tinker``) and the population
-    std (``train_oat``), the paper does not say. One of its examples normalises the padded (rows x tokens) tensor, so
+    std (``train_oat``), the paper does not say. One of its examples normalizes the padded (rows x tokens) tensor, so
     that padding enters the statistics: not offered. The sample std as the default, and the penalty, are our reading.
     """
     returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     everything = np.zeros(len(batch), dtype=np.int64)
     stats = group_stats(returns, everything, 1, params.std)
-    advantage = normalise(returns, everything, stats, "mean_std", params.epsilon)
+    advantage = normalize(returns, everything, stats, "mean_std", params.epsilon)
     metrics = {"credit/return/mean": float(stats.mean[0]), "credit/return/std": float(stats.std[0])}
     return Credit(advantage - batch.penalty, returns - batch.penalty, metrics)

@@ -1,4 +1,4 @@
-"""SeeUPO's advantage: the outcome against its group, normalised over the batch, the same for every turn."""
+"""SeeUPO's advantage: the outcome against its group, normalized over the batch, the same for every turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import group_stats, normalise
+from verl_turnkey.advantage.group_ops import group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Singleton, episode_level
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -30,7 +30,7 @@ class SeeupoParams:
     "seeupo",
     params=SeeupoParams,
     paper="SeeUPO, arXiv:2602.06554",
-    summary="outcome against the group, normalised over the batch; made for updates turn by turn from the last",
+    summary="outcome against the group, normalized over the batch; made for updates turn by turn from the last",
 )
 def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
     """``M_{T+1}``: what the last turn is updated with, and every turn before a trainer weighs it.
@@ -52,5 +52,5 @@ def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
     everything = np.zeros(len(batch), dtype=np.int64)
     stats = group_stats(centred[batch.first_rows], everything[batch.first_rows], 1)
     norm = "mean_std" if stats.std[0] > SMALLEST_STD else "mean"
-    advantage = normalise(centred, everything, stats, norm, 0.0).clip(-params.clamp, params.clamp)
+    advantage = normalize(centred, everything, stats, norm, 0.0).clip(-params.clamp, params.clamp)
     return Credit(advantage - batch.penalty, metrics={"credit/outcome/std": float(stats.std[0])})

@@ -8,12 +8,9 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, cut_runs, discounted_returns, equal, next_values
+from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, whiten
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
-
-Whiten = Literal["turns", "none"]
-WHITEN_EPSILON = 1e-8  # added to the variance, as in verl's masked_whiten
 
 
 @dataclass(frozen=True)
@@ -60,40 +57,3 @@ def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
     advantage = gae(batch, params.gamma, params.lam, bootstrap)
     returns = advantage + batch.value - batch.penalty
     return Credit(whiten(advantage, batch, params.whiten) - batch.penalty, returns, describe_critic(batch, returns))
-
-
-def gae(batch: StepBatch, gamma: float, lam: float, bootstrap: Floats | float = 0.0) -> Floats:
-    """GAE of every turn, (S,); ``bootstrap`` (a number or (S,)) is the value after an episode's last turn.
-
-    A turn flagged ``terminated`` ends its episode wherever it stands.
-    """
-    unknown = np.flatnonzero(np.isnan(batch.value))
-    if len(unknown):
-        raise ValueError(
-            f"value: row {unknown[0]} is nan: expected the critic's value before each of the {len(batch)} turns"
-        )
-    episodes = cut_runs(batch.runs, batch.terminated)
-    following = next_values(batch.value, episodes, np.where(batch.terminated, 0.0, bootstrap))
-    delta = batch.reward + gamma * following - batch.value
-    return discounted_returns(delta, episodes, gamma * lam)
-
-
-def whiten(advantage: Floats, batch: StepBatch, how: Whiten) -> Floats:
-    """Mean 0 and sample std 1 over the turns that have tokens (all, when nobody counted tokens)."""
-    counted = advantage[batch.tokens > 0] if "tokens" in batch.given else advantage
-    if how == "none":
-        return advantage
-    if len(counted) < 2 or equal(counted.min(), counted.max()):
-        return np.zeros(len(advantage))
-    counted = np.sort(counted)  # so that the order of the rows changes no bit
-    return (advantage - counted.mean()) / np.sqrt(counted.var(ddof=1) + WHITEN_EPSILON)
-
-
-def describe_critic(batch: StepBatch, returns: Floats) -> dict[str, float]:
-    """How well the values foretold the targets: mean of both, and the share of the targets' variance explained."""
-    if not len(batch):
-        return {}
-    metrics = {"credit/value/mean": float(batch.value.mean()), "credit/return/mean": float(returns.mean())}
-    if not equal(returns.min(), returns.max()):
-        metrics["credit/explained_variance"] = float(1 - (returns - batch.value).var() / returns.var())
-    return metrics

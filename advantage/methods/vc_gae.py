@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.methods.turn_gae import Whiten, describe_critic, gae, whiten
+from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, whiten
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 

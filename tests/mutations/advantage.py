@@ -16,6 +16,7 @@ TESTS = {
     "advantage/methods/salt.py": f"{T}/methods/test_salt.py {T}/test_all_estimators.py",
     "advantage/methods/seeupo.py": f"{T}/methods/test_seeupo.py {T}/test_all_estimators.py",
     "advantage/methods/_similarity.py": f"{T}/methods/test_gigpo.py {T}/test_all_estimators.py",
+    "advantage/methods/_gae.py": f"{T}/methods/test_turn_gae.py {T}/methods/test_vc_gae.py",
     "advantage/methods/turn_gae.py": f"{T}/methods/test_turn_gae.py {T}/methods/test_vc_gae.py",
     "advantage/methods/vc_gae.py": f"{T}/methods/test_vc_gae.py",
 }
@@ -202,13 +203,13 @@ MUTATIONS = [
     ),
     ("advantage/methods/seeupo.py", "stats.std[0] > SMALLEST_STD", "stats.std[0] > 0", f"{T}/methods/test_seeupo.py"),
     (
-        "advantage/methods/turn_gae.py",
+        "advantage/methods/_gae.py",
         "discounted_returns(delta, episodes, gamma * lam)",
         "discounted_returns(delta, episodes, lam)",
     ),
-    ("advantage/methods/turn_gae.py", "np.where(batch.terminated, 0.0, bootstrap)", "bootstrap"),
-    ("advantage/methods/turn_gae.py", "advantage[batch.tokens > 0]", "advantage[batch.tokens >= 0]"),
-    ("advantage/methods/turn_gae.py", "counted.var(ddof=1)", "counted.var()"),
+    ("advantage/methods/_gae.py", "np.where(batch.terminated, 0.0, bootstrap)", "bootstrap"),
+    ("advantage/methods/_gae.py", "advantage[batch.tokens > 0]", "advantage[batch.tokens >= 0]"),
+    ("advantage/methods/_gae.py", "counted.var(ddof=1)", "counted.var()"),
     ("advantage/methods/turn_gae.py", "advantage + batch.value - batch.penalty", "advantage + batch.value"),
     (
         "advantage/methods/vc_gae.py",
@@ -260,8 +261,8 @@ MUTATIONS = [
     ("advantage/record.py", "if len(steps) > 1 and len(numbers", "if len(steps) > 2 and len(numbers"),
     (
         "advantage/params.py",
-        "hint is float and isinstance(value, Real) and not isinstance(value, bool)",
-        "hint is float and isinstance(value, Real)",
+        "if not isinstance(value, takes) or isinstance(value, bool) != (hint is bool):",
+        "if not isinstance(value, takes):",
         f"{T}/test_params.py",
     ),
     (

@@ -13,7 +13,7 @@ from verl_turnkey.advantage.group_ops import (
     equal,
     group_stats,
     joint_codes,
-    normalise,
+    normalize,
     run_sums,
     sort_runs,
 )
@@ -43,8 +43,8 @@ def test_constant_group_is_exactly_centred(value, n):
     values, codes = np.full(n, value), np.zeros(n, dtype=np.int64)
     stats = group_stats(values, codes, 1)
     assert stats.std[0] == 0
-    assert not normalise(values, codes, stats, "mean", 1e-6).any()
-    assert not normalise(values, codes, stats, "mean_std", 1e-6).any()
+    assert not normalize(values, codes, stats, "mean", 1e-6).any()
+    assert not normalize(values, codes, stats, "mean_std", 1e-6).any()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_rounding_is_relative_from_one_on(a, b, same):
 
 def test_row_without_spread_in_its_group_is_not_divided_by_epsilon():
     stats = group_stats(np.array([2.0, 2.0]), np.array([0, 0]), 1)
-    outside = normalise(np.array([1.9]), np.array([0]), stats, "mean_std", 1e-6)
+    outside = normalize(np.array([1.9]), np.array([0]), stats, "mean_std", 1e-6)
     assert outside.tolist() == [0.0]
 
 

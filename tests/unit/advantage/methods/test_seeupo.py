@@ -20,7 +20,7 @@ def credit(score, group, **params):
 
 @pytest.mark.parametrize("case", cases("seeupo"))
 def test_every_turn_equals_the_reference(case):
-    """A turn at a time, the last first: the reference normalises over the rows of the turn, one per trajectory."""
+    """A turn at a time, the last first: the reference normalizes over the rows of the turn, one per trajectory."""
     params = case["params"]
     ratio = torch.ones(len(case["inputs"]["uid"]))
     for turn in case["turns_in_update_order"]:

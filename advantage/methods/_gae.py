@@ -1,0 +1,50 @@
+"""What the methods with a critic share: the estimate itself, whitening, and what is logged of the critic."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import StepBatch
+from verl_turnkey.advantage.group_ops import Floats, cut_runs, discounted_returns, equal, next_values
+
+Whiten = Literal["turns", "none"]
+WHITEN_EPSILON = 1e-8  # added to the variance, as in verl's masked_whiten
+
+
+def gae(batch: StepBatch, gamma: float, lam: float, bootstrap: Floats | float = 0.0) -> Floats:
+    """GAE of every turn, (S,); ``bootstrap`` (a number or (S,)) is the value after an episode's last turn.
+
+    A turn flagged ``terminated`` ends its episode wherever it stands.
+    """
+    unknown = np.flatnonzero(np.isnan(batch.value))
+    if len(unknown):
+        raise ValueError(
+            f"value: row {unknown[0]} is nan: expected the critic's value before each of the {len(batch)} turns"
+        )
+    episodes = cut_runs(batch.runs, batch.terminated)
+    following = next_values(batch.value, episodes, np.where(batch.terminated, 0.0, bootstrap))
+    delta = batch.reward + gamma * following - batch.value
+    return discounted_returns(delta, episodes, gamma * lam)
+
+
+def whiten(advantage: Floats, batch: StepBatch, how: Whiten) -> Floats:
+    """Mean 0 and sample std 1 over the turns that have tokens (all, when nobody counted tokens)."""
+    counted = advantage[batch.tokens > 0] if "tokens" in batch.given else advantage
+    if how == "none":
+        return advantage
+    if len(counted) < 2 or equal(counted.min(), counted.max()):
+        return np.zeros(len(advantage))
+    counted = np.sort(counted)  # so that the order of the rows changes no bit
+    return (advantage - counted.mean()) / np.sqrt(counted.var(ddof=1) + WHITEN_EPSILON)
+
+
+def describe_critic(batch: StepBatch, returns: Floats) -> dict[str, float]:
+    """How well the values foretold the targets: mean of both, and the share of the targets' variance explained."""
+    if not len(batch):
+        return {}
+    metrics = {"credit/value/mean": float(batch.value.mean()), "credit/return/mean": float(returns.mean())}
+    if not equal(returns.min(), returns.max()):
+        metrics["credit/explained_variance"] = float(1 - (returns - batch.value).var() / returns.var())
+    return metrics
