@@ -41,6 +41,22 @@ class Answer:
     truncated: bool = False
     faults: list[Fault] = field(default_factory=list)
 
+    @property
+    def state_key(self) -> str | int | None:
+        return self.info["state_key"]
+
+    @property
+    def admissible(self) -> list[str] | None:
+        return self.info["admissible"]
+
+    @property
+    def success(self) -> bool | None:
+        return self.info["success"]
+
+    @property
+    def invalid(self) -> bool:
+        return self.info["invalid"]
+
 
 def read_reset(answer: Any) -> Answer | Fault:
     """What ``reset`` returned, (observation, info); a fault when it has another form."""

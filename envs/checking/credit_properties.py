@@ -14,13 +14,13 @@ from verl_turnkey.envs.checking.traces import shorten, world
 
 def state_key(record: Record, limits: Limits) -> Verdict:
     """``info["state_key"]`` is an int or a str, in every answer."""
-    views = record.views()
-    without = sum(view.state_key is None for view in views)
-    if without == len(views):
+    answers = record.answers()
+    without = sum(answer.state_key is None for answer in answers)
+    if without == len(answers):
         return "warn", "there is none: observations are compared instead, which find fewer equal states"
     if without:
-        return "fail", f"absent from {without} of {len(views)} answers"
-    return "pass", f"{len({view.state_key for view in views})} keys in {len(views)} answers"
+        return "fail", f"absent from {without} of {len(answers)} answers"
+    return "pass", f"{len({answer.state_key for answer in answers})} keys in {len(answers)} answers"
 
 
 def key_stable(record: Record, limits: Limits) -> Verdict:
@@ -28,7 +28,7 @@ def key_stable(record: Record, limits: Limits) -> Verdict:
     places = {"another instance": record.fresh, "an instance that had played before": record.reused, **record.elsewhere}
     for place, traces in places.items():
         for one, other in zip(record.first, traces, strict=True):
-            for t, (a, b) in enumerate(zip(one.views, other.views, strict=False)):
+            for t, (a, b) in enumerate(zip(one.answers, other.answers, strict=False)):
                 if a.state_key != b.state_key and world(a) == world(b):
                     return "fail", (
                         f"{place}, seed {one.seed}, step {t}: {a.state_key!r}, then {b.state_key!r}; no hash(), no "
@@ -42,7 +42,7 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
     offered: dict[tuple[int, object], object] = {}
     leads: dict[tuple[int, object, str], tuple[object, bool]] = {}
     for trace in record.played():
-        for here, there, action in zip(trace.views, trace.views[1:], trace.actions, strict=False):
+        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
             if here.state_key is None:
                 return "skip", "no state_key"
             choice = None if here.admissible is None else frozenset(here.admissible)
@@ -59,15 +59,17 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
 
 def key_repeats(record: Record, limits: Limits) -> Verdict:
     """A state that comes back has the key it had: no step number, no wording in it."""
-    if any(trace.views[0].state_key is None for trace in record.first):
+    if any(trace.answers[0].state_key is None for trace in record.first):
         return "skip", "no state_key"
-    nothing_done = [(a.state_key, b.state_key) for trace in record.texts for a, b in pairwise(trace.views) if b.invalid]
+    nothing_done = [
+        (a.state_key, b.state_key) for trace in record.texts for a, b in pairwise(trace.answers) if b.invalid
+    ]
     if len(nothing_done) > 2 and all(a != b for a, b in nothing_done):
         return "warn", f"it changed in each of {len(nothing_done)} steps whose action was invalid: a counter in it?"
-    rate = record.anchor_rate(lambda view: view.state_key, start=False)
+    rate = record.anchor_rate(lambda answer: answer.state_key, start=False)
     if rate == 0.0:
         return "warn", "no state after the start was seen twice in the rollouts: gigpo finds nothing to compare"
-    if record.comes_back(lambda view: view.observation) and not record.comes_back(lambda view: view.state_key):
+    if record.comes_back(lambda answer: answer.observation) and not record.comes_back(lambda answer: answer.state_key):
         return "warn", "observations come back at other steps, keys never do: a step number in it?"
     return "pass", f"shared by two or more rollouts: {rate:.2f} of the steps after the first"
 
@@ -77,7 +79,7 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
 
 def reward(record: Record, limits: Limits) -> Verdict:
     """Rewards are finite numbers."""
-    rewards = [view.reward for trace in record.traces() for view in trace.views[1:]]
+    rewards = [answer.reward for trace in record.traces() for answer in trace.answers[1:]]
     return "pass", f"{min(rewards):g} to {max(rewards):g}" if rewards else "no step"
 
 
@@ -91,7 +93,7 @@ def reward_per_step(record: Record, limits: Limits) -> Verdict:
     if len(probes) > 1 and probes[0].last == 0.0:
         return _earned_again(probes[0], probes[1:])
     for trace in record.played():
-        rewards = [view.reward for view in trace.views[1:-1]]  # the last may rightly be higher than all others
+        rewards = [answer.reward for answer in trace.answers[1:-1]]  # the last may rightly be higher than all others
         if _looks_summed(rewards):
             return "warn", f"seed {trace.seed}: rewards {rewards[-8:]} never fall: a running sum?"
     return "pass", "no sign of a running sum"
@@ -120,17 +122,17 @@ def admissible(record: Record, limits: Limits) -> Verdict:
     """What ``admissible`` lists is accepted, and it lists something."""
     taken = 0
     for trace in record.played():
-        for here, there, action in zip(trace.views, trace.views[1:], trace.actions, strict=False):
+        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
             if here.admissible is not None and action in here.admissible:
                 taken += 1
                 if there.invalid:
                     return "fail", f"seed {trace.seed}: {shorten(action)} is in admissible and came back as invalid"
-        if trace.views[-1].admissible == () and not trace.ended:
+        if trace.answers[-1].admissible == [] and not trace.ended:
             return "fail", f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
     if taken:
         return "pass", f"{taken} actions taken"
-    answers = [view for trace in record.played() for view in trace.views[1:]]
-    refused = sum(view.invalid for view in answers)
+    answers = [answer for trace in record.played() for answer in trace.answers[1:]]
+    refused = sum(answer.invalid for answer in answers)
     return "skip", f"no list of admissible actions; {refused} of {len(answers)} words and numbers drawn were invalid"
 
 
@@ -138,7 +140,7 @@ def invalid_text(record: Record, limits: Limits) -> Verdict:
     """A text outside of ``admissible`` is flagged as invalid, or changes and earns nothing."""
     flagged = harmless = 0
     for trace in record.texts:
-        for here, there, action in zip(trace.views, trace.views[1:], trace.actions, strict=False):
+        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
             if here.admissible is None:
                 return "skip", "no list of admissible actions: any text may be one"
             if there.invalid:
@@ -156,7 +158,7 @@ def oracle(record: Record, limits: Limits) -> Verdict:
     if not record.oracle:
         return "skip", "no oracle() that knows"
     for trace in record.oracle:
-        end = trace.views[-1]
+        end = trace.answers[-1]
         if not (end.success if end.success is not None else end.terminated and end.reward > 0):
             return "fail", f"seed {trace.seed}: not solved after its {len(trace.actions)} actions"
     lengths = [len(trace.actions) for trace in record.oracle]

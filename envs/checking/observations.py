@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from verl_turnkey.envs.checking.traces import Trace, View
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.checking.traces import Trace
 
 Status = Literal["pass", "warn", "fail", "skip"]
 Verdict = tuple[Status, str]
@@ -73,13 +74,13 @@ class Record:
         """All episodes that were played in one process, but for the threads'."""
         return [*self.first, *self.fresh, *self.group, *self.texts, *self.oracle, *self.long, *self.reused]
 
-    def views(self) -> list[View]:
+    def answers(self) -> list[Answer]:
         """All answers in ``traces``."""
-        return [view for trace in self.traces() for view in trace.views]
+        return [answer for trace in self.traces() for answer in trace.answers]
 
     def played(self) -> list[Trace]:
         """Episodes of sensible actions, each once."""
-        return [trace for trace in (*self.first, *self.group, *self.oracle) if trace.views]
+        return [trace for trace in (*self.first, *self.group, *self.oracle) if trace.answers]
 
     def groups(self) -> list[list[Trace]]:
         """The rollouts of each seed."""
@@ -88,23 +89,23 @@ class Record:
             by_seed[trace.seed].append(trace)
         return list(by_seed.values())
 
-    def anchor_rate(self, key: Callable[[View], object], start: bool = True) -> float:
+    def anchor_rate(self, key: Callable[[Answer], object], start: bool = True) -> float:
         """Share of the steps taken in a state that two or more rollouts of the group were in; nan without rollouts."""
         shared = total = 0
         for rollouts in self.groups():
-            # The last view is nobody's state to act in.
-            seen = [[key(view) for view in trace.views[0 if start else 1 : -1]] for trace in rollouts]
+            # The last answer is nobody's state to act in.
+            seen = [[key(answer) for answer in trace.answers[0 if start else 1 : -1]] for trace in rollouts]
             rollouts_with = Counter(state for states in seen for state in set(states))
             total += sum(map(len, seen))
             shared += sum(rollouts_with[state] > 1 for states in seen for state in states)
         return shared / total if total else math.nan
 
-    def comes_back(self, key: Callable[[View], object]) -> bool:
+    def comes_back(self, key: Callable[[Answer], object]) -> bool:
         """Does anything occur at two different steps of a group?"""
         for rollouts in self.groups():
             steps: dict[object, int] = {}
             for trace in rollouts:
-                if any(steps.setdefault(key(view), t) != t for t, view in enumerate(trace.views)):
+                if any(steps.setdefault(key(answer), t) != t for t, answer in enumerate(trace.answers)):
                     return True
         return False
 
@@ -121,5 +122,5 @@ class Record:
 def seconds(traces: Iterable[Trace]) -> tuple[list[float], list[float]]:
     """Seconds of every reset and of every step."""
     traces = list(traces)
-    resets = [trace.views[0].seconds for trace in traces if trace.views]
-    return resets, [view.seconds for trace in traces for view in trace.views[1:]]
+    resets = [trace.seconds[0] for trace in traces if trace.seconds]
+    return resets, [took for trace in traces for took in trace.seconds[1:]]

@@ -124,7 +124,7 @@ class _Examination:
             note("first", first)
             memory.append(tree_memory_mb())
         note("memory_mb", memory)
-        if any(not trace.views for trace in first):
+        if any(not trace.answers for trace in first):
             return  # not even a reset: nothing more to learn
         for env in envs[1:]:
             self.close(env)
@@ -206,7 +206,7 @@ def _probes(env: Env, played: Sequence[Trace], calls: Calls) -> list[Probe]:
     """What does a meaningless action earn at the start, and what right after a reward?"""
 
     def levels(trace: Trace) -> int:
-        return len({view.reward for view in trace.views[:-1] if view.reward})
+        return len({answer.reward for answer in trace.answers[:-1] if answer.reward})
 
     trace = max(played, key=levels)
     if not levels(trace):
@@ -219,12 +219,12 @@ def _probes(env: Env, played: Sequence[Trace], calls: Calls) -> list[Probe]:
             calls.step(env, again, action)
         if again.broken or again.ended or len(probes) == 5:
             break
-        here = again.views[-1]
+        here = again.answers[-1]
         if action is None or here.reward:
             calls.step(env, again, PROBE)
             if again.broken:
                 break
-            there = again.views[-1]
+            there = again.answers[-1]
             still = there.state_key == here.state_key if here.state_key is not None else there.invalid
             probes.append(Probe(here.reward, there.reward, still and not again.ended))
     return probes

@@ -75,14 +75,14 @@ def gymnasium(record: Record, limits: Limits) -> Verdict:
 
 def observation(record: Record, limits: Limits) -> Verdict:
     """Observations are text."""
-    lengths = [len(view.observation) for view in record.views()]
+    lengths = [len(answer.observation) for answer in record.answers()]
     return "pass", f"{min(lengths)} to {max(lengths)} characters"
 
 
 def info(record: Record, limits: Limits) -> Verdict:
     """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``success`` a bool, ``task`` text."""
-    view = record.first[0].views[-1]
-    absent = [name for name in ("admissible", "success") if getattr(view, name) is None]
+    answer = record.first[0].answers[-1]
+    absent = [name for name in ("admissible", "success") if getattr(answer, name) is None]
     absent += ["task"] * (not record.first[0].task)
     return "pass", f"without {', '.join(absent)}" if absent else "with admissible, success and task"
 
@@ -91,11 +91,11 @@ def flags(record: Record, limits: Limits) -> Verdict:
     """An episode ends terminated or truncated, never both."""
     ends: Counter[str] = Counter()
     for trace in record.traces():
-        for t, view in enumerate(trace.views):
-            if view.terminated and view.truncated:
+        for t, answer in enumerate(trace.answers):
+            if answer.terminated and answer.truncated:
                 return "fail", f"seed {trace.seed}, step {t - 1}: terminated and truncated are both set"
         if trace.ended:
-            ends["terminated" if trace.views[-1].terminated else "truncated"] += 1
+            ends["terminated" if trace.answers[-1].terminated else "truncated"] += 1
     return "pass", ", ".join(f"{n} {kind}" for kind, n in sorted(ends.items())) or "no episode ended"
 
 

@@ -233,7 +233,12 @@ def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list
 
 def _measures(record: Record) -> Measures:
     resets, _ = seconds(record.traces())
-    steps = [view.seconds for trace in record.traces() for view in trace.views[1:] if not view.invalid]
+    steps = [
+        took
+        for trace in record.traces()
+        for answer, took in zip(trace.answers[1:], trace.seconds[1:], strict=True)
+        if not answer.invalid
+    ]
     memory = record.memory_mb
     return Measures(
         steps_per_second=len(steps) / sum(steps) if steps else math.nan,
@@ -241,6 +246,8 @@ def _measures(record: Record) -> Measures:
         reset_ms_max=1000 * max(resets, default=math.nan),
         memory_mb=memory[0] if memory else math.nan,
         memory_mb_further=(memory[-1] - memory[0]) / (len(memory) - 1) if len(memory) > 1 else math.nan,
-        anchor_rate=record.anchor_rate(lambda view: view.observation if view.state_key is None else view.state_key),
-        anchor_rate_text=record.anchor_rate(lambda view: view.observation),
+        anchor_rate=record.anchor_rate(
+            lambda answer: answer.observation if answer.state_key is None else answer.state_key
+        ),
+        anchor_rate_text=record.anchor_rate(lambda answer: answer.observation),
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.checking.observations import Limits, Record, Verdict
 from verl_turnkey.envs.checking.play import THREADS
-from verl_turnkey.envs.checking.traces import Trace, View, shorten, world
+from verl_turnkey.envs.checking.traces import Trace, shorten, world
 
 
 def group(record: Record, limits: Limits) -> Verdict:
@@ -44,7 +45,7 @@ def seeds_differ(record: Record, limits: Limits) -> Verdict:
     """Different seeds give different starts."""
     if len(record.first) < 2:
         return "skip", "one seed only"
-    starts = {(trace.task, trace.views[0].observation, trace.views[0].state_key) for trace in record.first}
+    starts = {(trace.task, trace.answers[0].observation, trace.answers[0].state_key) for trace in record.first}
     if len(starts) == 1:
         return "warn", f"{len(record.first)} seeds, one start: right for a single fixed task, else the seed is not used"
     return "pass", f"{len(starts)} starts of {len(record.first)} seeds"
@@ -67,10 +68,10 @@ def threads(record: Record, limits: Limits) -> Verdict:
 def _start(one: Trace, other: Trace) -> str:
     if one.task != other.task:
         return f"seed {one.seed}: task {shorten(one.task)}, then {shorten(other.task)}"
-    return _difference(one.views[:1], other.views[:1], one)
+    return _difference(one.answers[:1], other.answers[:1], one)
 
 
-def _difference(one: Sequence[View], other: Sequence[View], trace: Trace) -> str:
+def _difference(one: Sequence[Answer], other: Sequence[Answer], trace: Trace) -> str:
     for t, (a, b) in enumerate(zip(one, other, strict=False)):
         if world(a) == world(b):
             continue
@@ -94,9 +95,9 @@ def _same(ones: Iterable[Trace], others: Iterable[Trace], where: str, advice: st
     steps = 0
     for one, other in zip(ones, others, strict=True):
         steps += len(one.actions)
-        if difference := _start(one, other) or _difference(one.views, other.views, one):
+        if difference := _start(one, other) or _difference(one.answers, other.answers, one):
             return "fail", f"{where}, {difference}; {advice}"
-        if len(one.views) != len(other.views):
-            found = f"{len(one.views) - 1} steps, then {len(other.views) - 1}"
+        if len(one.answers) != len(other.answers):
+            found = f"{len(one.answers) - 1} steps, then {len(other.answers) - 1}"
             return "fail", f"{where}, seed {one.seed}: {found}; {advice}"
     return "pass", f"{steps} steps alike"

@@ -6,7 +6,7 @@ import pickle
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -18,48 +18,35 @@ Env = gymnasium.Env[str, str]
 Tell = Callable[..., None]
 
 
-@dataclass(frozen=True)
-class View:
-    """What the environment answered once; of ``info`` only what has the right type."""
-
-    observation: str = ""
-    state_key: str | int | None = None
-    admissible: tuple[str, ...] | None = None
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
-    success: bool | None = None
-    invalid: bool = False
-    seconds: float = 0.0
-
-
-def world(view: View) -> tuple[object, ...]:
+def world(answer: Answer) -> tuple[object, ...]:
     """All of an answer but the key and the time; NaN is equal to itself."""
-    parts = (view.observation, view.admissible, repr(view.reward), view.terminated, view.truncated)
-    return (*parts, view.success, view.invalid)
+    parts = (answer.observation, answer.admissible, repr(answer.reward), answer.terminated, answer.truncated)
+    return (*parts, answer.success, answer.invalid)
 
 
 @dataclass
 class Trace:
-    """An episode: ``views[0]`` is the reset's, ``views[t + 1]`` the answer to ``actions[t]``."""
+    """An episode: ``answers[0]`` is the reset's, ``answers[t + 1]`` the answer to ``actions[t]``."""
 
     seed: int
     kind: str
     """the actions' origin: admissible, text, oracle"""
     task: str = ""
     actions: list[str] = field(default_factory=list)
-    views: list[View] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """that each answer took"""
     faults: list[tuple[str, str]] = field(default_factory=list)
     """property and evidence"""
 
     @property
     def ended(self) -> bool:
-        return bool(self.views) and (self.views[-1].terminated or self.views[-1].truncated)
+        return bool(self.answers) and (self.answers[-1].terminated or self.answers[-1].truncated)
 
     @property
     def broken(self) -> bool:
         """Did the environment raise, or answer what is no answer?"""
-        return len(self.views) != len(self.actions) + 1
+        return len(self.answers) != len(self.actions) + 1
 
 
 class Calls:
@@ -82,25 +69,17 @@ class Calls:
 
     def reset(self, env: Env, trace: Trace) -> None:
         what = f"reset(seed={trace.seed})"
-        answer = self._guarded(trace, "reset", what, lambda: read_reset(env.reset(seed=trace.seed)))
-        if answer is None:
-            return
-        found, seconds = answer
-        trace.task = found.info["task"]
-        trace.views.append(_view(found, what, trace.faults, seconds))
+        answer = self._answered(trace, "reset", what, lambda: read_reset(env.reset(seed=trace.seed)))
+        if answer is not None:
+            trace.task = answer.info["task"]
 
     def step(self, env: Env, trace: Trace, action: str) -> None:
         what = f"step({shorten(action)}) (seed {trace.seed}, step {len(trace.actions)})"
         trace.actions.append(action)
-        answer = self._guarded(trace, "step", what, lambda: read_step(env.step(action)))
-        if answer is None:
-            return
-        found, seconds = answer
-        trace.views.append(_view(found, what, trace.faults, seconds))
+        self._answered(trace, "step", what, lambda: read_step(env.step(action)))
 
-    def _guarded(
-        self, trace: Trace, kind: str, what: str, call: Callable[[], Answer | Fault]
-    ) -> tuple[Answer, float] | None:
+    def _answered(self, trace: Trace, kind: str, what: str, call: Callable[[], Answer | Fault]) -> Answer | None:
+        """What ``call`` gave; None when it raised, or gave no answer. The trace keeps answer, seconds and faults."""
         where = "any_text" if trace.kind == "text" and kind == "step" else "runs"
         try:
             answer, seconds = self(kind, what, call)
@@ -112,23 +91,12 @@ class Calls:
         if isinstance(answer, Fault):
             trace.faults.append((where, f"{what}: {answer.message}"))
             return None
-        return answer, seconds
-
-
-def _view(answer: Answer, what: str, faults: list[tuple[str, str]], seconds: float) -> View:
-    faults += [(fault.property, f"{what}: {fault.message}") for fault in answer.faults]
-    admissible = answer.info["admissible"]
-    return View(
-        observation=answer.observation,
-        state_key=answer.info["state_key"],
-        admissible=None if admissible is None else tuple(admissible),
-        reward=answer.reward,
-        terminated=answer.terminated,
-        truncated=answer.truncated,
-        success=answer.info["success"],
-        invalid=answer.info["invalid"],
-        seconds=seconds,
-    )
+        trace.faults += [(fault.property, f"{what}: {fault.message}") for fault in answer.faults]
+        # Nobody judges pictures and further values: they need not travel to the parent.
+        kept = {name: value for name, value in answer.info.items() if name not in ("images", "extra")}
+        trace.answers.append(replace(answer, info=kept, faults=[]))
+        trace.seconds.append(seconds)
+        return answer
 
 
 def shorten(text: str, limit: int = 40) -> str:
@@ -169,11 +137,11 @@ def drawn(rng: random.Random, vocabulary: Sequence[str]) -> Choose:
     """Admissible actions at random; without a list of them numbers, words that were shown, and ``vocabulary``."""
 
     def choose(trace: Trace) -> str | None:
-        view = trace.views[-1]
-        if view.admissible is not None:
-            return rng.choice(view.admissible) if view.admissible else None
+        answer = trace.answers[-1]
+        if answer.admissible is not None:
+            return rng.choice(answer.admissible) if answer.admissible else None
         numbers = [str(number) for number in range(21)]
-        shown_words = (trace.task + " " + view.observation[:2000]).split()
+        shown_words = (trace.task + " " + answer.observation[:2000]).split()
         return rng.choice(rng.choice([pool for pool in (numbers, shown_words, vocabulary) if pool]))
 
     return choose
