@@ -1,4 +1,4 @@
-"""Importing the user's own modules, so that the environments in them get registered."""
+"""Imports the user's own modules and functions: importing a module registers what it defines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def import_modules(names: Sequence[str]) -> None:
 
 
 def load_function(path: str, key: str) -> Callable[..., Any]:
-    """The function ``module:name``, where the module is a dotted one or a ``.py`` file; ``key`` is the configuration's.
+    """The function ``module:name``; the module is a dotted one or a ``.py`` file. ``key`` is named in errors.
 
     Raises:
         ModuleImportError: names the key, the path and what is wrong with it.

@@ -1,13 +1,13 @@
-"""How much of a machine environments may take: what is available to this process, in a container or not."""
+"""The CPUs and the memory that environments may take: those available to this process, in a container or not."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-_SHARE_OF_MEMORY = 0.5  # of what is free when a host starts; the rest is for what grows later
+_SHARE_OF_MEMORY = 0.5  # of what is free when a host starts; the rest is left to what grows later
 _CPUS_PER_HOST = 4
-_MOST_HOSTS = 4
+_MAX_HOSTS = 4
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -31,7 +31,7 @@ def free_memory_mb() -> int:
         limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
         used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
         if limit and used and limit[0] != "max":
-            # Files in the cache (a model's weights, just read) count as used, and go when memory is asked for.
+            # The page cache (a model's weights, just read) counts as used, and is dropped when memory is needed.
             stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
             names = ("inactive_file", "active_file")  # version 1 has the sums over its children beside its own
             cache = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
@@ -54,7 +54,7 @@ def _groups(controller: str) -> list[Path]:
 
 def hosts(sharers: int) -> int:
     """Host processes for one of ``sharers`` workers of this machine: one for every four of its CPUs, one to four."""
-    return min(_MOST_HOSTS, max(1, cpus() // (_CPUS_PER_HOST * sharers)))
+    return min(_MAX_HOSTS, max(1, cpus() // (_CPUS_PER_HOST * sharers)))
 
 
 def memory_for_a_host_mb(sharers: int) -> int:

@@ -1,4 +1,4 @@
-"""The client of the environment hosts: one call per step to a Ray actor in which the environments live.
+"""The client of the environment hosts: one remote call per step, to a Ray actor in which the environments live.
 
 An environment's code may block, hang, crash or be unsafe in threads. It therefore runs in other processes than the
 agent loops (see ``EnvHost``), with a deadline per call, and whatever goes wrong ends one episode with an
@@ -16,26 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
-from verl_turnkey.envs.answers import Info
+from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
-from verl_turnkey.envs.hosting.host import EnvHost, over
+from verl_turnkey.envs.hosting.host import EnvHost, not_open
 
 LIVENESS_SECONDS = 60.0  # how long a host may be silent before it is asked whether it lives, and to answer that
-PAUSE_SECONDS = 30.0  # a host lives at least so long before another one takes its place, and one that is over rests
-TRIES = 3  # hosts that one start may lose: an environment whose start kills its host must not kill them all
+PAUSE_SECONDS = 30.0  # at least, from a host's creation, or from its exceeding the restart budget, to its successor
+TRIES = 3  # hosts that one start may lose: an environment whose start kills its host must not kill every host
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the environment answered to one action."""
-
-    observation: str
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: Info
 
 
 class Episode:
@@ -48,35 +37,35 @@ class Episode:
         self.observation = observation
         self.info = info
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> Answer:
         """One step, one remote call. Raises ``EnvironmentFailure``, after which the episode is over."""
         if not self._open:
-            raise over(self._name)
+            raise not_open(self._name)
         try:
-            timeout = self._pool.step_timeout
-            step = Step(*await self._pool.call(self._host, "step", self._name, action, timeout))
+            result = await self._pool.call(self._host, "step", self._name, action, self._pool.step_timeout)
         except EnvironmentFailure:
             self._end()
             raise
-        self._latest = (step.observation, step.info)
-        if step.terminated or step.truncated:
+        observation, reward, terminated, truncated, info = result
+        self._latest = (observation, info)
+        if terminated or truncated:
             self._end()
-        return step
+        return Answer(observation, info, reward, terminated, truncated)
 
     async def clone(self) -> Episode:
         """Another open episode in the same state: its ``observation`` and ``info`` are the latest of this one.
 
         Thread-safe environments copy themselves (a method ``clone()``, or ``metadata["deepcopy"] = True``); all others
-        play this episode's actions again, after a reset with the same seed. A clone is let in at once, also when all
-        places are taken.
+        play this episode's actions again, after a reset with the same seed. A clone is admitted at once, even when the
+        host is full.
 
         Raises:
             EnvironmentFailure: of kind ``clone`` when the replay shows other states than this episode did, or the
-                class's own way fails; of another kind when the environment fails. This episode goes on, except when
-                the class's own way exceeds its deadline.
+                class's own clone fails; of another kind when the environment fails. This episode goes on, except
+                when the class's own clone exceeds its deadline.
         """
         if not self._open:
-            raise over(self._name)
+            raise not_open(self._name)
         return await self._pool.clone(self, *self._latest)
 
     def close(self) -> None:
@@ -93,22 +82,22 @@ class Episode:
 
 @dataclass(eq=False)
 class _Host:
-    """One Ray actor; its successor is another ``_Host``, so that nothing is looked for where it was not opened."""
+    """One Ray actor. Its successor is another ``_Host``, so that an episode keeps the actor that opened it."""
 
     number: int
     generation: int
     actor: Any
-    born: float
+    created: float
     load: int = 0  # episodes that are open or being opened
-    successor_due: float | None = None  # None: it takes episodes; else when another one takes its place
+    successor_due: float | None = None  # None: it takes episodes; else the time at which another host replaces it
 
 
 class HostPool:
     """Finds the named hosts, or creates them, and opens each episode where the fewest are open.
 
-    A host that dies costs the episodes open in it. Another one takes its place, and a start that met its death is tried
-    again. A host that has lost more threads and processes than it may gets no more episodes and is replaced after
-    a pause; those open in it go on to their end.
+    A host that dies costs the episodes open in it. Another one replaces it, and a start that was under way is tried
+    again. A host that exceeds its restart budget gets no more episodes and is replaced after a pause; those open in it
+    go on to their end.
 
     Every process that names the same ``namespace_tag`` shares the same hosts. To be used inside one asyncio loop of a
     process that is connected to Ray.
@@ -143,24 +132,24 @@ class HostPool:
         self._tag = namespace_tag
         self._arguments = (tuple(modules), places, sharers * count, restarts, calls)
         self._hosts = [self._new(number, 0) for number in range(count)]
-        self._turn = os.getpid()  # ties go round, and not every process begins with the same host
+        self._turn = os.getpid()  # breaks ties in turn; not every process begins with the same host
 
     def _new(self, number: int, generation: int) -> _Host:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         host = ray.remote(EnvHost).options(
-            # Beside its episodes' agent loop, not on a node that somebody keeps free of work.
+            # On the node of its agent loop, not on one that is kept free of work.
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
             name=f"turnkey_env_host_{self._tag}_{number}_{generation}",
             get_if_exists=True,
             num_cpus=0,
-            max_concurrency=10_000,  # starts that wait for a place must not keep out the steps they wait for
+            max_concurrency=10_000,  # starts that wait for room must not block the steps they wait for
         )
         return _Host(number, generation, host.remote(*self._arguments), time.monotonic())
 
     async def start(self, env_id: str, kwargs: Mapping[str, Any] | None, seed: int | None) -> Episode:
-        """Open an episode; waits for a host and for a free place. Raises ``EnvironmentFailure``."""
+        """Open an episode; waits for a host and for room in it. Raises ``EnvironmentFailure``."""
         lost = 0
         while True:
             host, name = await self._pick(), uuid4().hex
@@ -186,10 +175,10 @@ class HostPool:
                 if host.successor_due is not None and host.successor_due <= now:
                     self._hosts[host.number] = self._new(host.number, host.generation + 1)
                     self._end_unless_used(host)
-            well = [host for host in self._hosts if host.successor_due is None]
-            if well:
+            available = [host for host in self._hosts if host.successor_due is None]
+            if available:
                 self._turn += 1
-                return min(well, key=lambda host: (host.load, (host.number - self._turn) % len(self._hosts)))
+                return min(available, key=lambda host: (host.load, (host.number - self._turn) % len(self._hosts)))
             await asyncio.sleep(min(host.successor_due or now for host in self._hosts) - now)
 
     async def _open(self, host: _Host, method: str, name: str, *args: Any) -> Any:
@@ -198,7 +187,7 @@ class HostPool:
             return await self.call(host, method, name, *args)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
-                self.tell_close(host, name)  # nobody is left who could
+                self.tell_close(host, name)  # the caller is gone
             self.leave(host)
             raise
 
@@ -210,23 +199,23 @@ class HostPool:
         answer = asyncio.wrap_future(getattr(host.actor, method).remote(*args).future())
         try:
             while not (await asyncio.wait({answer}, timeout=LIVENESS_SECONDS))[0]:
-                await self._check_alive(host)  # the answer may rightly take long: its deadline runs in the host
+                await self._check_alive(host)  # a slow answer is no failure: its deadline runs in the host
             return answer.result()
-        except EnvironmentFailure as error:  # Ray's own subclass of it, with a remote traceback: keep the plain words
+        except EnvironmentFailure as error:  # Ray's own subclass of it, with a remote traceback: keep the plain message
             if error.kind == "host":
-                self._replace(host, host.born, error.message)
+                self._replace(host, host.created, error.message)
             elif error.kind == "restarts":
                 self._replace(host, time.monotonic(), error.message)
             raise EnvironmentFailure(error.kind, error.message) from None
         except RayActorError as error:
-            if isinstance(error, ActorUnavailableError):  # it may live, with episodes that nobody would close any more
+            if isinstance(error, ActorUnavailableError):  # it may be alive, with episodes that nobody would close
                 ray.kill(host.actor)
             message = f"environment host {host.number} died: {error}"
-            self._replace(host, host.born, message)
+            self._replace(host, host.created, message)
             raise EnvironmentFailure("host", message) from error
 
     async def _check_alive(self, host: _Host) -> None:
-        """A host that cannot even say how busy it is (an environment that blocks its whole process) is a lost one."""
+        """Kill a host that does not answer ``load`` either: an environment blocks its whole process."""
         import ray
 
         try:
@@ -239,19 +228,19 @@ class HostPool:
             raise EnvironmentFailure("host", message) from None
 
     def _replace(self, host: _Host, since: float, reason: str) -> None:
-        """Give a host no more episodes, and its place to another one a pause after ``since``; once for each host."""
+        """Give a host no more episodes, and replace it a pause after ``since``; once for each host."""
         if host.successor_due is None:
             host.successor_due = since + PAUSE_SECONDS
             wait = max(0.0, host.successor_due - time.monotonic())
             logger.warning("environment host %d is replaced in %.0f s: %s", host.number, wait, reason)
 
     def leave(self, host: _Host) -> None:
-        """Note that an episode on ``host`` is over."""
+        """Count an episode on ``host`` as ended."""
         host.load -= 1
         self._end_unless_used(host)
 
     def _end_unless_used(self, host: _Host) -> None:
-        """End a host that has a successor, as soon as no episode is open in it."""
+        """End a host that has been replaced, as soon as no episode is open in it."""
         import ray
 
         if host.load == 0 and self._hosts[host.number] is not host:

@@ -1,7 +1,7 @@
-"""Environments that are not thread-safe: one process for each, watched and killed by its host.
+"""Environments that are not thread-safe: one process each, watched and killed by its host.
 
-A process is started afresh (no fork of the host: no Ray, no CUDA, no threads come along), leads a session of its own,
-and reads from nowhere. What it and its descendants print goes into a ring, whose end is shown when something fails.
+A process is started afresh (no fork of the host: no Ray, no CUDA, no threads come along), leads a session of its
+own, and has no stdin. What it and its descendants print goes into a ring buffer, whose end is shown on a failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uuid import uuid4
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import reaper
 from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
-from verl_turnkey.envs.hosting.threads import overdue
+from verl_turnkey.envs.hosting.threads import deadline_exceeded
 
 BOOT_SECONDS = 120.0  # for an interpreter and gymnasium, on a machine that is busy with everything else
 _DUMP_SECONDS = 0.1
@@ -42,20 +42,20 @@ _numbers = itertools.count()
 
 
 @functools.cache
-def _family() -> tuple[str, IO[bytes]]:
-    """The mark of all environment processes of this process, and the pipe whose end makes a guard kill them."""
+def _start_reaper() -> tuple[str, IO[bytes]]:
+    """Start the reaper of this process: the mark of the processes that it kills when the returned pipe is closed."""
     mark = uuid4().hex
     command = [sys.executable, "-I", "-S", reaper.__file__, f"{mark}."]
     started = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    started.wait()  # it has forked itself away
+    started.wait()  # short: the script forks, and its parent exits
     assert started.stdin is not None
-    return mark, started.stdin  # kept, and so open, as long as this process lives
+    return mark, started.stdin  # cached, and so open as long as this process lives
 
 
-class Child:
-    """A process with one ``Player`` in it. Make it with ``spawn``."""
+class ProcessWorker:
+    """A process with one ``EnvRunner`` in it. Make it with ``spawn``."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, output: int) -> None:
         self._process = process
@@ -69,13 +69,13 @@ class Child:
         asyncio.get_running_loop().add_reader(output, self._collect)
 
     @classmethod
-    async def spawn(cls, modules: Sequence[str] = ()) -> Child:
+    async def spawn(cls, modules: Sequence[str] = ()) -> ProcessWorker:
         """Start a process and wait until it is ready for requests.
 
         Raises:
             EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.
         """
-        mark = f"{_family()[0]}.{next(_numbers)}."
+        mark = f"{_start_reaper()[0]}.{next(_numbers)}."
         variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         variables |= {reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}
         variables.setdefault("OMP_NUM_THREADS", "1")
@@ -100,37 +100,37 @@ class Child:
         finally:
             theirs.close()
             os.close(their_output)
-        child = cls(process, mark, output)
+        worker = cls(process, mark, output)
         try:
             ours.setblocking(False)
-            child._reader, child._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
-            await asyncio.wait_for(child._answer(), BOOT_SECONDS)
+            worker._reader, worker._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+            await asyncio.wait_for(worker._answer(), BOOT_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):  # before OSError: since Python 3.11 it is one
-            tail = child._tail()
-            child.kill()
+            tail = worker._tail()
+            worker.kill()
             message = f"an environment process was not ready after {BOOT_SECONDS:g} s{tail}"
             raise EnvironmentFailure("process", message) from None
         except (asyncio.IncompleteReadError, OSError):
-            raise await child._died("its start") from None
+            raise await worker._died("its start") from None
         except BaseException:
-            child.kill()
+            worker.kill()
             raise
-        return child
+        return worker
 
     async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
-        """Run a method of the player there. Out of time, or when the caller goes away, the process is killed."""
+        """Run a method of the runner. The process is killed at the deadline, or when the caller is cancelled."""
         if method == "start":
             self._collect()
-            self._ring.clear()  # the last episode's
+            self._ring.clear()  # of the last episode
         try:
             failure, result = await asyncio.wait_for(self._exchange(method, args), timeout)
         except (asyncio.TimeoutError, TimeoutError):
             with contextlib.suppress(OSError):
-                self._process.send_signal(DUMP_SIGNAL)  # it writes where it is
+                self._process.send_signal(DUMP_SIGNAL)  # faulthandler prints its stacks
             await asyncio.sleep(_DUMP_SECONDS)
             tail = self._tail()
             self.kill()
-            raise overdue(what, timeout, key, tail) from None
+            raise deadline_exceeded(what, timeout, key, tail) from None
         except (asyncio.IncompleteReadError, OSError):
             raise await self._died(what) from None
         except EnvironmentFailure:
@@ -143,7 +143,7 @@ class Child:
         return result
 
     async def retire(self, timeout: float) -> None:
-        """Close the environment and let the process end in order, within ``timeout``; then it is killed."""
+        """Close the environment and let the process exit by itself within ``timeout``; then kill it."""
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._end(), timeout)
         self.kill()
@@ -159,7 +159,7 @@ class Child:
         if hasattr(self, "_writer"):
             self._writer.transport.abort()
         with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet: the number is still this group's
+            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the id is still this group's
         loop.run_in_executor(None, self._reap)
 
     def _reap(self) -> None:
@@ -184,12 +184,12 @@ class Child:
         data = await self._reader.readexactly(size)
         try:
             return pickle.loads(data)
-        except Exception:  # the environment wrote into our connection
+        except Exception:  # the environment wrote to the connection
             raise ConnectionError from None
 
     async def _died(self, what: str) -> EnvironmentFailure:
-        """The failure that says how the process ended and what it said last."""
-        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG  # a look that leaves it to be reaped
+        """The failure that says how the process ended and what it printed last."""
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG  # does not reap it
         status = None
         for _ in range(round(_EXIT_SECONDS / 0.02)):
             with contextlib.suppress(ChildProcessError):
@@ -208,7 +208,7 @@ class Child:
         return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")
 
     def _collect(self) -> None:
-        """Take what was printed into the ring; not for ever, when it prints faster than we read."""
+        """Read what was printed into the ring buffer; a few reads at most, since it may print faster than we read."""
         for _ in range(8):
             try:
                 chunk = os.read(self._output, _RING_BYTES)

@@ -1,6 +1,6 @@
-"""The process of one environment: answers its host's requests until the host asks it to close, or is gone.
+"""The process of one environment: answers the host's requests until the host closes it or is gone.
 
-Imports neither Ray nor torch: it starts in the time that gymnasium needs, and inherits nothing of its host.
+Imports neither Ray nor torch: it starts as fast as gymnasium imports, and inherits nothing from the host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.runner import Player
+from verl_turnkey.envs.hosting.runner import EnvRunner
 
 DUMP_SIGNAL = signal.SIGUSR2
 HEADER_BYTES = 8
@@ -26,24 +26,24 @@ def frame(message: Any) -> bytes:
 
 
 def main(fd: int, modules: list[str]) -> None:
-    """Serve the socket ``fd``. Requests are (method of ``Player``, arguments), answers (failure or None, result)."""
+    """Serve the socket ``fd``. Requests are (method of ``EnvRunner``, arguments), answers (failure or None, result)."""
     os.set_inheritable(fd, False)
-    # What the environment forks or starts must neither answer in our place nor keep the connection alive.
-    me = os.getpid()
-    mine = [fd]
-    os.register_at_fork(after_in_child=lambda: os.close(mine.pop()) if mine else None)
+    # Processes that the environment forks must neither answer for this one nor keep its connection open.
+    own_pid = os.getpid()
+    open_fds = [fd]
+    os.register_at_fork(after_in_child=lambda: os.close(open_fds.pop()) if open_fds else None)
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)  # written in C: also shows where an extension module hangs
-    player = Player(modules)
+    runner = EnvRunner(modules)
     _write(fd, (None, None))  # ready
     while True:
         method, args = pickle.loads(_read(fd, int.from_bytes(_read(fd, HEADER_BYTES), "big")))
         failure = result = None
         try:
-            result = getattr(player, method)(*args)
+            result = getattr(runner, method)(*args)
         except EnvironmentFailure as error:
             failure = (error.kind, error.message)
-        if os.getpid() != me:
+        if os.getpid() != own_pid:
             os._exit(0)  # a copy that the environment forked and let return from its method
         _write(fd, (failure, result))
         if method == "close":

@@ -1,7 +1,9 @@
-"""Outlives a host, to kill what the host's environments have started: run as a script, it waits for its stdin to end.
+"""The reaper: a script that outlives a host and kills the processes which the host's environments have started.
 
-Environments start servers, browsers, planners; a host that is killed cannot clean up after them. They are found by a
-mark in their environment variables, which every descendant inherits, also one that left its process group. Standard
+It waits until its stdin is closed, which happens when the host ends, however that comes about.
+
+Environments start servers, browsers and planners; a host that is killed cannot clean them up. They are found by a mark
+in their environment variables, which every descendant inherits, even one that left its process group. Standard
 library only, and nothing of this package: the script starts in milliseconds and stays small.
 """
 
@@ -46,6 +48,6 @@ def _variables(pid: int) -> list[bytes]:
 
 if __name__ == "__main__":
     if os.fork():
-        os._exit(0)  # no child of the host any more: whoever kills a host's children does not find us
+        os._exit(0)  # not a child of the host any more: what kills a host's children does not find it
     sys.stdin.buffer.read()
     sweep(sys.argv[1])

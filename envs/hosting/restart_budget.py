@@ -1,4 +1,4 @@
-"""The restart budget: how much a host may lose before it is no accident any more."""
+"""The restart budget: how many threads and processes a host may lose before it stops opening episodes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _REASONS = 3
 _REASON_CHARS = 500
 
 
-class Losses:
-    """Counts the threads and processes lost in the last ten minutes; an episode that went well pays for one.
+class RestartBudget:
+    """Counts the threads and processes lost in the last ten minutes; a finished episode takes one off the count.
 
     Args:
         limit: losses that are allowed.
@@ -21,27 +21,27 @@ class Losses:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lost: deque[tuple[float, str]] = deque()  # when and why, the oldest first
+        self._losses: deque[tuple[float, str]] = deque()  # when and why, the oldest first
 
-    def lost(self, reason: str) -> None:
-        """Count one loss."""
-        self._lost.append((time.monotonic(), reason[:_REASON_CHARS]))
+    def spend(self, reason: str) -> None:
+        """Count a lost thread or process."""
+        self._losses.append((time.monotonic(), reason[:_REASON_CHARS]))
 
-    def gained(self) -> None:
-        """Count a success."""
-        if self._lost:
-            self._lost.popleft()
+    def refund(self) -> None:
+        """Take the oldest loss off the count, for an episode that went well."""
+        if self._losses:
+            self._losses.popleft()
 
     def check(self) -> None:
         """Raise ``EnvironmentFailure`` (kind ``restarts``) while there are more losses than allowed."""
         oldest = time.monotonic() - WINDOW_SECONDS
-        while self._lost and self._lost[0][0] < oldest:
-            self._lost.popleft()
-        if len(self._lost) > self._limit:
-            reasons = "\n".join(f"- {reason}" for _, reason in list(self._lost)[-_REASONS:])
+        while self._losses and self._losses[0][0] < oldest:
+            self._losses.popleft()
+        if len(self._losses) > self._limit:
+            reasons = "\n".join(f"- {reason}" for _, reason in list(self._losses)[-_REASONS:])
             raise EnvironmentFailure(
                 "restarts",
-                f"{len(self._lost)} environment processes or threads were lost in the last {WINDOW_SECONDS / 60:g} "
+                f"{len(self._losses)} environment processes or threads were lost in the last {WINDOW_SECONDS / 60:g} "
                 f"minutes beyond the episodes that went well, and turnkey.env.restarts allows {self._limit}. The last "
                 f"reasons:\n{reasons}",
             )

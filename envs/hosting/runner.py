@@ -1,7 +1,7 @@
-"""An environment spoken to in plain types: the one piece that runs beside environment code, in a thread or a process.
+"""Runs one environment and speaks plain types: the only code of ours in its thread or process.
 
-Whatever an environment raises comes out as an ``EnvironmentFailure``, and whatever it returns is read by the rules of
-``answers``, in plain types, so that nothing of the environment's own has to survive the way to others.
+Whatever an environment raises leaves as an ``EnvironmentFailure``, and whatever it returns is read by the rules of
+``answers`` into plain types, so that no object of the environment has to be pickled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Declared:
     memory_mb: int = 200
 
 
-class Player:
+class EnvRunner:
     """Holds one environment at a time. Not thread-safe: one call at a time.
 
     Args:
@@ -85,26 +85,26 @@ class Player:
             answer = _accepted(read_step(self._env.step(action)))
             return answer.observation, answer.reward, answer.terminated, answer.truncated, answer.info
 
-    def twin(self) -> Player | None:
-        """An independent copy of the running environment in this process; None when its class offers no way.
+    def clone(self) -> EnvRunner | None:
+        """A runner with an independent copy of the environment, in this process; None when the class offers no copy.
 
-        A class offers one with a method ``clone()``, or with ``metadata["deepcopy"] = True``.
+        A class offers a copy with a method ``clone()``, or with ``metadata["deepcopy"] = True``.
         """
         assert self._env is not None
         with _failures("clone"):
             core = self._env.unwrapped
-            if callable(clone := getattr(core, "clone", None)):
-                env = copy.deepcopy(self._env, {id(core): clone()})  # the wrappers are copied, round the clone
+            if callable(make_clone := getattr(core, "clone", None)):
+                env = copy.deepcopy(self._env, {id(core): make_clone()})  # the wrappers are copied around it
             elif type(core).metadata.get("deepcopy") is True:
                 env = copy.deepcopy(self._env)
             else:
                 return None
-            twin = Player(self._modules)
-            twin._env, twin._made_for = env, self._made_for
-            return twin
+            runner = EnvRunner(self._modules)
+            runner._env, runner._made_for = env, self._made_for
+            return runner
 
     def close(self) -> None:
-        """Close the environment, if there is one; what it raises is nobody's concern any more."""
+        """Close the environment, if there is one; what it raises is ignored."""
         env, self._env = self._env, None
         if env is not None:
             with contextlib.suppress(BaseException):

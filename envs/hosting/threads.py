@@ -1,4 +1,4 @@
-"""Thread-safe environments: many in one process, their code in threads that can be left behind."""
+"""Thread-safe environments: many in the host's process, their code in threads that can be abandoned."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.runner import Player
+from verl_turnkey.envs.hosting.runner import EnvRunner
 
 
-def overdue(what: str, timeout: float, key: str, more: str = "") -> EnvironmentFailure:
+def deadline_exceeded(what: str, timeout: float, key: str, more: str = "") -> EnvironmentFailure:
     """The failure of a call that exceeded its deadline, which the configuration key ``key`` sets."""
     return EnvironmentFailure("timeout", f"{what} took longer than {timeout:g} s; raise {key} if that is normal{more}")
 
 
-class _Lane:
-    """A thread that runs calls one after another. Left behind, not waited for, when a call hangs."""
+class _WorkerThread:
+    """A thread that runs calls one after another. It is abandoned, not joined, when a call hangs."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -48,32 +48,32 @@ class _Lane:
                 future.set_result(result)
 
 
-class Threaded:
-    """A place in the host's own process for one environment.
+class ThreadWorker:
+    """Runs the calls of one environment in threads of the host's process.
 
     Args:
-        lanes: idle threads, shared by all such places of a host; grows as more calls run at the same time.
+        idle_threads: shared by all thread workers of a host; grows as more calls run at the same time.
     """
 
-    def __init__(self, lanes: list[_Lane], player: Player) -> None:
-        self._lanes = lanes
-        self._player = player
+    def __init__(self, idle_threads: list[_WorkerThread], runner: EnvRunner) -> None:
+        self._idle_threads = idle_threads
+        self._runner = runner
         self._busy = False
 
     async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
-        """Run a method of the player. A thread that is not done in time, or whose caller goes away, is lost."""
-        lane = self._lanes.pop() if self._lanes else _Lane()
-        future = lane.submit(lambda: getattr(self._player, method)(*args))
+        """Run a method of the runner. A thread that misses its deadline, or whose caller is cancelled, is abandoned."""
+        thread = self._idle_threads.pop() if self._idle_threads else _WorkerThread()
+        future = thread.submit(lambda: getattr(self._runner, method)(*args))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
         except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
-            raise overdue(what, timeout, key) from None
+            raise deadline_exceeded(what, timeout, key) from None
         finally:
             if future.done():
-                self._lanes.append(lane)
+                self._idle_threads.append(thread)
             else:
                 self._busy = True
-                lane.abandon()
+                thread.abandon()
 
     async def retire(self, timeout: float) -> None:
         """Close the environment, in a thread and within ``timeout``, as any of its code."""
@@ -81,8 +81,8 @@ class Threaded:
             await self.call("close", (), timeout, "close", "")
 
     def kill(self) -> None:
-        """Forget it. It is closed, unless a thread that cannot be killed is still busy with it."""
+        """Close the environment without waiting, unless an abandoned thread is still busy with it."""
         if not self._busy:
-            lane = _Lane()
-            lane.submit(self._player.close)
-            lane.abandon()
+            thread = _WorkerThread()
+            thread.submit(self._runner.close)
+            thread.abandon()

@@ -1,4 +1,4 @@
-"""From what a model wrote to the action that it meant."""
+"""Parsing: from the text that a model wrote to the action in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_turnkey.envs.errors import did_you_mean
 from verl_turnkey.envs.user_modules import load_function
 
 TOOL_CALL = "json"
-"""the format that only the agent loop can read: a tool call, which the model's tokenizer and chat template define"""
+"""the format that only the agent loop can parse: a tool call, which the model's tokenizer and chat template define"""
 
 INSTRUCTIONS = {
     "plain": "Answer with your next action and nothing else.",
@@ -26,12 +26,12 @@ KEY = "turnkey.rollout.action_format"
 
 @dataclass(frozen=True)
 class ParsedAction:
-    """``action`` as the environment spells it; or None, with the ``reason`` and what kind of reason that is."""
+    """``action`` as the environment spells it; or None, with the ``reason`` and its kind."""
 
     action: str | None
     reason: str | None = None
     kind: Literal["format", "admissible"] = "format"
-    """of the reason: there is no action in the text, or there is one that does not count now"""
+    """of the reason: there is no action in the text, or one that is not admissible now"""
 
     def __post_init__(self) -> None:
         if (self.action is None) == (self.reason is None):

@@ -1,4 +1,4 @@
-"""What an episode remembers: the turns that prompts show, and what becomes of those that they no longer do."""
+"""The memory of an episode: the turns that its prompts show, and the summary of those that they no longer show."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A past step: what was seen, and what was done."""
+class PromptTurn:
+    """A past step as prompts show it."""
 
     observation: str
     action: str
-    """as later prompts show it: the action, or everything that the model wrote"""
+    """the action, or everything that the model wrote"""
 
 
-Summarize = Callable[[Sequence[Turn]], str]
-"""From the turns that are no longer shown, oldest first, to a text in their place."""
+Summarize = Callable[[Sequence[PromptTurn]], str]
+"""Makes a text of the turns that are no longer shown, oldest first."""
 
 
 class SummaryError(RuntimeError):
-    """The function of ``turnkey.rollout.summary`` raised, or returned something else than text."""
+    """The function of ``turnkey.rollout.summary`` raised, or did not return text."""
 
 
 @dataclass(frozen=True)
-class View:
+class PromptHistory:
     """What one prompt shows of the past."""
 
-    turns: Sequence[Turn] = ()
+    turns: Sequence[PromptTurn] = ()
     """oldest first"""
     summary: str = ""
     """of the turns before them"""
@@ -39,36 +39,36 @@ class Memory:
 
     Args:
         window: turns shown at most.
-        summarize: makes ``View.summary``; None: always empty. Called once for each number of turns that fell out.
+        summarize: makes ``PromptHistory.summary``; None: always empty. Called once per number of turns left out.
     """
 
     window: int
     summarize: Summarize | None = None
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[PromptTurn] = field(default_factory=list)
     _summaries: dict[int, str] = field(default_factory=dict)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: PromptTurn) -> None:
         self.turns.append(turn)
 
     @property
     def cuts(self) -> int:
-        """How often a view can be made shorter: once per turn shown, and once more for the summary."""
+        """How often the history can be made shorter: once per turn shown, and once more for the summary."""
         return min(self.window, len(self.turns)) + (self.summarize is not None)
 
-    def view(self, cut: int = 0) -> View:
-        """The last turns, without the ``cut`` oldest of those that the window holds; the summary goes last of all.
+    def history(self, cut: int = 0) -> PromptHistory:
+        """The turns in the window without the ``cut`` oldest, and the summary, which is cut last.
 
         Raises:
-            SummaryError: as its name says.
+            SummaryError: ``summarize`` raised, or did not return text.
         """
         shown = min(self.window, len(self.turns)) - cut
         if shown < 0:
-            return View()
+            return PromptHistory()
         first = len(self.turns) - shown
-        return View(self.turns[first:], self._summary(first))
+        return PromptHistory(self.turns[first:], self._summary(first))
 
     def _summary(self, turns: int) -> str:
-        """Of the first ``turns`` turns, which never change."""
+        """Of the first ``turns`` turns, which never change, so it is made once."""
         if self.summarize is None or turns == 0:
             return ""
         if turns not in self._summaries:

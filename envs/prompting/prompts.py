@@ -1,4 +1,4 @@
-"""What the model is shown: a template, the last steps, and a budget that never costs the task or the observation."""
+"""The prompt of one step: a template, the last turns, and a token budget that cuts neither task nor observation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.envs.errors import PromptTooLongError, did_you_mean
-from verl_turnkey.envs.prompting.memory import Memory, Turn, View
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
 
 FIELDS = ("task", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
 LINE_FIELDS = ("step", "observation", "action")
@@ -52,7 +52,7 @@ def build_messages(
     system: str | None,
     template: str,
     task: str,
-    history: Sequence[Turn],
+    history: Sequence[PromptTurn],
     observation: str,
     admissible: Sequence[str] | None,
     step: int | None = None,
@@ -72,11 +72,11 @@ def build_messages(
             number of this step, from 1, and ``{taken}``, the number of those before it, empty on the first one;
             ``{history}``, the past turns of the prompt, one ``line`` each, ``{shown}``, their number, empty for none,
             ``{summary}`` of those before them; and ``{format}``, the ``instruction``.
-        history: what is shown of the past, oldest first.
+        history: the past turns to show, oldest first.
         step: defaults to the one after ``history``.
         line: text of a past turn, with ``{step}``, ``{observation}`` and ``{action}``.
         instruction: how to write an action, see ``actions.INSTRUCTIONS``.
-        images: what stands before the text, in the form that chat templates of vision-language models take.
+        images: placed before the text, in the form that chat templates of vision-language models take.
     """
     step = len(history) + 1 if step is None else step
     first = step - len(history)
@@ -107,25 +107,27 @@ def build_messages(
     return [*messages, {"role": "user", "content": [*shown, {"type": "text", "text": user}] if shown else user}]
 
 
-def fit_prompt(encode: Callable[[View], list[int]], memory: Memory, budget: int) -> tuple[list[int], View]:
-    """The longest prompt within ``budget`` tokens, and what it shows of the past.
+def fit_prompt(
+    encode: Callable[[PromptHistory], list[int]], memory: Memory, budget: int
+) -> tuple[list[int], PromptHistory]:
+    """The longest prompt within ``budget`` tokens, and the history that it shows.
 
-    ``encode`` gives the token ids of the prompt with a view. The oldest turns go first, then the summary; the task and
-    the current observation stay whole.
+    ``encode`` gives the token ids of the prompt with a history. The oldest turns are cut first, then the summary; the
+    task and the current observation stay whole.
 
     Raises:
-        PromptTooLongError: not even the prompt without any past fits.
+        PromptTooLongError: not even the prompt without any history fits.
     """
-    tried: dict[int, tuple[list[int], View]] = {}
+    tried: dict[int, tuple[list[int], PromptHistory]] = {}
 
     def fits(cut: int) -> bool:
-        view = memory.view(cut)
-        tried[cut] = encode(view), view
+        history = memory.history(cut)
+        tried[cut] = encode(history), history
         return len(tried[cut][0]) <= budget
 
     if fits(0):
         return tried[0]
-    # Halving: with a long history in a small budget a search one by one would tokenize it dozens of times.
+    # Bisection: with a long history and a small budget, a linear search would tokenize it dozens of times.
     cut = bisect_left(range(memory.cuts + 1), True, lo=1, key=fits)
     if cut <= memory.cuts:
         return tried[cut]

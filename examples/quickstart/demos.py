@@ -11,7 +11,7 @@ from minigrid.core.constants import DIR_TO_VEC
 from minigrid.minigrid_env import MiniGridEnv
 
 from verl_turnkey.envs import make
-from verl_turnkey.envs.prompting.prompts import Turn
+from verl_turnkey.envs.prompting.prompts import PromptTurn
 
 # How much of the data is played how: (share of the episodes, probability of a random action at each step).
 QUALITY = ((0.45, 0.0), (0.35, 0.5), (0.2, 1.0))
@@ -25,7 +25,7 @@ class Demo:
     """What was shown, and what was done about it."""
 
     task: str
-    history: tuple[Turn, ...]
+    history: tuple[PromptTurn, ...]
     observation: str
     action: str
 
@@ -111,7 +111,7 @@ def collect(level: str, seeds: Sequence[int], history: int, max_turns: int, seed
         for _ in range(max_turns):
             action = rng.choice(info["admissible"] if rng.random() < noise else planner.best())
             demos.steps.append(Demo(task, tuple(past[max(0, len(past) - history) :]), observation, action))
-            past.append(Turn(observation, action))
+            past.append(PromptTurn(observation, action))
             observation, _, terminated, _, info = env.step(action)
             if terminated:
                 break

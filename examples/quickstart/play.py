@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.prompts import Turn, build_messages, load_template
+from verl_turnkey.envs.prompting.prompts import PromptTurn, build_messages, load_template
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Player:
     task: str
     observation: str
     info: dict[str, Any]
-    past: list[Turn] = field(default_factory=list)
+    past: list[PromptTurn] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     responses: list[list[int]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Player:
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, template: str, task: str, history: Sequence[Turn], observation: str
+    tokenizer: PreTrainedTokenizerBase, template: str, task: str, history: Sequence[PromptTurn], observation: str
 ) -> list[int]:
     """Token ids of a prompt, as the agent loop renders them."""
     messages = build_messages(
@@ -74,7 +74,7 @@ def play(
             player.prompts.append(prompt)
             player.responses.append(ids)
             player.keys.append(player.info["state_key"])
-            player.past.append(Turn(player.observation, parsed.action or text))
+            player.past.append(PromptTurn(player.observation, parsed.action or text))
             if parsed.action is None:
                 player.invalid += 1
                 continue

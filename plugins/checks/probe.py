@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.process import Child
-from verl_turnkey.envs.hosting.seats import CLOSE_SECONDS, RESET_KEY, STEP_KEY
+from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
+from verl_turnkey.envs.hosting.process import ProcessWorker
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
-from verl_turnkey.envs.prompting.memory import Memory, View
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -123,7 +123,7 @@ async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info]:
         EnvironmentFailure: as in training, where it would cost each episode.
     """
     env, rng = turnkey.env, random.Random(task.seed)
-    process = await Child.spawn(turnkey.modules)
+    process = await ProcessWorker.spawn(turnkey.modules)
     try:
         load = f"import of {task.env_id}"
         await process.call("load", (task.env_id,), env.reset_timeout, load, RESET_KEY)
@@ -160,7 +160,7 @@ def _measure(
         check_tool_template(tokenizer, **kwargs)
         kwargs["tools"] = [ACT]
 
-    def encode(past: View) -> list[int]:
+    def encode(past: PromptHistory) -> list[int]:
         messages = build_messages(
             system=turnkey.rollout.system,
             template=load_template(turnkey.rollout.template),

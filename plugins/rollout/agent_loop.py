@@ -17,9 +17,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
-from verl_turnkey.envs.hosting.pool import HostPool, Step
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.prompting.actions import TOOL_CALL, ParsedAction
-from verl_turnkey.envs.prompting.memory import Memory, SummaryError, Turn, View
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, SummaryError
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
 from verl_turnkey.envs.rewards import RewardError, compose
 from verl_turnkey.envs.tasks import COLUMN, Task
@@ -185,11 +186,7 @@ class EnvAgentLoop(AgentLoopBase):
                 parsed = await self.reader.read(turn.ids, turn.text, info["admissible"])
                 started = perf_counter()
                 # What is no action does not reach the environment: nothing changes.
-                answer = (
-                    await running.step(parsed.action)
-                    if parsed.action is not None
-                    else Step(observation, 0.0, False, False, info)
-                )
+                answer = await running.step(parsed.action) if parsed.action is not None else Answer(observation, info)
                 valid = parsed.valid and not answer.info["invalid"]
                 extra, next_extra = info.setdefault("extra", {}), answer.info.setdefault("extra", {})
                 if answer.info["invalid"] and next_extra == extra:  # a refused action brought nothing about
@@ -220,7 +217,7 @@ class EnvAgentLoop(AgentLoopBase):
                         next_extra=next_extra,
                     )
                 )
-                memory.add(Turn(observation, _said(parsed, turn.text, options.keep_thinking)))
+                memory.add(PromptTurn(observation, _said(parsed, turn.text, options.keep_thinking)))
                 observation, info = answer.observation, answer.info
                 if answer.terminated or answer.truncated:
                     break
@@ -242,7 +239,7 @@ class EnvAgentLoop(AgentLoopBase):
         """The prompt of the next step, measured here: verl would cut a long one from the left, task first."""
         images = await self._images(info.get("images") or [])
 
-        def encode(past: View) -> list[int]:
+        def encode(past: PromptHistory) -> list[int]:
             messages = build_messages(
                 system=self.options.system,
                 template=self.shared.template,

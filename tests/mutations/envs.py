@@ -7,7 +7,7 @@ ACTIONS, BASE, HOSTS, PROMPTS = (
     f"{U}/hosting/test_hosts.py",
     f"{U}/prompting/test_prompts.py",
 )
-PLAYER = f"{HOSTS} {U}/test_registry.py"
+RUNNER = f"{HOSTS} {U}/test_registry.py"
 RAY = "tests/contract/envs/hosting/test_hosts_ray.py"
 REWARDS = f"{U}/rewards"
 TESTS = {
@@ -20,13 +20,13 @@ TESTS = {
     "envs/hosting/admission.py": HOSTS,
     "envs/hosting/restart_budget.py": HOSTS,
     "envs/hosting/host.py": HOSTS,
+    "envs/hosting/instances.py": HOSTS,
     "envs/hosting/pool.py": RAY,
     "envs/hosting/threads.py": HOSTS,
-    "envs/hosting/seats.py": HOSTS,
     "envs/hosting/capacity.py": HOSTS,
     "envs/prompting/memory.py": PROMPTS,
     "envs/adapters/minigrid.py": f"{U}/adapters/test_minigrid.py",
-    "envs/hosting/runner.py": PLAYER,
+    "envs/hosting/runner.py": RUNNER,
     "envs/hosting/process.py": f"{U}/hosting/test_processes.py {HOSTS}",
     "envs/prompting/prompts.py": PROMPTS,
     "envs/registry.py": f"{U}/test_registry.py",
@@ -49,11 +49,11 @@ MUTATIONS = [
     ("envs/hosting/host.py", "if result[2] or result[3]:", "if result[2]:"),
     (
         "envs/hosting/host.py",
-        "            twin.seat.place.kill()\n            self._admission.leave(env_id, twin.seat.cost)",
-        "            twin.seat.place.kill()",
+        "            clone.instance.worker.kill()\n            self._admission.leave(env_id, clone.instance.cost)",
+        "            clone.instance.worker.kill()",
     ),
-    ("envs/hosting/admission.py", "self.leave(env_id, place.result())", "pass"),
-    ("envs/hosting/process.py", '{reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}', "{guard.MARK: mark}"),
+    ("envs/hosting/admission.py", "self.leave(env_id, grant.result())", "pass"),
+    ("envs/hosting/process.py", '{reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}', "{reaper.MARK: mark}"),
     (
         "envs/rewards/composition.py",
         "        for task in tasks:\n            task.cancel()\n",
@@ -97,24 +97,24 @@ MUTATIONS = [
     ("envs/hosting/admission.py", "self._taken + cost > self._room", "self._taken + cost >= self._room"),
     (
         "envs/hosting/host.py",
-        "                seat.place.kill()\n            self._admission.leave(env_id, cost)\n",
-        "                seat.place.kill()\n",
+        "                instance.worker.kill()\n            self._admission.leave(env_id, cost)\n",
+        "                instance.worker.kill()\n",
     ),
     ("envs/hosting/admission.py", "self.leave(env_id, cost - settled)", "self.leave(env_id, 0)"),
     (
         "envs/hosting/host.py",
         "            except BaseException:\n                self._drop(name)\n                raise",
-        "            except BaseException:\n                self._rest(name)\n                raise",
+        "            except BaseException:\n                self._release(name)\n                raise",
     ),
     ("envs/hosting/host.py", 'observation if key is None else ("key", key)', "observation"),
-    ("envs/hosting/admission.py", "self._asked.discard(env_id)", "pass"),
+    ("envs/hosting/admission.py", "self._asking.discard(env_id)", "pass"),
     (
         "envs/hosting/admission.py",
-        "            cost = await place\n            self._losses.check()",
-        "            cost = await place",
+        "            cost = await grant\n            self._budget.check()",
+        "            cost = await grant",
     ),
     ("envs/hosting/restart_budget.py", "time.monotonic() - WINDOW_SECONDS", "0.0"),
-    ("envs/hosting/restart_budget.py", "len(self._lost) > self._limit", "len(self._lost) >= self._limit"),
+    ("envs/hosting/restart_budget.py", "len(self._losses) > self._limit", "len(self._losses) >= self._limit"),
     ("envs/hosting/capacity.py", "(inner, *inner.parents)", "(inner,)"),
     ("envs/hosting/capacity.py", 'quota[0] not in ("max", "-1")', 'quota[0] != "max"'),
     ("envs/hosting/capacity.py", 'stat.get(f"total_{name}", stat.get(name, 0))', "stat.get(name, 0)"),
@@ -123,7 +123,7 @@ MUTATIONS = [
     ("envs/hosting/pool.py", 'if failure.kind not in ("host", "restarts") or', 'if failure.kind != "host" or'),
     ("envs/hosting/pool.py", "if host.load == 0 and self._hosts", "if self._hosts"),
     ("envs/hosting/pool.py", "        host.load -= 1\n", ""),
-    ("envs/hosting/seats.py", 'if failure.kind in ("timeout", "process"):', 'if failure.kind == "timeout":'),
+    ("envs/hosting/instances.py", 'if failure.kind in ("timeout", "process"):', 'if failure.kind == "timeout":'),
     ("envs/hosting/process.py", 'if not name.startswith("RAY_")}', "}"),
     ("envs/hosting/process.py", 'variables.setdefault("OMP_NUM_THREADS", "1")', "pass"),
     ("envs/hosting/threads.py", "                self._busy = True\n", ""),

@@ -7,7 +7,7 @@ import pytest
 
 from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.runner import Player
+from verl_turnkey.envs.hosting.runner import EnvRunner
 
 
 def step(observation="a room", reward=0.0, terminated=False, truncated=False, info=None, **more) -> tuple:
@@ -129,6 +129,6 @@ def test_several_faults_are_all_named():
 )
 def test_an_environment_that_cannot_be_made_is_a_failure_of_its_own_kind(env_id, kwargs, said):
     with pytest.raises(EnvironmentFailure, match=said) as raised:
-        Player().start(env_id, kwargs, 0)
+        EnvRunner().start(env_id, kwargs, 0)
     assert raised.value.kind == "make"
     assert "Traceback" not in raised.value.message

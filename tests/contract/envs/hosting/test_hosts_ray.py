@@ -52,8 +52,8 @@ def load(pool: HostPool) -> int:
 
 
 def test_the_hosts_of_a_name_are_shared(run, pool):
-    twin = HostPool(2, "t", places=2, modules=[FAULTY])  # as another process would
-    assert [a.actor._actor_id for a in pool._hosts] == [a.actor._actor_id for a in twin._hosts]
+    again = HostPool(2, "t", places=2, modules=[FAULTY])  # as another process would
+    assert [a.actor._actor_id for a in pool._hosts] == [a.actor._actor_id for a in again._hosts]
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])

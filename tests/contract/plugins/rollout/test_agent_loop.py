@@ -784,12 +784,12 @@ def test_odd_extras_cost_their_episode(tmp_path: Path, extra):
         f"        return 'here', {{'extra': {extra if extra.startswith('[') else '{chr(120): ' + extra + '}'}}}\n"
         "gymnasium.register('contract/Odd-v0', entry_point=Odd, disable_env_checker=True)\n"
     )
-    from verl_turnkey.envs.hosting.runner import Player
+    from verl_turnkey.envs.hosting.runner import EnvRunner
     from verl_turnkey.envs.user_modules import import_modules
 
     import_modules([str(module)])
     with pytest.raises(EnvironmentFailure, match=r"info\['extra'\]"):
-        Player([str(module)]).start("contract/Odd-v0", {}, 0)
+        EnvRunner([str(module)]).start("contract/Odd-v0", {}, 0)
 
 
 def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: Path, caplog):

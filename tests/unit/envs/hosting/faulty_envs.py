@@ -198,11 +198,11 @@ class Cloned(Safe):
     """Copies itself."""
 
     def clone(self) -> Cloned:
-        twin = Cloned(self.on_reset, self.limit)
-        twin.taken, twin.path = self.taken, [*self.path, "cloned"]
+        clone = Cloned(self.on_reset, self.limit)
+        clone.taken, clone.path = self.taken, [*self.path, "cloned"]
         if "refuse" in self.path:
             raise RuntimeError("not now")
-        return twin
+        return clone
 
 
 gymnasium.register("test/Faulty-v0", entry_point=Faulty)

@@ -20,7 +20,7 @@ import pytest
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
 from verl_turnkey.envs.hosting.host import EnvHost
-from verl_turnkey.envs.hosting.restart_budget import Losses
+from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.runner import Declared
 from verl_turnkey.envs.user_modules import import_modules
 
@@ -513,7 +513,7 @@ def test_who_is_let_in_and_goes_away_at_the_same_moment_leaves_the_place(run, ma
         start = asyncio.create_task(opened(host, SAFE))
         await asyncio.sleep(0)
         assert (await host.load())["waiting"] == 1
-        host._rest(first[0])  # lets the start in, which is cancelled before it knows
+        host._release(first[0])  # lets the start in, which is cancelled before it knows
         assert (await host.load())["waiting"] == 0
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
@@ -683,31 +683,31 @@ def test_the_restart_budget(run, made):
     run(main())
 
 
-def test_losses_show_the_last_reasons_only():
-    losses = Losses(9)
+def test_the_restart_budget_shows_the_last_reasons_only():
+    budget = RestartBudget(9)
     for n in range(9):
-        losses.lost(f"reason {n} " + "x" * 1000)
-    losses.check()
-    losses.lost("reason 9")
+        budget.spend(f"reason {n} " + "x" * 1000)
+    budget.check()
+    budget.spend("reason 9")
     with pytest.raises(EnvironmentFailure) as caught:
-        losses.check()
+        budget.check()
     assert [f"reason {n}" in caught.value.message for n in (6, 7, 8, 9)] == [False, True, True, True]
     assert len(caught.value.message) < 2000
-    losses.gained()
-    losses.check()
+    budget.refund()
+    budget.check()
 
 
 def test_losses_count_for_ten_minutes(monkeypatch):
     times = iter([0.0, 500.0, 599.0, 599.0, 601.0, 1101.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
-    losses = Losses(1)
+    budget = RestartBudget(1)
     for _ in range(3):
-        losses.lost("a stall")
+        budget.spend("a stall")
     with pytest.raises(EnvironmentFailure, match="3 environment processes or threads"):
-        losses.check()
+        budget.check()
     with pytest.raises(EnvironmentFailure, match="2 environment processes or threads"):
-        losses.check()
-    losses.check()
+        budget.check()
+    budget.check()
 
 
 # --- clones -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_turnkey.envs import EnvironmentFailure
-from verl_turnkey.envs.hosting.process import Child
+from verl_turnkey.envs.hosting.process import ProcessWorker
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,10 @@ def test_every_signal_that_kills_is_told(monkeypatch, tmp_path, number, name):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, as some programs put there
 
     async def main():
-        child = await Child.spawn()
-        os.kill(child._process.pid, number)
+        worker = await ProcessWorker.spawn()
+        os.kill(worker._process.pid, number)
         with pytest.raises(EnvironmentFailure, match=f"was killed by {name} during a test"):
-            await child.call("close", (), 20.0, "a test", "key")
+            await worker.call("close", (), 20.0, "a test", "key")
 
     assert isinstance(sys.path[-1], Path)
     asyncio.run(main())
@@ -42,11 +42,11 @@ def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kep
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
 
     async def variables():
-        child = await Child.spawn()
+        worker = await ProcessWorker.spawn()
         try:
-            return Path(f"/proc/{child._process.pid}/environ").read_text().split("\0")
+            return Path(f"/proc/{worker._process.pid}/environ").read_text().split("\0")
         finally:
-            child.kill()
+            worker.kill()
 
     found = dict(entry.split("=", 1) for entry in asyncio.run(variables()) if entry)
     assert found["CUDA_VISIBLE_DEVICES"] == ""

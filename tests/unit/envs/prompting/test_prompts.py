@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_turnkey.envs import PromptTooLongError
-from verl_turnkey.envs.prompting.memory import Memory, SummaryError, Turn, View
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, SummaryError
 from verl_turnkey.envs.prompting.prompts import (
     LINE_FIELDS,
     TEMPLATES,
@@ -19,7 +19,7 @@ from verl_turnkey.envs.prompting.prompts import (
     load_template,
 )
 
-HISTORY = [Turn("a {task} wall", "turn left"), Turn("free", "go forward")]
+HISTORY = [PromptTurn("a {task} wall", "turn left"), PromptTurn("free", "go forward")]
 SHIPPED = sorted(path.stem for path in TEMPLATES.glob("*.txt"))
 
 
@@ -33,7 +33,7 @@ def user(template: str, **changes) -> str:
 def past(turns: int, window: int, **options) -> Memory:
     memory = Memory(window, **options)
     for number in range(turns):
-        memory.add(Turn(f"o{number}", f"a{number}"))
+        memory.add(PromptTurn(f"o{number}", f"a{number}"))
     return memory
 
 
@@ -119,7 +119,9 @@ def test_a_line_has_fields_of_its_own():
 @given(st.text(st.characters()), st.text(st.characters()))
 def test_any_text_becomes_a_prompt(observation, action):
     """Also half surrogate pairs, which no tokenizer takes."""
-    shown = user("{step}{history}|{observation}", observation=observation, history=[Turn("", action)], line="{action}")
+    shown = user(
+        "{step}{history}|{observation}", observation=observation, history=[PromptTurn("", action)], line="{action}"
+    )
     assert shown.encode("utf-8").decode("utf-8") == shown
     if not any("\ud800" <= character <= "\udfff" for character in observation + action):
         assert shown == f"2{action}|{observation}"
@@ -142,18 +144,18 @@ def test_the_window_moves_and_the_rest_is_summarized_once():
         return " ".join(turn.action for turn in turns)
 
     memory = past(4, window=3, summarize=summarize)
-    assert memory.view() == View(memory.turns[1:], "a0")
-    assert memory.view(1) == View(memory.turns[2:], "a0 a1")
-    assert memory.view(3) == View([], "a0 a1 a2 a3")
-    assert memory.view(4) == View()
+    assert memory.history() == PromptHistory(memory.turns[1:], "a0")
+    assert memory.history(1) == PromptHistory(memory.turns[2:], "a0 a1")
+    assert memory.history(3) == PromptHistory([], "a0 a1 a2 a3")
+    assert memory.history(4) == PromptHistory()
     assert memory.cuts == 4
-    assert memory.view() == View(memory.turns[1:], "a0")
+    assert memory.history() == PromptHistory(memory.turns[1:], "a0")
     assert asked == [1, 2, 4]
 
 
 def test_nothing_fell_out_yet():
     memory = past(2, window=3, summarize=lambda turns: pytest.fail("there is nothing to summarize"))
-    assert memory.view() == View(memory.turns)
+    assert memory.history() == PromptHistory(memory.turns)
 
 
 @pytest.mark.parametrize(
@@ -161,37 +163,37 @@ def test_nothing_fell_out_yet():
 )
 def test_a_summary_that_cannot_be_had_names_its_key(summarize, words):
     with pytest.raises(SummaryError, match=rf"turnkey\.rollout\.summary {words}"):
-        past(3, window=1, summarize=summarize).view()
+        past(3, window=1, summarize=summarize).history()
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------
 
 
-def cost(view: View) -> list[int]:
-    return [0] * (10 + 10 * len(view.turns) + len(view.summary))
+def cost(history: PromptHistory) -> list[int]:
+    return [0] * (10 + 10 * len(history.turns) + len(history.summary))
 
 
 @pytest.mark.parametrize(("budget", "shown"), [(100, 5), (60, 5), (59, 4), (31, 2), (20, 1), (19, 0), (10, 0)])
 def test_the_oldest_turns_go_first(budget, shown):
     memory = past(7, window=5)
-    ids, view = fit_prompt(cost, memory, budget)
-    assert view == View(memory.turns[7 - shown :])
-    assert ids == cost(view)
+    ids, history = fit_prompt(cost, memory, budget)
+    assert history == PromptHistory(memory.turns[7 - shown :])
+    assert ids == cost(history)
 
 
 @pytest.mark.parametrize(("budget", "shown", "summary"), [(28, 1, "xxxxx"), (15, 0, "xxxxx"), (14, 0, ""), (10, 0, "")])
 def test_the_summary_goes_last(budget, shown, summary):
-    ids, view = fit_prompt(cost, past(7, window=3, summarize=lambda turns: "xxxxx"), budget)
-    assert (len(view.turns), view.summary) == (shown, summary)
+    ids, history = fit_prompt(cost, past(7, window=3, summarize=lambda turns: "xxxxx"), budget)
+    assert (len(history.turns), history.summary) == (shown, summary)
     assert len(ids) <= budget
 
 
 def test_few_prompts_are_tried():
     tried = []
 
-    def encode(view: View) -> list[int]:
-        tried.append(len(view.turns))
-        return cost(view)
+    def encode(history: PromptHistory) -> list[int]:
+        tried.append(len(history.turns))
+        return cost(history)
 
     assert len(fit_prompt(encode, past(50, window=50), 137)[1].turns) == 12
     assert len(tried) <= 8

@@ -1,0 +1,139 @@
+"""The environment instances of a host: making, reusing and calling them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting import capacity
+from verl_turnkey.envs.hosting.admission import Admission
+from verl_turnkey.envs.hosting.process import ProcessWorker
+from verl_turnkey.envs.hosting.restart_budget import RestartBudget
+from verl_turnkey.envs.hosting.runner import Declared, EnvRunner
+from verl_turnkey.envs.hosting.threads import ThreadWorker
+
+CLOSE_SECONDS = 5.0  # an environment that is not needed any more has these to close itself
+RESET_KEY, STEP_KEY = "turnkey.env.reset_timeout", "turnkey.env.step_timeout"
+
+
+Worker = ThreadWorker | ProcessWorker
+
+
+@dataclass(eq=False)
+class Instance:
+    """An environment that exists, where it runs, and what it was made for."""
+
+    worker: Worker
+    env_id: str
+    made_for: str
+    cost: int
+
+
+class InstancePool:
+    """Makes environments, keeps idle ones as long as there is room, and limits how many are called at once.
+
+    Args:
+        modules, sharers, calls: see ``EnvHost``.
+        admission: the host's capacity, and what the classes declare.
+        budget: spent on the threads and processes that are lost.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        sharers: int,
+        calls: int | Literal["auto"],
+        admission: Admission,
+        budget: RestartBudget,
+    ) -> None:
+        self._modules = tuple(modules)
+        self._admission = admission
+        self._budget = budget
+        self._calls = asyncio.Semaphore(capacity.calls_at_once(sharers) if calls == "auto" else calls)
+        self._starts = asyncio.Semaphore(capacity.starts_at_once(sharers))
+        self._idle_threads: list[Any] = []
+        self._background: set[asyncio.Task[None]] = set()
+        self.idle: list[Instance] = []  # least recently used first
+
+    async def acquire(self, env_id: str, made_for: str, timeout: float) -> Instance:
+        """An idle environment that was made for the same arguments, else a new one. Raises ``EnvironmentFailure``."""
+        instance = self._reuse(env_id, made_for)
+        if instance is None:
+            return Instance(await self._new_worker(env_id, timeout), env_id, made_for, 0)
+        instance.made_for = made_for
+        return instance
+
+    def release(self, instance: Instance) -> None:
+        """Keep an environment, idle, for another episode."""
+        self.idle.append(instance)
+
+    def clone(self, instance: Instance, runner: EnvRunner) -> Instance:
+        """An instance for the copy of a thread-safe environment, which ``runner`` holds; its room is taken."""
+        cost = self._admission.take(instance.env_id)
+        return Instance(ThreadWorker(self._idle_threads, runner), instance.env_id, instance.made_for, cost)
+
+    async def call(self, worker: Worker, method: str, args: tuple[Any, ...], timeout: float, what: str) -> Any:
+        """Run environment code, when it is its turn. A thread or process that is lost is spent from the budget."""
+        key = STEP_KEY if method == "step" else RESET_KEY
+        async with self._calls:
+            try:
+                return await worker.call(method, args, timeout, what, key)
+            except EnvironmentFailure as failure:
+                if failure.kind in ("timeout", "process"):
+                    self._budget.spend(str(failure))
+                raise
+
+    async def shutdown(self) -> None:
+        """Close the idle instances, and wait for all that are being closed."""
+        while self.idle:
+            self._retire(self.idle.pop().worker)
+        while self._background:
+            await asyncio.wait(self._background)
+
+    def _reuse(self, env_id: str, made_for: str) -> Instance | None:
+        """An idle environment for these arguments; else None, with room made for a new one."""
+        for position in reversed(range(len(self.idle))):
+            if self.idle[position].made_for == made_for:
+                return self.idle.pop(position)
+        if self._is_full():
+            for position, instance in enumerate(self.idle):
+                if instance.env_id == env_id:  # its process has imported the class already
+                    return self.idle.pop(position)
+        while self._is_full():
+            self._retire(self.idle.pop(0).worker)
+        return None
+
+    def _is_full(self) -> bool:
+        return bool(self.idle) and self._admission.is_exceeded_by(sum(instance.cost for instance in self.idle))
+
+    def _retire(self, worker: Worker) -> None:
+        task = asyncio.create_task(worker.retire(CLOSE_SECONDS))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _new_worker(self, env_id: str, timeout: float) -> Worker:
+        if not self._is_thread_safe(env_id):
+            async with self._starts:
+                if not self._is_thread_safe(env_id):  # nobody has found out that it is while this one waited
+                    try:
+                        worker = await ProcessWorker.spawn(self._modules)
+                    except EnvironmentFailure as failure:
+                        self._budget.spend(str(failure))
+                        raise
+                    try:
+                        declared = await self.call(worker, "load", (env_id,), timeout, f"import of {env_id}")
+                    except BaseException:
+                        worker.kill()
+                        raise
+                    if declared is not None:
+                        self._admission.declared[env_id] = declared
+                    if not self._is_thread_safe(env_id):
+                        return worker
+                    self._retire(worker)
+        return ThreadWorker(self._idle_threads, EnvRunner(self._modules))
+
+    def _is_thread_safe(self, env_id: str) -> bool:
+        return self._admission.declared.get(env_id, Declared()).thread_safe
