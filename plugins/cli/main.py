@@ -262,7 +262,7 @@ def keys() -> None:
 
 @app.command()
 def tables() -> None:
-    """In a clone of the repository: write every table of README and docs that is made from the code."""
+    """In a clone of the repository: write what README, docs and recipes take from the code, tables and parameters."""
     from verl_turnkey.plugins.cli import checkout
     from verl_turnkey.plugins.cli.tables import write
 

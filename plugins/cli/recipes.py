@@ -1,4 +1,7 @@
-"""The recipe files, written from the dataclasses: ``turnkey recipe NAME`` prints one, a test compares them all."""
+"""The recipe files hold what a recipe sets; their parameters, defaults and comments are the dataclasses'.
+
+``turnkey tables`` writes these parts of the files anew, and a test compares them.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +9,41 @@ import ast
 import inspect
 import io
 import json
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, estimators
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, UpdateConfig, closest
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.verl_api.ledger import loss_names
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
 
-HEADER = """\
+# A new file, before its title and its parameters are filled in.
+METHOD = """\
 # @package _global_
-# {title}
-# Written by `turnkey recipe {name}`: every parameter with its default, so that any can be overridden without a plus.
+#
+defaults: [base, _self_]
+algorithm:
+  adv_estimator: {name}
+turnkey:
+  credit: {{}}
 """
-
-VERL_KEYS: dict[str, Any] = {
-    "trainer": {"v1": {"trainer_mode": "turnkey_sync"}},
-    "actor_rollout_ref": {
-        "actor": {"use_dynamic_bsz": True},
-        # The rollout's and the reference's log_prob_use_dynamic_bsz follow it.
-        "rollout": {
-            "calculate_log_probs": True,
-            "agent": {"default_agent_loop": "turnkey_env"},
-        },
-    },
-    # A row per step: verl's 100,000 rows are a batch of long episodes and what is generated meanwhile.
-    "transfer_queue": {"backend": {"SimpleStorage": {"total_storage_size": None}}},
-}
-
-
-# What a method or a loss asks of verl, and of the node ``turnkey:``, beside its own parameters.
-FURTHER_KEYS: dict[str, dict[str, Any]] = {
-    "seeupo": {
-        "actor_rollout_ref": {
-            "actor": {"policy_loss": {"loss_mode": "gspo"}, "loss_agg_mode": "seq-mean-token-mean"},
-        }
-    },
-    "loss/a3po": {
-        "algorithm": {"rollout_correction": {"bypass_mode": True}},
-        "actor_rollout_ref": {"rollout": {"calculate_log_probs": True}},
-    },
-    "loss/rebel": {"actor_rollout_ref": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}}},
-}
-UPDATES = {"seeupo": UpdateConfig(order="reverse_turns")}
+LOSS = """\
+# @package _global_
+#
+actor_rollout_ref:
+  actor:
+    policy_loss:
+      loss_mode: {name}
+turnkey:
+  loss: {{}}
+"""
 
 
 def shipped() -> dict[str, EstimatorSpec]:
@@ -79,72 +69,59 @@ def loss_recipes() -> list[str]:
     return [f"loss/{name}" for name in shipped_losses()]
 
 
-def render(name: str) -> str:
-    """The YAML text of recipe ``name``, ``loss/<name>`` for a policy loss.
+def render(recipe: str) -> str:
+    """The text of a new file for a method, or for a policy loss, ``loss/<name>``."""
+    new = LOSS if recipe.startswith("loss/") else METHOD
+    return updated(recipe, new.format(name=recipe.removeprefix("loss/")))
+
+
+def updated(recipe: str, text: str) -> str:
+    """The ``text`` of a recipe's file, with its title and the parameters as the code has them now.
+
+    ``base`` holds the whole node ``turnkey:``, a method ``turnkey.credit``, ``loss/<name>`` ``turnkey.loss``.
 
     Raises:
-        ValueError: there is no such recipe; names the closest.
+        ValueError: the file lacks the key under which the parameters stand.
     """
-    if name.startswith("loss/") and name in loss_recipes():
-        return _render_loss(name)
-    if name not in names():
-        raise ValueError(f"there is no recipe {name!r}{closest(name, [*names(), *loss_recipes()])}")
-    spec = estimators().get(name)
-    algorithm: dict[str, Any] = {"algorithm": {"adv_estimator": None}}  # verl's default would train another method
-    if spec is None:
-        title = "Step rows and everything around them, for an estimator of your own or one of verl's."
-    else:
-        title = f"{spec.summary} ({spec.paper})"
-        algorithm = {"algorithm": {"adv_estimator": name}}
-        if "value" in spec.needs:
-            algorithm["critic"] = {"enable": True}
-    lines = list(_yaml(_merged(_merged(algorithm, VERL_KEYS), FURTHER_KEYS.get(name, {})), 0))
-    node = TurnkeyConfig(update=UPDATES.get(name, UpdateConfig()))
-    lines += ["turnkey:", *_node(node, spec.params() if spec else None)]
-    return HEADER.format(title=title, name=name) + "\n".join(lines) + "\n"
+    if recipe == "base":
+        return _with(text, "turnkey:", TurnkeyConfig(), recipe)
+    of_loss = recipe.startswith("loss/")
+    spec = shipped_losses()[recipe.removeprefix("loss/")] if of_loss else estimators()[recipe]
+    package, _, rest = text.split("\n", 2)
+    titled = f"{package}\n# {spec.summary} ({spec.paper})\n{rest}"
+    return _with(titled, "  loss:" if of_loss else "  credit:", spec.params(), recipe)
 
 
-def _render_loss(recipe: str) -> str:
-    name = recipe.removeprefix("loss/")
-    spec = shipped_losses()[name]
-    keys = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": name}}}}
-    lines = list(_yaml(_merged(keys, FURTHER_KEYS.get(recipe, {})), 0))
-    lines += ["turnkey:", "  loss:", *_dataclass(spec.params(), 4)]
-    return HEADER.format(title=f"{spec.summary} ({spec.paper})", name=recipe) + "\n".join(lines) + "\n"
+def _with(text: str, key: str, params: Any, recipe: str) -> str:
+    indent = len(key) - len(key.lstrip()) + 2
+    block = re.compile(rf"^{key}.*\n(?:{' ' * indent}.*\n)*", re.MULTILINE)
+    if not block.search(text):
+        raise ValueError(f"{recipe}.yaml: expected a line {key!r}, for the parameters under it")
+    return block.sub(lambda _: "".join(f"{line}\n" for line in _node(key, params, indent)), text, count=1)
 
 
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    nodes = {key: _merged(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(one[key], dict)}
-    return {**one, **other, **nodes}
+def write(root: Path) -> list[Path]:
+    """Update every recipe file under ``root``, make those that are not there; returns what changed."""
+    changed = []
+    for recipe in [*names(), *loss_recipes()]:
+        file = root / "recipe" / "config" / "turnkey" / f"{recipe}.yaml"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if text != (new := updated(recipe, text) if text else render(recipe)):
+            file.write_text(new, encoding="utf-8")
+            changed.append(file)
+    return changed
 
 
-def _node(node: TurnkeyConfig, params: Any) -> Iterator[str]:
+def _node(key: str, node: Any, indent: int) -> Iterator[str]:
+    yield key if fields(node) else f"{key} {{}}"
+    docs = attribute_docs(type(node))
     for entry in fields(node):
-        value = getattr(node, entry.name)
-        if entry.name == "credit" and params is not None:
-            value = params
+        value, name = getattr(node, entry.name), f"{' ' * indent}{entry.name}:"
         if is_dataclass(value):
-            yield f"  {entry.name}:"
-            yield from _dataclass(value, 4)
+            yield from _node(name, value, indent + 2)
         else:
-            yield from _comment(attribute_docs(type(node)).get(entry.name), 2)
-            yield f"  {entry.name}: {scalar(value)}"
-
-
-def _dataclass(value: Any, indent: int) -> Iterator[str]:
-    docs = attribute_docs(type(value))
-    for entry in fields(value):
-        yield from _comment(docs.get(entry.name), indent)
-        yield f"{' ' * indent}{entry.name}: {scalar(getattr(value, entry.name))}"
-
-
-def _yaml(tree: dict[str, Any], indent: int) -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield f"{' ' * indent}{key}:"
-            yield from _yaml(value, indent + 2)
-        else:
-            yield f"{' ' * indent}{key}: {scalar(value)}"
+            yield from (f"{' ' * indent}# {line}" for line in textwrap.wrap(docs.get(entry.name, ""), 118 - indent))
+            yield f"{name} {scalar(value)}"
 
 
 def scalar(value: Any) -> str:
@@ -152,11 +129,6 @@ def scalar(value: Any) -> str:
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")
     return value if isinstance(value, str) and value.replace("_", "a").isalnum() else json.dumps(value)
-
-
-def _comment(text: str | None, indent: int) -> Iterator[str]:
-    for line in textwrap.wrap(text or "", 110 - indent):
-        yield f"{' ' * indent}# {line}"
 
 
 def attribute_docs(cls: type) -> dict[str, str]:

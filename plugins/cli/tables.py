@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec
+from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
-
-# The two nodes whose keys depend on what is chosen; everything else documents itself.
-CHOSEN = {
-    "credit": "parameters of the method, see its page",
-    "loss": "parameters of the policy loss; verl's own losses take none here",
-}
 
 
 def methods() -> str:
@@ -95,7 +90,7 @@ def keys() -> str:
 
 
 def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
-    docs = CHOSEN | attribute_docs(type(node))
+    docs = attribute_docs(type(node))
     for entry in fields(node):
         key, value = f"{where}.{entry.name}", getattr(node, entry.name)
         if is_dataclass(value):
@@ -129,8 +124,8 @@ def between(text: str, marker: str) -> tuple[int, int]:
 
 
 def write(root: Path) -> list[Path]:
-    """Put every table into its page under ``root``; returns the pages that changed."""
-    changed = {}
+    """Put every table into its page under ``root``, and the parameters into the recipes; returns what changed."""
+    changed = dict.fromkeys(recipes.write(root))
     for name, marker, table in PLACES:
         page = root / name
         text = page.read_text(encoding="utf-8")

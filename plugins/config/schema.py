@@ -1,7 +1,7 @@
 """The ``turnkey:`` node as dataclasses.
 
 The same dataclasses are parsed in the driver before Ray starts, in the trainer and in every agent-loop worker; the
-recipe files are written from them (``turnkey recipe NAME``), so each parameter has one definition and one default.
+parameters in the recipe files are written from them (``turnkey tables``), so each has one definition and one default.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ class TurnkeyConfig:
     """The whole node. ``credit`` and ``loss`` are parsed by the estimator's and the loss's own dataclass."""
 
     credit: dict[str, Any] = field(default_factory=dict)
+    """parameters of the method, see its page"""
     loss: dict[str, Any] = field(default_factory=dict)
+    """parameters of the policy loss; verl's own losses take none here"""
     env: EnvConfig = field(default_factory=EnvConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)

@@ -23,7 +23,7 @@ TESTS = {
     "plugins/credit/metrics.py": f"tests/unit/plugins/credit/test_metrics.py {STEP}",
     "plugins/actor/phases.py": PHASES,
     "plugins/checks/probe.py": CONFIG,
-    "plugins/cli/recipes.py": "tests/unit/docs",
+    "plugins/cli/recipes.py": "tests/unit/plugins/cli/test_recipes.py",
     "plugins/verl_api/ledger.py": f"{C}/test_registration.py",
     "plugins/credit/rows.py": f"{STEP} {ROWS}",
     "plugins/verl_api/internals.py": REFILLS,

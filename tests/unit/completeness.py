@@ -53,7 +53,7 @@ def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
     for name, module in names.items():
         tests = f"tests/unit/{here}/test_{module}.py"
         yield from _absent(root, f"docs/methods/{name}.md", f"write the page of the estimator {name}")
-        yield from _absent(root, f"recipe/config/turnkey/{name}.yaml", f"`turnkey recipe {name}` prints it")
+        yield from _absent(root, f"recipe/config/turnkey/{name}.yaml", "run `turnkey tables`")
         yield from _without(root, "docs/methods.md", f"](methods/{name}.md)", "run `turnkey tables`")
         yield from _without(root, "README.md", f"](docs/methods/{name}.md)", "run `turnkey tables`")
         if not any(_says(test, name) and _against(test, name) for test in _tests([root / tests])):
@@ -86,7 +86,7 @@ def _losses(root: Path, names: dict[str, str]) -> Iterator[str]:
         if name not in headings:
             yield f"docs/losses.md has no section on {name}: write it under the heading `## {name}`"
         yield from _without(root, "docs/losses.md", f"| `+turnkey/loss={name}` |", "run `turnkey tables`")
-        yield from _absent(root, f"recipe/config/turnkey/loss/{name}.yaml", f"`turnkey recipe loss/{name}` prints it")
+        yield from _absent(root, f"recipe/config/turnkey/loss/{name}.yaml", "run `turnkey tables`")
         if not any(_says(test, name) and _compares(test) for test in tests):
             yield (
                 f"tests/unit/losses/test_{name}.py: no test compares a number of the loss {name!r}: call "

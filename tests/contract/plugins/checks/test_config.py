@@ -80,11 +80,6 @@ def test_every_group_has_a_test_above():
     assert groups("loss") == sorted(["vanilla", *recipes.shipped_losses()])
 
 
-@pytest.mark.parametrize("name", [*recipes.names(), *recipes.loss_recipes()])
-def test_recipe_files_are_what_the_dataclasses_say(name):
-    assert (config_dir() / "turnkey" / f"{name}.yaml").read_text() == recipes.render(name)
-
-
 def test_a_package_that_is_not_installed_is_named_before_ray(compose: Compose, monkeypatch: pytest.MonkeyPatch):
     config = compose("+turnkey=proxmo", "+turnkey/env=babyai")
     checked(config)
