@@ -1,4 +1,4 @@
-"""Policy losses: how the policy moves, given the credit of its turns.
+"""Policy losses: they turn advantages into an update of the policy.
 
 >>> import torch
 >>> from verl_turnkey.losses import policy_loss

@@ -44,14 +44,14 @@ def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
         log pi_prox = (1 - a) log pi_beh + a log pi              a constant
         loss        = -(pi_prox / pi_beh) min(u A, clip(u) A)    u = pi / pi_prox; 0 where pi_prox / pi_beh > weight_cap
 
-    ``old_log_prob`` is the behaviour policy's. ``staleness``, a row's or a token's, is how many weight versions older
-    it is than the weights before this update: 0 on policy. Where a = 0 this is PPO against the behaviour policy, by
-    default up to a staleness of 1; the staler a row, the nearer the proximal policy is to the current one, and the
-    wider the clip. A token beyond ``weight_cap`` still counts in the mean.
+    ``old_log_prob`` is the behaviour policy's. ``staleness`` is the number of weight versions between the rollout of a
+    row (or token) and the weights before this update: 0 on policy. Where a = 0 this is PPO against the behaviour
+    policy, by default up to a staleness of 1. With growing staleness the proximal policy approaches the current one,
+    and the clip range gets wider. A token beyond ``weight_cap`` has no gradient but still counts in the mean.
 
     Source: arXiv:2512.06547, after AReaL's documentation (prox_approx, log-linear) and code, which reads the current
-    version before the update; the cap is its example's rejection of tokens. The formula with the version that the
-    update makes, whose proximal policy is the weights before it, is ``"after_update"``.
+    version before the update; the cap is the token rejection of its example. ``"after_update"`` counts up to the
+    version that the update creates, so that the proximal policy is the weights before it.
     """
     distance = inputs.extra["staleness"] + (params.current_version == "after_update")
     a = ((distance - 1) / distance.clamp(min=1)).clamp(0, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from verl_turnkey.advantage.params import check
 from verl_turnkey.losses.registry import LossInputs
 
-#: Log-ratios beyond it are cut: its exp, times any advantage, is far from overflow, and no useful ratio is that large.
+#: Log-ratios are clamped to it: exp(20) times any advantage is far from overflow, and no useful ratio is that large.
 MAX_LOG_RATIO = 20.0
 
 
@@ -20,7 +20,7 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Where the minimum of the surrogate is its constant side: there the gradient is zero."""
+    """Where the surrogate's minimum is its constant (clipped) side, so that the gradient is zero."""
     return ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
 
 
@@ -39,7 +39,8 @@ def describe(
     with torch.no_grad():
         tokens = inputs.mask.sum().clamp(min=1)
         log_ratio = (inputs.log_prob - inputs.old_log_prob) * inputs.mask
-        # Every key always: verl adds metrics up over micro-batches and ranks, and one may hold no token of the model.
+        # All keys are always present: verl adds metrics up over micro-batches and ranks, and one may hold no model
+        # token.
         of_tokens = ratio[inputs.mask] if inputs.mask.any() else ratio.new_ones(1)
         metrics = {
             "pg_clipfrac": (clipped(ratio, inputs.advantages, low, high) & inputs.mask).sum() / tokens,

@@ -1,4 +1,4 @@
-"""HDPO: a second term for tool efficiency, over the rollouts that have one."""
+"""HDPO: a second term for tool efficiency, over the rollouts with a tool advantage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PSFT: supervised tokens under PPO's clipped loss."""
+"""PSFT: supervised fine-tuning with PPO's clipped loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PsftParams:
     summary="supervised fine-tuning with PPO's clip: every token has advantage 1",
 )
 def psft(inputs: LossInputs, params: PsftParams) -> TokenLoss:
-    """``-min(rho_t, clip(rho_t))`` per token: the clipped loss with A = 1, whatever ``advantages`` says.
+    """``-min(rho_t, clip(rho_t))`` per token: the clipped loss with A = 1; ``advantages`` are ignored.
 
     ``old_log_prob`` is the policy's at the start of the batch. Source: arXiv:2508.17784 and its code.
     """

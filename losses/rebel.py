@@ -34,10 +34,10 @@ class RebelParams:
 def rebel(inputs: LossInputs, params: RebelParams) -> TokenLoss:
     """``2 ((l_i - mean_g l) - eta (r_i - mean_g r))^2`` per row, averaged over rows; l: summed log-ratio of a row.
 
-    The mean of ``((l_i - l_j) - eta (r_i - r_j))^2`` over all ordered pairs of a group (i = j included): in value, and
-    in gradient too, with the mean of the current l carried in as a constant. ``rewards``, ``group_log_ratio`` and
-    ``group_reward`` are (B,); ``advantages`` are not used. Source: arXiv:2404.16767; as in its code eta multiplies the
-    rewards.
+    This equals the mean of ``((l_i - l_j) - eta (r_i - r_j))^2`` over all ordered pairs of a group (i = j included), in
+    value and in gradient; the group mean of the current l is passed in as a constant. ``rewards``, ``group_log_ratio``
+    and ``group_reward`` are (B,); ``advantages`` are not used. Source: arXiv:2404.16767; as in its code eta multiplies
+    the rewards.
     """
     rows = inputs.mask.any(1)
     log_ratio = (inputs.log_prob - inputs.old_log_prob).sum(1)

@@ -12,13 +12,13 @@ from torch import Tensor
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 from verl_turnkey.losses.tensors import LossInputs, TokenLoss, check_finite, check_shape, check_term, clean_inputs
 
-#: Accepted by every loss with weights, where the tensors are a part of a batch: the batch's tokens per unit of weight.
+#: Input of every loss with weights when the tensors are a part of a batch: the batch's tokens per unit of weight.
 WEIGHT_SHARE = "weight_share"
 
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A registered loss: its params dataclass, its inputs beside the usual four, and where it comes from.
+    """A registered loss: its params dataclass, its inputs beside the usual four, and its source.
 
     The arguments of :func:`register_loss`; ``inputs`` are the names that it needs or accepts.
     """
@@ -105,9 +105,9 @@ def loss_spec(name: str) -> LossSpec:
 
 
 def scales_gradient(params: Any) -> bool:
-    """Whether a loss with these params divides its gradient: they have a method ``gradient_scale(norm)``.
+    """Whether a loss with these params scales its gradient: they then have a method ``gradient_scale(norm)``.
 
-    Its :class:`TokenLoss` then has a ``bias``, whose gradient's norm is what the method is given.
+    Its :class:`TokenLoss` then has a ``bias``; the method gets the norm of the bias's gradient.
     """
     return callable(getattr(params, "gradient_scale", None))
 
@@ -168,9 +168,9 @@ def token_loss(
     extra: dict[str, Tensor],
     finite: bool = True,
 ) -> TokenLoss:
-    """The loss before it is averaged; checks and cleans the inputs, and checks what the loss made of them.
+    """The loss before it is averaged; checks and cleans the inputs, and checks the result.
 
-    ``finite=False`` leaves out the one check that has to wait for the device.
+    ``finite=False`` leaves out the check that must wait for the device.
     """
     inputs = clean_inputs(spec, log_prob, old_log_prob, advantages, response_mask, extra)
     weight = _weight(spec, params, inputs)
@@ -191,14 +191,14 @@ def token_loss(
 def weight_share(
     spec: LossSpec, params: Any, *, old_log_prob: Tensor, response_mask: Tensor, extra: dict[str, Tensor]
 ) -> Tensor | None:
-    """What :data:`WEIGHT_SHARE` is on each row of this batch (a scalar); None when the loss has no weights."""
+    """The value of :data:`WEIGHT_SHARE` for each row of this batch (a scalar); None when the loss has no weights."""
     inputs = clean_inputs(spec, old_log_prob, old_log_prob, torch.zeros_like(old_log_prob), response_mask, extra)
     weight = _weight(spec, params, inputs)
     return None if weight is None else _share(inputs.mask, weight)
 
 
 def weighs(spec: LossSpec, params: Any) -> bool:
-    """Whether the loss has weights of its own with these params: asked of the loss itself, on two tokens."""
+    """Whether the loss has weights of its own with these params, found by calling it on two tokens."""
     two = torch.zeros(1, 2)
     extra = {key: torch.zeros(1) for key in spec.inputs}
     return weight_share(spec, params, old_log_prob=two, response_mask=two == 0, extra=extra) is not None

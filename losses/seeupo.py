@@ -1,4 +1,4 @@
-"""SeeUPO's bookkeeping: turns are updated one after the other, and each update is weighed by what the last one did.
+"""SeeUPO's accumulated ratio: each turn's update is weighted by the importance ratios of the turns updated before it.
 
 For a training loop that goes through the turns in reverse order: the advantages are the estimator ``seeupo``'s, the
 loss a sequence ratio with PPO's clip (``turn_ratio`` on rows of one turn, verl's ``gspo``).

@@ -1,4 +1,4 @@
-"""SPO's probability mask: only tokens that the policy was not sure of are trained."""
+"""SPO's probability mask: only tokens whose old probability is below a threshold are trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SegmentMaskParams:
 
 
 def trained(inputs: LossInputs, params: SegmentMaskParams) -> Tensor:
-    """The tokens that the policy was not sure of."""
+    """The tokens with an old probability below the threshold."""
     return inputs.mask & (inputs.old_log_prob.exp() < params.threshold)
 
 
@@ -39,8 +39,8 @@ def trained(inputs: LossInputs, params: SegmentMaskParams) -> Tensor:
 def segment_mask(inputs: LossInputs, params: SegmentMaskParams) -> TokenLoss:
     """Token PPO, averaged over the tokens with ``pi_old < threshold``; so are the metrics.
 
-    Source: arXiv:2505.23564 and its code, where segments begin at such tokens and the credit between them belongs to
-    them alone.
+    Source: arXiv:2505.23564 and its code, where segments begin at such tokens, and the credit between them is
+    assigned to them alone.
     """
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)

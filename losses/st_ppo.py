@@ -1,4 +1,4 @@
-"""ST-PPO and S-PPO: the gradient of the clipped loss, divided by the norm of what clipping took away."""
+"""ST-PPO and S-PPO: the gradient of the clipped loss, divided by the norm of the gradient that clipping removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StPpoParams:
     def gradient_scale(self, norm: float) -> float:
         """Factor of the gradient, given the norm of the clipping bias; 1 when nothing was clipped.
 
-        A norm that is not finite gives nan: a trainer then makes no step.
+        A norm that is not finite gives nan, so that the trainer skips the step.
         """
         if norm == 0:
             return 1.0
@@ -55,14 +55,14 @@ def st_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
         C   = gradient of the mean over tokens of w_k A_t, of clipped tokens only               (Lemma 4.2)
         update with g / max(1, ||C||)                                                           (Eq 7/8, our reading)
 
-    A token is clipped when the minimum chose the constant side. Without clipping, g would have been g + C: the more
-    clipping distorts the update, the smaller it becomes. With a group estimator instead of a critic this is the paper's
-    second form (SO-GRPO). There is no dual clip: it would make a second constant side that the paper's C does not have.
+    A token is clipped when the minimum is the constant side. The gradient without clipping is g + C: the more clipping
+    distorts the update, the smaller the update becomes. With a group estimator instead of a critic this is the paper's
+    second form (SO-GRPO). There is no dual clip: it would clip a second side, which the paper's C does not contain.
 
     Source: arXiv:2511.20718, from its abstracts, a review and restatements; neither the printed Eq 7/8 nor code was
-    available to us. ``divide="always"`` is the plain division, which enlarges the gradient when ||C|| < 1. The
-    norm is over all parameters and the whole mini-batch; what is divided is the whole gradient of the actor's loss,
-    terms for KL and entropy included. Called as a function, ``st_ppo`` returns the loss, undivided. ``turn``: as in
+    available to us. ``divide="always"`` is the plain division, which enlarges the gradient when ||C|| < 1. The norm is
+    over all parameters and the whole mini-batch; the whole gradient of the actor's loss is divided, KL and entropy
+    terms included. Called as a function, ``st_ppo`` returns the loss without this division. ``turn``: as in
     :func:`~verl_turnkey.losses.turn_ratio.turn_ratio`.
     """
     turns = Turns.of(inputs.mask, inputs.extra.get(TURN))

@@ -1,4 +1,4 @@
-"""What a policy loss sees and what it returns, and the checks of both."""
+"""Inputs and result of a policy loss, and their checks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss sees: tensors (B, L), float32 or float64, zero off the mask; ``mask`` is bool.
+    """Inputs of a loss: tensors (B, L), float32 or float64, zero where the bool ``mask`` is False.
 
-    ``weight`` (B, L) times a loss is, in the mean over tokens, the mean with the loss's own weights; without such
-    weights it is 1. ``extra`` holds the further inputs, (B, L), or (B,) where the loss is ``per_row``.
+    ``weight`` (B, L) holds the loss's own weights, scaled so that the mean over tokens of ``weight * loss`` is the
+    weighted mean; it is 1 for a loss without weights. ``extra`` holds the further inputs, (B, L), or (B,) where the
+    loss is ``per_row``.
     """
 
     log_prob: Tensor
@@ -32,10 +33,10 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """What a loss returns: ``loss`` (B, L), finite, to be averaged over tokens, and metrics, which are numbers.
+    """Result of a loss: ``loss`` (B, L), finite, to be averaged over tokens, and metrics, which are numbers.
 
-    ``bias`` (B, L), averaged likewise, has a gradient of its own, the clipping bias, by whose norm the gradient of the
-    loss is divided (:mod:`.st_ppo`): by an actor that takes a second backward pass; without one it has no effect.
+    The gradient of ``bias`` (B, L), averaged likewise, is the clipping bias, by whose norm an actor with a second
+    backward pass divides the gradient of the loss (:mod:`.st_ppo`). Without a second pass it has no effect.
     """
 
     loss: Tensor
@@ -80,7 +81,7 @@ def clean_inputs(
     mask = response_mask.bool()
     dtype = torch.float64 if log_prob.dtype == torch.float64 else torch.float32
 
-    # Whatever stands off the mask, nan included, touches neither loss nor gradient.
+    # Values off the mask, nan included, affect neither loss nor gradient.
     def clean(tensor: Tensor) -> Tensor:
         return torch.where(mask, tensor.to(dtype), 0.0)
 
@@ -100,7 +101,7 @@ def clean_inputs(
 
 
 def check_shape(spec: LossSpec, inputs: LossInputs, what: str, tensor: Any) -> None:
-    """One number per token: anything else would be spread over the tokens without a word."""
+    """One number per token: any other shape would be broadcast silently."""
     if not isinstance(tensor, Tensor) or tensor.shape != inputs.mask.shape:
         got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ValueError(
@@ -110,7 +111,7 @@ def check_shape(spec: LossSpec, inputs: LossInputs, what: str, tensor: Any) -> N
 
 
 def check_term(spec: LossSpec, inputs: LossInputs, term: Any) -> None:
-    """What can be seen without waiting for the device."""
+    """The checks that need not wait for the device."""
     if not isinstance(term, TokenLoss):
         raise ValueError(f"loss {spec.name!r}: expected it to return a TokenLoss, got {type(term).__name__}")
     check_shape(spec, inputs, "TokenLoss.loss", term.loss)
@@ -124,7 +125,7 @@ def check_term(spec: LossSpec, inputs: LossInputs, term: Any) -> None:
 
 
 def check_finite(spec: LossSpec, inputs: LossInputs, term: TokenLoss) -> None:
-    """A loss is to blame for what is not finite only where its inputs are."""
+    """Numbers that are not finite are an error of the loss only if its inputs are finite."""
     given = (inputs.log_prob, inputs.old_log_prob, inputs.advantages)
     if not term.loss.isfinite().all() and all(tensor.isfinite().all() for tensor in given):
         raise ValueError(

@@ -54,17 +54,17 @@ def turn_ratio(inputs: LossInputs, params: TurnRatioParams) -> TokenLoss:
         loss = mean of -min(w_k A_t, clip(w_k, 1 - clip_low, 1 + clip_high) A_t)
 
     over the tokens t, or with ``aggregate="turns"`` over tokens inside a turn and then over turns. With
-    ``gradient="turn"`` w_k is differentiated as it stands: the turn's mean advantage pushes every token of it. With
-    ``gradient="token"`` a token is pushed by its own advantage, as in verl's ``gspo``. The two are the same when the
+    ``gradient="turn"`` w_k itself is differentiated, so every token of a turn gets the turn's mean advantage. With
+    ``gradient="token"`` each token gets its own advantage, as in verl's ``gspo``. The two are the same when the
     advantage is constant in a turn. Log-ratios of turns are cut at +-20.
 
-    Turns are runs of ones in the mask. Where tokens were taken out of it afterwards, ``turn`` (B, L) says which turn of
-    its row each token is in (:func:`~verl_turnkey.losses.turns.turn_ids` of the mask before); the tokens taken out have
-    no part in their turn's ratio.
+    Turns are runs of ones in the mask. If tokens were rejected afterwards, ``turn`` (B, L) gives the turn of each token
+    (:func:`~verl_turnkey.losses.turns.turn_ids` of the original mask); rejected tokens are left out of their turn's
+    ratio.
 
     Source: arXiv:2511.20718, Eq 4 and Lemma 4.1, from several agreeing restatements; arXiv:2512.17008, where two
-    re-implementations agree on the product and differ in the average. A row that is one turn makes the geometric form
-    verl's ``gspo``. The dual clip is verl's, off by default.
+    re-implementations agree on the product and differ in the average. On rows of one turn the geometric form is verl's
+    ``gspo``. The dual clip is verl's, off by default.
     """
     turns = Turns.of(inputs.mask, inputs.extra.get(TURN))
     log_ratio = inputs.log_prob - inputs.old_log_prob

@@ -1,7 +1,7 @@
 """Turns of a response mask, and sums and means over them: no loop over rows, padded or jagged.
 
-A turn is a maximal run of ones in a row of the mask. Two turns that touch cannot be told from one: whoever writes the
-mask must leave at least one masked token between them.
+A turn is a maximal run of ones in a row of the mask. Adjacent turns would count as one: the writer of the mask must
+leave at least one masked token between them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TURN = "turn"
 class Turns:
     """The turns of a batch: ``index`` is the turn of each token, (B, L) or jagged like the mask, ``n`` for no turn.
 
-    Turns are numbered through the whole batch, row after row; ``tokens`` (n,) counts theirs.
+    Turns are numbered through the whole batch, row after row; ``tokens`` (n,) is the number of tokens of each.
     """
 
     index: Tensor
@@ -45,8 +45,8 @@ class Turns:
     def of(cls, mask: Tensor, turn: Tensor | None = None) -> Turns:
         """The turns of a response mask, (B, L) or jagged: the runs of ones.
 
-        ``turn`` (like the mask) tells instead which turn of its row each token is in, in a mask that was thinned out.
-        Numbers that no token bears are turns without tokens.
+        ``turn`` (like the mask), if given, is the turn of each token within its row, for a mask from which tokens were
+        rejected. Numbers without a token are turns without tokens.
         """
         flat, row_start, starts = _runs(mask)
         if turn is None:

@@ -1,4 +1,4 @@
-"""What the methods with a critic share: the estimate itself, whitening, and what is logged of the critic."""
+"""Shared by the methods with a critic: GAE, whitening, and the critic's metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHITEN_EPSILON = 1e-8  # added to the variance, as in verl's masked_whiten
 def gae(batch: StepBatch, gamma: float, lam: float, bootstrap: Floats | float = 0.0) -> Floats:
     """GAE of every turn, (S,); ``bootstrap`` (a number or (S,)) is the value after an episode's last turn.
 
-    A turn flagged ``terminated`` ends its episode wherever it stands.
+    A turn flagged ``terminated`` ends its episode, even if further turns follow.
     """
     unknown = np.flatnonzero(np.isnan(batch.value))
     if len(unknown):
@@ -30,7 +30,7 @@ def gae(batch: StepBatch, gamma: float, lam: float, bootstrap: Floats | float = 
 
 
 def whiten(advantage: Floats, batch: StepBatch, how: Whiten) -> Floats:
-    """Mean 0 and sample std 1 over the turns that have tokens (all, when nobody counted tokens)."""
+    """Normalise to mean 0 and sample std 1 over the turns with tokens (all turns if the batch has no ``tokens``)."""
     counted = advantage[batch.tokens > 0] if "tokens" in batch.given else advantage
     if how == "none":
         return advantage
@@ -41,7 +41,7 @@ def whiten(advantage: Floats, batch: StepBatch, how: Whiten) -> Floats:
 
 
 def describe_critic(batch: StepBatch, returns: Floats) -> dict[str, float]:
-    """How well the values foretold the targets: mean of both, and the share of the targets' variance explained."""
+    """How well the values predict the targets: mean of both, and the share of the targets' variance explained."""
     if not len(batch):
         return {}
     metrics = {"credit/value/mean": float(batch.value.mean()), "credit/return/mean": float(returns.mean())}

@@ -1,4 +1,4 @@
-"""Observation texts of steps, and which of them count as the same state."""
+"""Observation texts of steps, and clusters of similar texts that count as one state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
 
 
 class _Clusters:
-    """The clusters of one group: what is needed to rule most of them out before the ratio itself is asked for."""
+    """The clusters of one group, with upper bounds that exclude most of them before difflib's ratio is computed."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
@@ -111,7 +111,7 @@ LONG = 2000  # characters beyond which it costs more than comparisons, which loo
 
 
 class CommonSubsequences:
-    """Longest common subsequences of a text with many others at once: no match is longer, whatever difflib chooses.
+    """Longest common subsequences of a text with many others at once: an upper bound of what difflib can match.
 
     The bit-parallel recurrence of Hyyro (2004), with the bits of all texts side by side in one integer: each text has a
     bit per character and one above them, which takes the carry.
@@ -167,9 +167,9 @@ def gram_counts(text: str, q: int, width: int) -> Floats:
 class Reference:
     """One text that others are compared with as difflib would: ``ratio()`` of ``SequenceMatcher(None, other, text)``.
 
-    difflib splits both texts at their longest common block and goes on left and right of it; in texts of 200
-    characters and more it starts blocks at the rarer characters only. Here only the positions of those are looked at,
-    and the comparison ends as soon as its outcome is certain.
+    difflib splits both texts at their longest common block and goes on left and right of it; in texts of 200 characters
+    and more it starts blocks at the rarer characters only. This class looks only at the positions of those, and stops
+    as soon as the outcome is certain.
     """
 
     def __init__(self, text: str) -> None:
@@ -179,8 +179,8 @@ class Reference:
     def reached(self, other: str, threshold: float) -> bool:
         """Whether the ratio is at least ``threshold``.
 
-        A part of lengths (a, b) cannot add more than min(a, b) matching characters: the sum over the parts still open
-        bounds what can come.
+        A part of lengths (a, b) adds at most min(a, b) matching characters: the sum over the open parts bounds the
+        rest.
         """
         total = max(1, len(other) + len(self.text))
         seeds = [(i, self.positions[c]) for i, c in enumerate(other) if c in self.positions]

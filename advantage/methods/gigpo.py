@@ -1,4 +1,4 @@
-"""GiGPO: credit at two levels, the trajectory against its group and the step against its anchor state."""
+"""GiGPO: advantages at two levels, the trajectory against its group and the step against its anchor group."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GigpoParams:
     summary="the trajectory against its group, plus each step against all steps taken from the same state",
 )
 def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
-    """Group-in-group credit of every step.
+    """Group-in-group advantage of every step.
 
     ::
 
@@ -60,17 +60,19 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
         A_S(i,t) = (R(i,t) - mean_G) / F_G                             step level            (Eq 7)
         A(i,t)   = A_E(i) + step_advantage_w A_S(i,t) - penalty(i,t)                         (Eq 8, and the penalty)
 
-    ``F`` is the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``). Needs ``anchor``. No other step
-    feels the penalty of an invalid action, unless ``scope`` is one of the released code's. A state that occurs once in
-    its group has A_S = 0; one that a single trajectory visits twice is a group of two. ``Credit.returns`` is R(i,t)
-    less the penalty. ``similarity`` puts steps with similar texts (``text`` when given, else the anchors) into one
-    anchor group, by the greedy rule of :func:`~verl_turnkey.advantage.methods._similarity.similar_states`.
+    ``F`` is the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``). Needs ``anchor``. The penalty of
+    an invalid action changes no other step's advantage, unless ``scope`` is one of the released code's. A state that
+    occurs once in its group has A_S = 0; one that a single trajectory visits twice is a group of two.
+    ``Credit.returns`` is R(i,t) minus the penalty. ``similarity`` puts steps with similar texts (``text`` when given,
+    else the anchors) into one anchor group, by the greedy rule of
+    :func:`~verl_turnkey.advantage.methods._similarity.similar_states`.
 
-    Source: arXiv:2505.10978; released code verl-agent ``gigpo/core_gigpo.py``. Where they differ: the code takes
-    penalties from returns and scores before both levels, and episode statistics over step rows (``scope="steps"``) or
-    over first steps (``scope="trajectories"``); it gives a group of one its raw score (``singleton="score"``); it
-    discounts in batch row order, we in step order; it computes in float32, where the division blows up the rounding of
-    a constant group, we give exactly 0. That a group of one gets 0 is our reading.
+    Source: arXiv:2505.10978; released code verl-agent ``gigpo/core_gigpo.py``. Where they differ: the code subtracts
+    penalties from returns and scores before both levels, and computes episode statistics over step rows
+    (``scope="steps"``) or over first steps (``scope="trajectories"``); it gives a group of one its raw score
+    (``singleton="score"``); it discounts in the order of the batch's rows, we in the order of steps; it computes in
+    float32, where the division amplifies the rounding of a constant group, we give exactly 0. That a group of one gets
+    0 is our reading.
     """
     returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     inside, after = penalties(batch, params.scope)

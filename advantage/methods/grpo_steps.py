@@ -1,4 +1,4 @@
-"""Trajectory credit on step rows: GRPO for agents whose every step is a training row."""
+"""GRPO on step rows: every step carries the advantage of its trajectory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GrpoStepsParams:
     summary="the trajectory's outcome against its group, the same for every step",
 )
 def grpo_steps(batch: StepBatch, params: GrpoStepsParams) -> Credit:
-    """``A(i, t) = (R_i - mean_g) / F_g - penalty(i, t)``: every step carries the credit of its whole trajectory.
+    """``A(i, t) = (R_i - mean_g) / F_g - penalty(i, t)``: every step carries the advantage of its trajectory.
 
     ``R_i`` is the score, ``F_g`` the sample std plus epsilon (``norm="mean_std"``) or 1 (``norm="mean"``); statistics
     and groups of one as in :func:`verl_turnkey.advantage.methods._episode_level.episode_level`.

@@ -40,12 +40,12 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
         A(i)      = (R_i - mean_g R) / (std_g R + epsilon) - penalty     as grpo_steps
         A_tool(i) = (e_i - mean e) / (std e + epsilon),  e = 1 / (T + 1)   over the solved trajectories of the group
 
-    T is the number of tool calls of the trajectory, the sum of the column ``extra.tool_calls``. A group with fewer than
-    two solved trajectories has no tool advantage, nor has an unsolved trajectory: 0. ``A_tool`` leaves in
-    ``Credit.extra["tool_advantages"]``, where the loss of the same name takes it.
+    T is the number of tool calls of the trajectory, the sum of the column ``extra.tool_calls``. ``A_tool`` is 0 in a
+    group with fewer than two solved trajectories, and for an unsolved trajectory. It is returned as
+    ``Credit.extra["tool_advantages"]``, which the loss of the same name reads.
 
-    Source: arXiv:2604.08545 and its released code. A comment there asks for tools to have been used; the code, and
-    this, also credit T = 0. The outcome R is the environment's score; the paper's mixes answer and format 0.9 to 0.1.
+    Source: arXiv:2604.08545 and its released code. A comment there requires that tools were used; the code, and this,
+    also include T = 0. The outcome R is the environment's score; the paper's mixes answer and format 0.9 to 0.1.
     """
     episode = episode_level(batch, norm="mean_std", scope="outcomes", singleton="zero", epsilon=params.epsilon)
     per_step = np.asarray(batch.extra["tool_calls"], np.float64)

@@ -1,4 +1,4 @@
-"""HGPO: steps are compared with steps that share ever more of their history."""
+"""HGPO: steps are compared in groups that share increasingly more history."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HgpoParams:
     summary="each step against the steps from the same state, and again against those that also share its history",
 )
 def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
-    """Hierarchy-of-groups credit of every step.
+    """Hierarchy-of-groups advantage of every step.
 
     ::
 
@@ -66,14 +66,13 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
         w_k    = (k + 1)^alpha
 
     ``R`` is the discounted return, ``F`` the group's std plus epsilon (``norm="mean_std"``) or 1. A step with fewer
-    than k predecessors has no level k. Without any level that says something the credit is 0, but for the penalty,
-    which no other step feels unless ``scope`` is one of the released code's. ``episode_level=True`` adds
-    the credit of the whole episode, as ``gigpo`` computes it, as one more level of weight 1. Needs ``anchor``.
-    ``Credit.returns`` is R less the penalty.
+    than k predecessors has no level k. If all A_k are 0, the advantage is minus the penalty. The penalty changes no
+    other step's advantage, unless ``scope`` is one of the released code's. ``episode_level=True`` adds the episode
+    level of ``gigpo`` as one more level of weight 1. Needs ``anchor``. ``Credit.returns`` is R minus the penalty.
 
     Source: arXiv:2602.22817, from detailed notes of the paper; released code: verl-agent ``recipe/hgpo``. Where they
     differ: the code weighs level k by (k+2)^alpha and adds epsilon to the sum of the weights (``weights="code"``); it
-    takes penalties from the returns before all levels, and its episode level counts step rows (``scope="steps"``,
+    subtracts penalties from the returns before all levels, and its episode level counts step rows (``scope="steps"``,
     ``singleton="score"``). Our reading, as in the code: a level is left out by the step's own A_k = 0, also for a step
     that is exactly average; the std is the population's.
     """

@@ -1,4 +1,4 @@
-"""ProxMO: success counts by how rare it is, and a step is compared with what similar states led to."""
+"""ProxMO: outcomes weighted by the group's success rate, and steps compared with steps in states of similar text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ProxmoParams:
     summary="rare outcomes weigh more, plus each step against the steps in similar states, by their texts",
 )
 def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
-    """Proximity-based credit of every step.
+    """Proximity-based advantage of every step.
 
     ::
 
@@ -85,18 +85,17 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
         A      = A_E' + step_advantage_w A_S - penalty
 
     The steps j are those of the same group with the same step number, t itself included; with
-    ``neighbours="all_steps"`` all of the group. ``R(t)`` is the discounted return. No other step feels the penalty of
-    an invalid action, unless ``scope`` is one of the released code's. The texts are ``text`` when given, else the
-    anchors. A batch without any word (of two letters or more) has A_S = 0. Needs ``anchor``, and ``success`` for
-    ``success_rate="trajectories"``; scikit-learn. ``Credit.returns`` is R(t) less the penalty.
+    ``neighbours="all_steps"`` all of the group. ``R(t)`` is the discounted return. The penalty of an invalid action
+    changes no other step's advantage, unless ``scope`` is one of the released code's. The texts are ``text`` when
+    given, else the anchors. A batch without any word (of two letters or more) has A_S = 0. Needs ``anchor``, and
+    ``success`` for ``success_rate="trajectories"``; scikit-learn. ``Credit.returns`` is R(t) minus the penalty.
 
     Source: arXiv:2602.19225; released code ProxMO-RL. Where they differ: the code's success rate is the mean score over
-    step rows cut to [0, 1] (``success_rate="clamped_score"``), which is 1 as soon as a reward of 10 is paid now and
-    then, so that every outcome gets the same weight whatever the success rate; it compares all steps
-    (``neighbours="all_steps"``), and leaves the episode level unscaled (``norm="mean"``) over step rows
-    with penalties inside (``scope="steps"``, ``singleton="score"``). Our reading: "same step number", as third-party
-    readers understand the paper; a group of one gets 0; a step whose text is None is compared with nothing, and nothing
-    with it.
+    step rows cut to [0, 1] (``success_rate="clamped_score"``), which with rewards of 10 is 1 as soon as some rows
+    succeed, so that the weights do not depend on the success rate; it compares all steps (``neighbours="all_steps"``),
+    and leaves the episode level unscaled (``norm="mean"``) over step rows with penalties inside (``scope="steps"``,
+    ``singleton="score"``). Our reading: "same step number", as third-party readers understand the paper; a group of one
+    gets 0; a step whose text is None is not compared with any other.
     """
     returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     inside, after = penalties(batch, params.scope)

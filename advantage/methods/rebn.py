@@ -1,4 +1,4 @@
-"""ReBN: REINFORCE with the discounted returns of all turns of the batch brought to mean 0 and std 1."""
+"""ReBN: REINFORCE with the discounted returns normalised to mean 0 and std 1 over all turns of the batch."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def rebn(batch: StepBatch, params: RebnParams) -> Credit:
         G(t) = r(t) + gamma G(t+1)                      return of the step
         A(t) = (G(t) - mean G) / (std G + epsilon) - penalty(t)      over all steps of all episodes of the batch
 
-    No other step feels a penalty. A batch of one step, or one whose returns are all equal, gives 0 but for penalties.
-    ``Credit.returns`` is G less the penalty.
+    A penalty changes no other step's advantage. A batch of one step, or one whose returns are all equal, gives minus
+    the penalties. ``Credit.returns`` is G minus the penalty.
 
     Source: GEM, arXiv:2510.01051, Eq 1 to 4; the released code has the sample std (``train_tinker``) and the population
     std (``train_oat``), the paper does not say. One of its examples normalizes the padded (rows x tokens) tensor, so

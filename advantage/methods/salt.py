@@ -1,4 +1,4 @@
-"""SALT: a trajectory's credit, shared where trajectories take the same step."""
+"""SALT: trajectory advantages, averaged over the trajectories that take the same step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SaltParams:
     summary="the trajectory against its group, averaged over the trajectories that take the same step",
 )
 def salt(batch: StepBatch, params: SaltParams) -> Credit:
-    """Trajectory credit, averaged over the edges of the group's transition graph.
+    """Trajectory advantages, averaged over each edge of the group's transition graph.
 
     ::
 
@@ -59,11 +59,11 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
         A(t) = mean of A_i over the steps on the same edge - penalty(t)
 
     An edge that one trajectory alone takes keeps that trajectory's A_i. ``average="trajectories"`` averages inside each
-    trajectory first, so that walking in circles adds no weight. The next state is ``extra["next_anchor"]`` (None: the
-    end) when given, else the state of the trajectory's next step, or the end after the last. A step that terminated its
-    episode shares no edge with one that did not, such as the last before a limit. Needs ``anchor`` and
-    ``action``, the parsed action; a None among them never matches. Groups of one trajectory, and groups whose scores
-    are all equal, give 0. A step's penalty is its own: it enters no mean.
+    trajectory first, so that cycles add no weight. The next state is ``extra["next_anchor"]`` (None: the end) when
+    given, else the state of the trajectory's next step, or the end after the last. A step that terminated its episode
+    shares no edge with one that did not, such as the last before a limit. Needs ``anchor`` and ``action``, the parsed
+    action; a None among them never matches. Groups of one trajectory, and groups whose scores are all equal, give 0. A
+    step's penalty enters no mean.
 
     Source: arXiv:2510.20022, from a restatement in a competing paper; no code was available to us. Exact equality of
     edges, the average over occurrences and ``history`` are our reading.

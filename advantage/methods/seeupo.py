@@ -33,16 +33,16 @@ class SeeupoParams:
     summary="outcome against the group, normalized over the batch; made for updates turn by turn from the last",
 )
 def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
-    """``M_{T+1}``: what the last turn is updated with, and every turn before a trainer weighs it.
+    """``M_{T+1}``: the advantage of every turn, before the trainer multiplies it by the accumulated ratio.
 
     ::
 
         A_i = R_i - mean_g R                                  group level, one value per trajectory
         A_i = clip((A_i - mean A) / std A, -clamp, clamp)     over all trajectories of the batch, sample std
 
-    The turns before the last get ``A_i`` times the ratio that the later turns' updates left behind (Eq 8): that is the
-    trainer's part, ``turnkey.update.order=reverse_turns``. A batch whose groups are constant gives 0. At the end
-    each step's own penalty is subtracted; it enters no statistics.
+    For the turns before the last the trainer multiplies ``A_i`` by the accumulated ratio of the later turns' updates
+    (Eq 8; ``turnkey.update.order=reverse_turns``). A batch whose groups are constant gives 0. Finally each step's own
+    penalty is subtracted; it enters no statistic.
 
     Source: arXiv:2602.06554, Eq 9. The clamp, the sample std and the group of one are the released code's, whose
     trajectories are padded to the longest with empty turns, so that the statistics of every turn are over all

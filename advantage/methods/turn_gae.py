@@ -35,7 +35,7 @@ class TurnGaeParams:
     summary="generalised advantage estimation over turns, with a critic read before each turn",
 )
 def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
-    """Advantage of each turn over the critic.
+    """GAE with one value per turn.
 
     ::
 
@@ -43,15 +43,15 @@ def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
         A(n)     = delta(n) + gamma lam A(n+1)
         target   = A(n) + V(n)                            what the critic learns (Credit.returns)
 
-    V after the end of an episode is 0. An episode that a limit cut off goes on somewhere that nobody has valued:
-    ``truncated="zero"`` takes 0 there, ``"value"`` the value of its last turn once more. ``whiten="turns"`` brings
-    the advantages, not the targets, to mean 0 and sample std 1 over the turns that have tokens. At the end a turn's
-    penalty is subtracted from its own advantage and target. Needs ``value``.
+    V after the end of an episode is 0. The state after a truncated episode has no value from the critic:
+    ``truncated="zero"`` takes 0, ``"value"`` the value of the last turn once more. ``whiten="turns"`` normalises the
+    advantages, not the targets, to mean 0 and sample std 1 over the turns that have tokens. Finally a turn's penalty is
+    subtracted from its own advantage and target. Needs ``value``.
 
     Source: Turn-PPO, arXiv:2512.17008, from summaries and two third-party implementations; no official code is known.
     Whitening over turns is HiPER-agent's; another implementation whitens over tokens, so that long turns weigh more:
-    not offered. What follows a truncated end, and the penalty, are our reading. Not to be confused with the *ratio* per
-    turn of ST-PPO, also called Turn-PPO.
+    not offered. The value after a truncated episode, and the penalty, are our reading. Not to be confused with the
+    *ratio* per turn of ST-PPO, also called Turn-PPO.
     """
     bootstrap = np.where(batch.truncated, batch.value, 0.0) if params.truncated == "value" else 0.0
     advantage = gae(batch, params.gamma, params.lam, bootstrap)

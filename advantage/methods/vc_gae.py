@@ -1,4 +1,4 @@
-"""Decoupled GAE: the actor looks a bounded way ahead, the critic learns from the whole episode."""
+"""Decoupled GAE: one lambda for the actor's advantages, another for the critic's targets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class VcGaeParams:
     summary="generalised advantage estimation over turns, with a lambda for the actor and another for the critic",
 )
 def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
-    """Advantage of each turn over the critic, with decoupled lambdas.
+    """GAE with one value per turn and decoupled lambdas.
 
     ::
 
@@ -40,8 +40,8 @@ def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
         A(n)     = delta(n) + gamma lam_actor A(n+1)
         target   = V(n) + sum_k (gamma lam_critic)^k delta(n+k)
 
-    With ``lam_critic=1`` the target is the discounted return, free of the critic's own error. At the end
-    a turn's penalty is subtracted from its own advantage and target. Needs ``value``.
+    With ``lam_critic=1`` the target is the discounted return, independent of the critic's error. Finally a turn's
+    penalty is subtracted from its own advantage and target. Needs ``value``.
 
     Source: VC-PPO, arXiv:2503.01491, whose steps are tokens; taking turns instead is our reading. Its other half,
     training the critic before the policy, is verl's ``trainer.critic_warmup``. Truncated episodes end with value 0.

@@ -1,8 +1,8 @@
 """An optimizer step whose gradient is divided by the norm of its clipping bias (``st_ppo``, ``s_ppo``).
 
-The bias is a gradient of its own: a policy loss cannot carry it. :func:`install` puts :func:`train_batch` in the place
-of the engine's own inside an actor worker. It takes a second forward and backward pass, over the rows with clipped
-tokens only (and as many others as the ranks need to stay together), and none when nothing was clipped anywhere.
+The bias is a gradient, which a policy loss cannot return. Inside an actor worker :func:`install` replaces the engine's
+``train_batch`` by :func:`train_batch`. It takes a second forward and backward pass, over the rows with clipped tokens
+only (and other rows as far as the ranks need equal numbers), and none when no rank has a clipped token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROW = "turnkey_row"
 
 @dataclass
 class Seen:
-    """The rows of a mini-batch in which the first pass clipped something: ``rows`` are positions on this rank."""
+    """The rows of a mini-batch with tokens clipped in the first pass: ``rows`` are positions on this rank."""
 
     rows: list[int] = field(default_factory=list)
     of_micro_batch: torch.Tensor | None = None
@@ -61,9 +61,9 @@ def train_batch(
     data: TensorDict,
     loss_function: Callable[..., Any],
 ) -> Any:
-    """One optimizer step on a mini-batch; stands for ``BaseEngine.train_batch``.
+    """One optimizer step on a mini-batch; replaces ``BaseEngine.train_batch``.
 
-    verl's own method does everything but the scaling, which happens right before it steps the optimizer.
+    verl's own method does everything except the scaling, which happens right before the optimizer step.
     """
     extra: dict[str, float] = {}
     data[ROW] = torch.arange(len(data))
@@ -90,7 +90,7 @@ def train_batch(
 
 
 def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: Any) -> dict[str, float]:
-    """Divide the gradients that the first pass left; what to log."""
+    """Scale the gradients of the first pass; returns the metrics."""
     started = time.perf_counter()
     anywhere, most = (torch.tensor([len(seen.rows)], device=_device(engine)) for _ in range(2))
     dist.all_reduce(anywhere, group=engine.get_data_parallel_group())
@@ -117,8 +117,9 @@ def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: A
 def _second_pass(data: TensorDict, most: int) -> list[int]:
     """The rows that this rank computes again, as many as the rank with the ``most`` clipped ones.
 
-    Ranks compute together, in equally many micro-batches, and micro-batches of a fixed size are full: unclipped rows,
-    whose bias is zero, fill up. There are enough: a mini-batch has equally many rows on all ranks.
+    All ranks need the same number of micro-batches, and micro-batches of a fixed size must be full: they are filled up
+    with unclipped rows, whose bias is zero. There are enough, because a mini-batch has the same number of rows on all
+    ranks.
     """
     if not tu.get_non_tensor_data(data, "use_dynamic_bsz", default=True):
         most += -most % data["micro_batch_size_per_gpu"]
@@ -137,7 +138,7 @@ def _bias(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """The loss of the second pass: its gradient is the clipping bias, averaged as verl averages the loss.
 
-    What verl divides by is of the whole mini-batch, and stands in the config since the first pass.
+    verl's divisor belongs to the whole mini-batch; the first pass has left it in the config.
     """
     log_prob = no_padding_2_padding(model_output["log_probs"], data)
     fields = ["response_mask", "old_log_probs", "advantages"]
@@ -163,8 +164,8 @@ def _bias(
 def _total_norm(engine: Any) -> float:
     """L2 norm over all parameters on all ranks."""
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
-    # Of no tensors the norm is 0 on the CPU, wherever the model is: a rank can hold no shard, and must still meet the
-    # others below.
+    # A rank may hold no shard but must take part in the reduction below; the norm of no tensors is 0 on the CPU, so it
+    # is moved to the model's device.
     norm = torch.nn.utils.get_total_norm(gradients).to(_device(engine))
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()

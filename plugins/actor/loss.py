@@ -18,11 +18,11 @@ from verl_turnkey.plugins.actor import clipping_bias, loss_inputs
 
 _params: dict[str, Any] = {}
 _found_finite: set[str] = set()
-"""losses whose numbers were looked at in this process: once, because it makes the device wait"""
+"""losses whose result was checked for finite numbers in this process: once, because the check waits for the device"""
 
 
 def use(worker: Any, name: str, params: Any) -> None:
-    """Inside an actor worker: the loss ``name`` is computed with ``params``, its frozen dataclass."""
+    """Run inside an actor worker: the loss ``name`` is computed with ``params``, its frozen dataclass."""
     _params[name] = params
     loss_inputs.hand_over(worker, loss_spec(name).inputs)
     if scales_gradient(params):

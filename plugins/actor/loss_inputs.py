@@ -1,8 +1,7 @@
-"""What some policy losses need beside verl's four tensors: from the trainer to the loss, by name.
+"""Further inputs of policy losses, beside verl's four tensors: from the trainer to the loss, by name.
 
-verl calls a policy loss with fixed arguments. The trainer writes the further columns of a loss (what it ``needs`` and
-``accepts``) to the queue, they travel with the rows, and inside the actor worker they wait here while verl's loss
-function runs.
+verl calls a policy loss with fixed arguments. The trainer writes the further columns of a loss (its ``needs`` and
+``accepts``) to the queue with the rows; inside the actor worker this module holds them while verl's loss function runs.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ GROUP_LOG_RATIO = "group_log_ratio"
 
 @dataclass(frozen=True)
 class Batch:
-    """What the columns are made of."""
+    """The data that the columns are computed from."""
 
     table: Callable[[], Rows]
     """the table of steps; an error where there is none"""
@@ -45,19 +44,19 @@ class Batch:
     response_mask: torch.Tensor
     """(B, L) nested, as the agent loop wrote it"""
     rejects: bool
-    """whether tokens may have left the mask since"""
+    """whether tokens may have been rejected since"""
 
 
 def queue_name(name: str) -> str:
-    """The column's name in the queue, where it meets verl's own."""
+    """The column's name in the queue, prefixed because verl's own columns are there, too."""
     return f"turnkey_{name}"
 
 
 def staleness(batch: Batch) -> torch.Tensor:
-    """(B,) weight versions that each row's rollout is older than the weights before this step's update: 0 on policy.
+    """(B,) weight versions between each row's rollout and the weights before this step's update: 0 on policy.
 
     The weights at the beginning of step s are version s - 1. A row that was generated across versions counts by its
-    newest, the one that clips hardest.
+    newest, which gives the narrowest clip range.
     """
     return torch.tensor([float(batch.global_steps - 1 - tag["max_global_steps"]) for tag in batch.tags])
 
@@ -77,7 +76,7 @@ def group_outcome(batch: Batch) -> torch.Tensor:
 
 
 def no_log_ratio(batch: Batch) -> torch.Tensor:
-    """(B,) zeros: nothing has moved before the first optimizer step (:mod:`.phases` writes the later ones)."""
+    """(B,) zeros: before the first optimizer step all log-ratios are 0 (:mod:`.phases` writes the later ones)."""
     return torch.zeros(len(batch.tags))
 
 
@@ -93,16 +92,15 @@ PROVIDERS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "group_reward": group_outcome,
     GROUP_LOG_RATIO: no_log_ratio,
 }
-"""Inputs that the trainer knows; any other comes from the estimator (``Credit.extra``), one value per step."""
+"""Inputs that the trainer computes; any other comes from the estimator (``Credit.extra``), one value per step."""
 
 
 def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KVBatchMeta:
-    """Put the further columns of a loss beside the rows of ``batch`` in the queue."""
+    """Write the further columns of a loss to the rows of ``batch`` in the queue."""
     rows = {"keys": batch.keys, "partition_id": batch.partition_id}
     found = columns(spec, made_of)
     if weighs(spec, params):
-        # Its weights are known before any update: with the share of the whole batch, rows weigh the same however they
-        # are split.
+        # The weights are known before any update: normalised over the whole batch, they do not depend on the split.
         now = tq.kv_batch_get(**rows, select_fields=["old_log_probs", "response_mask"]).to_padded_tensor()
         share = weight_share(
             spec,
@@ -116,9 +114,9 @@ def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KV
 
 
 def columns(spec: LossSpec, batch: Batch) -> TensorDict:
-    """The columns that a loss needs, and of those that it accepts the ones that somebody gives, as the queue has them.
+    """The columns that a loss needs, and the accepted ones that are available, as the queue has them.
 
-    What an estimator gives is written onto the tokens of each step's turn.
+    The columns of an estimator are copied to the tokens of each step's turn.
     """
     result: dict[str, torch.Tensor] = {}
     for name in spec.inputs:
@@ -145,10 +143,10 @@ def read(data: TensorDict, names: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def hand_over(worker: Any, names: Sequence[str]) -> None:
-    """Run inside an actor worker: from now on the columns of each micro-batch are at the loss's hand."""
+    """Run inside an actor worker: makes the columns of each micro-batch available to the loss."""
     if names:
         actor = internals.actor_worker(worker).actor
-        # A partial with verl's keywords: whoever looks for the actor's config finds it where it was.
+        # Keep verl's keywords on the partial: other code reads the actor's config from them.
         actor.set_loss_fn(partial(_with_columns, actor.loss_fn, tuple(names), **actor.loss_fn.keywords))
 
 

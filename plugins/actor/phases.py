@@ -1,8 +1,8 @@
-"""An actor update in phases: some rows at a time, each phase after what the one before did to the policy.
+"""An actor update in phases: each phase updates on some rows, with the policy that the previous phase produced.
 
-SeeUPO (arXiv:2602.06554) goes through the turns from the last to the first and weighs each turn by what the later ones'
-updates did to the policy. REBEL (arXiv:2404.16767) compares a trajectory's log-ratio with its group's under the current
-policy, so before each optimizer step somebody has to compute them.
+SeeUPO (arXiv:2602.06554) updates the turns from the last to the first and weights each turn by the importance ratios of
+the updates before it. REBEL (arXiv:2404.16767) compares a trajectory's log-ratio with its group's under the current
+policy, so they must be computed before each optimizer step.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Metrics = dict[str, Any]
 
 
 class Calls(NamedTuple):
-    """What a phase asks of the trainer."""
+    """The trainer's functions that a phase calls."""
 
     log_probs: Callable[[KVBatchMeta], Any]
     """run the actor's forward pass over the rows; leaves ``log_probs`` in the queue"""
     update: Callable[[KVBatchMeta, int], Metrics]
-    """one update over the rows, as many of which are real as said; returns verl's metrics"""
+    """one update over the rows, of which the given number is real; returns verl's metrics"""
 
 
 class Phase:
@@ -108,8 +108,8 @@ def reverse_turns(
     of weights, so the product of the ratios is not the ratio of the final policy to the first, and the paper's proof of
     monotonic improvement, which has a policy per turn, does not carry over in either reading.
 
-    ``current``: whether the batch's old log-probabilities are those of the policy as it is now. Turn numbers at which
-    no model token stands are passed over.
+    ``current``: whether the batch's old log-probabilities are those of the current policy. Turn numbers without a model
+    token are skipped.
 
     Raises:
         ConfigError: a row holds several turns.
@@ -147,11 +147,11 @@ def reverse_turns(
 def group_log_ratios(
     batch: KVBatchMeta, table: Rows, dp_size: int, calls: Calls, mini_batches: int, epochs: int, current: bool
 ) -> Metrics:
-    """REBEL: before each optimizer step the log-ratios of the groups in it, under the policy as it is now.
+    """REBEL: before each optimizer step the log-ratios of its groups are computed under the current policy.
 
     A mini-batch holds whole groups. A trajectory's log-ratio is the sum over all its rows, while a loss sees one row:
-    each row is given its group's mean less the log-ratio of the trajectory's other rows. ``current``: as above; then
-    nothing has moved before the first step.
+    each row is given its group's mean minus the log-ratio of the trajectory's other rows. ``current``: as above; then
+    all log-ratios are 0 before the first step.
     """
     steps = table.steps
     parts = np.array_split(np.arange(steps.n_groups), min(mini_batches, steps.n_groups))
@@ -184,7 +184,7 @@ def _group_log_ratio(phase: Phase, table: Rows) -> torch.Tensor:
 
 
 class _Gathered:
-    """verl's metrics of several updates as those of one: means, each update by its rows."""
+    """verl's metrics of several updates as those of one: means weighted by rows."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}

@@ -1,1 +1,1 @@
-"""What a run is asked for: the node ``turnkey``, its schema, and the command line as it was typed."""
+"""The configuration of a run: the schema of the node ``turnkey``, and the command line as typed."""

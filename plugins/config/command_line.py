@@ -1,7 +1,7 @@
 """The switches on a launch line, read before Hydra composes anything.
 
-What Hydra takes without a word (``+turnky=gigpo`` becomes a root key, a second estimator overrides the method's) and
-what it refuses in words that lead astray is said here, in terms of the line that the user wrote.
+Hydra silently accepts some mistakes (``+turnky=gigpo`` becomes a root key, a second estimator overrides the method's)
+and refuses others with a misleading message. This module refuses them in terms of the line that the user wrote.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Override:
 
 
 class CommandLine:
-    """The overrides of a launch line in their order; what is none (``--config-name``, a path) is passed over."""
+    """The overrides of a launch line in their order; other arguments (``--config-name``, a path) are skipped."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = arguments
@@ -55,7 +55,7 @@ class CommandLine:
 
     @cached_property
     def own_files(self) -> bool:
-        """Whether configuration files of the user's take part, whose groups and keys are not known here."""
+        """Whether the user's own configuration files are used, whose groups and keys are unknown here."""
         flags = ("--config", "-cn", "-cp", "-cd")
         return any(a.startswith(flags) or "hydra.searchpath" in a for a in self._arguments)
 
@@ -76,7 +76,7 @@ def refuse(arguments: Sequence[str]) -> None:
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Refuse a line that does not mean what it says; does nothing to one without a trace of us.
+    """Refuse a line that would not do what it says; ignore a line without any of our switches and keys.
 
     Raises:
         ConfigError: names the argument and what to write instead.
@@ -102,7 +102,7 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def near_miss(root: str) -> bool:
-    """Whether ``root``, the first part of a key, is meant to be ``turnkey`` and is not."""
+    """Whether ``root``, the first part of a key, is a misspelling of ``turnkey``."""
     plain = re.sub(r"[^a-z]", "", root.lower())
     return root != "turnkey" and ("turnkey" in plain or difflib.SequenceMatcher(None, plain, "turnkey").ratio() >= 0.8)
 
@@ -166,7 +166,7 @@ def _check_order(line: CommandLine) -> None:
 
 
 def _check_estimator(line: CommandLine) -> None:
-    """verl's key wins wherever it stands, so that the method on the line would be one in name only."""
+    """verl's key overrides the method's estimator at any position, so the method would have no effect."""
     chosen = [override for override in line.overrides if override.key == _ESTIMATOR_KEY]
     if not (line.methods and chosen) or line.methods[0].value == "base":
         return
@@ -193,7 +193,7 @@ def _check_foreign(line: CommandLine) -> None:
 
 
 def _check_key(override: _Override, line: CommandLine) -> None:
-    """A key of the node, without a plus: Hydra would tell who misspells one to add a plus."""
+    """Check a key of the node without a plus: for a misspelt one, Hydra would recommend to add a plus."""
     from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
     node: Any = TurnkeyConfig()
@@ -213,7 +213,7 @@ def _check_key(override: _Override, line: CommandLine) -> None:
 
 
 def _check_parameter(override: _Override, name: str, line: CommandLine, group: str) -> None:
-    """A parameter of the method or the loss on the line; one that another has is no misspelling."""
+    """Check a parameter of the method or the loss on the line; name the owner of another method's parameter."""
     chosen = [o.value for o in line.overrides if o.key == group]
     if not chosen:
         return

@@ -1,6 +1,6 @@
-"""Keys of other frameworks that a launch line may still carry, and what they are called here.
+"""Keys of other frameworks that a launch line may still contain, and their names here.
 
-verl takes most of them with a plus and reads them never, so that each would be a setting without an effect.
+verl accepts most of them with a plus but never reads them, so they would have no effect.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FOREIGN: dict[str, str] = {
     "train_env_manager.group_size": "actor_rollout_ref.rollout.n",
 }
 
-# Estimators of verl, for who writes one of them as a method; a test compares them with verl's registry.
+# Estimators of verl, for the message about one of them given as a method; a test compares them with verl's registry.
 VERLS_ESTIMATORS = (
     *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo", "optimal_token_baseline"),
     *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "rloo_vectorized"),
@@ -51,7 +51,7 @@ VERLS_ESTIMATORS = (
 
 
 def foreign(key: str) -> str | None:
-    """What ``key`` is called here, or None when it is of no other framework."""
+    """The name of ``key`` here, or None if it does not belong to another framework."""
     return next((ours for other, ours in FOREIGN.items() if key == other or key.startswith(f"{other}.")), None)
 
 

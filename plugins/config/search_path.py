@@ -1,4 +1,4 @@
-"""Makes the YAML files of :mod:`verl_turnkey.recipe` a Hydra source for every launch command."""
+"""Adds the YAML files of :mod:`verl_turnkey.recipe` to Hydra's search path for every launch command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def config_dir() -> Path:
 class TurnkeySearchPath(SearchPathPlugin):
     """Appends our folder after verl's own, so that a user's files of the same name win.
 
-    Hydra asks for it before it reads the launch line, which makes it the place to look at that first.
+    Hydra calls it before it reads the launch line, so the line is checked here first.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

@@ -1,8 +1,8 @@
-"""verl on a machine without a GPU: opt-in, never by itself.
+"""verl on a machine without a GPU: opt-in only.
 
 verl 0.9.1 ships no CPU platform. With ``TURNKEY_DEVICE=cpu`` in the environment, or ``+turnkey/device=cpu`` on the
 command line (which carries the variable to every worker), this package registers one and applies the patches of
-:data:`PATCHES`, each to exactly the module it concerns and at the moment that module is imported.
+:data:`PATCHES`, each to one module at the moment that module is imported.
 
 A GPU cluster's head node often has no GPU either: without the opt-in nothing here ever runs.
 """
@@ -31,7 +31,7 @@ def opted_in() -> bool:
 
 
 def activate(when_imported: Callable[[str, Callable[[ModuleType], None]], None] = when_imported) -> None:
-    """Arm every patch and hand the opt-in to child processes. Cheap: nothing of verl is imported here.
+    """Register every patch and pass the opt-in to child processes. Nothing of verl is imported here.
 
     ``when_imported(name, callback)`` runs ``callback(module)`` after module ``name`` has executed; a caller that wants
     to record each patch passes its own.

@@ -1,6 +1,6 @@
-"""Weights over gloo to vLLM servers that stand apart from the trainer (``separate_async``). Imports verl.
+"""Sends weights over gloo to vLLM servers apart from the trainer (``separate_async``). Imports verl.
 
-verl's own engines for this (nccl, nixl, ...) need an accelerator; this one is slow and needs nothing.
+verl's own engines for this (nccl, nixl, ...) need an accelerator; this one is slow but needs none.
 """
 
 from __future__ import annotations

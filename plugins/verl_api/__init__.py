@@ -1,1 +1,1 @@
-"""Everything private of verl that we rely on, and the record of what we registered with it."""
+"""The private parts of verl that we rely on, and the record of what we registered with it."""

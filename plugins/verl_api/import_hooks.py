@@ -1,7 +1,7 @@
 """Run a function right after a module has been imported.
 
 verl loads entry points while ``import verl`` is still running: importing its submodules there would be circular and
-slow. Instead every extension point is served the moment its own module appears, in whichever process that happens.
+slow. Instead each extension point is registered right after its own module has been imported, in every process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _waiting: dict[str, list[Callback]] = {}
 def when_imported(name: str, callback: Callback) -> None:
     """Call ``callback(module)`` once, right after module ``name`` has executed; at once when it already has.
 
-    An exception of the callback propagates to whoever imports the module: callers that must not break the host
-    program guard themselves.
+    An exception of the callback propagates to whoever imports the module: callers that must not break the host program
+    catch it themselves.
     """
     module = sys.modules.get(name)
     if module is not None and not _still_executing(module):
@@ -66,7 +66,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module keeps its own loader: tools that look at it (inspect, pickle, reload) see nothing of us.
+        # The module keeps its own loader, for tools that use it (inspect, pickle, reload).
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,7 +1,7 @@
-"""Everything that this package relies on in verl's private parts, in one place.
+"""The private parts of verl that this package relies on, in one place.
 
-``SEAMS`` is data: ``turnkey doctor`` prints what is absent, a contract test compares each signature with the installed
-verl, so that a new verl fails loudly there and not in the middle of a run.
+``SEAMS`` is data: ``turnkey doctor`` prints the missing ones, and a contract test compares each signature with the
+installed verl, so that a new verl fails there and not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TESTED_VERL = ("0.9.1",)
 
 @dataclass(frozen=True)
 class Seam:
-    """One private part of verl: where it is, the parameters we count on, and what for."""
+    """One private part of verl: its module and name, the parameters we rely on, and our use of it."""
 
     module: str
     name: str
@@ -175,7 +175,7 @@ def verl_version() -> str:
 
 
 def unsupported_verl() -> str | None:
-    """A warning when the installed verl is outside the range that the contract tests hold, else None."""
+    """A warning when the installed verl is outside the supported range, else None."""
     from packaging.specifiers import SpecifierSet
 
     found = verl_version()
@@ -220,9 +220,9 @@ def logger_of(module: ModuleType) -> Iterator[None]:
 
 
 def deal_in_turn(manager: Any) -> None:
-    """Let each call of ``manager.generate_sequences`` go on with the agent-loop worker after the last one's.
+    """Make ``manager.generate_sequences`` rotate: each call begins with the agent-loop worker after the last one used.
 
-    verl begins with the first worker every time, and so gives it all the prompts that are asked for one by one.
+    verl always begins with the first worker, which would get all prompts that are requested one by one.
     """
     generate = manager.generate_sequences
 
@@ -239,7 +239,7 @@ def deal_in_turn(manager: Any) -> None:
 def queue_fields(batch: KVBatchMeta) -> list[str]:
     """Names of all fields that the rows of ``batch`` share in TransferQueue.
 
-    A batch fresh from the replay buffer does not know them (``batch.fields`` is None), and verl reads that as "all".
+    In a batch fresh from the replay buffer ``batch.fields`` is None, which verl reads as "all".
     """
     if batch.fields is not None:
         return list(batch.fields)

@@ -1,10 +1,10 @@
-"""The ledger: what we tried to put into verl's registries, and what became of it.
+"""The ledger: every registration that we attempted in verl, and its result.
 
-Nothing that registers raises into verl: a clash or a failure is recorded, shown by ``turnkey doctor`` and asserted by
-the trainer at start (:func:`verify`), in the driver and inside the workers.
+A registration never raises into verl: a clash or a failure is recorded, shown by ``turnkey doctor``, and checked by the
+trainer at start (:func:`verify`), in the driver and inside the workers.
 
-A name that verl or another plugin already holds is left to its owner and recorded as a clash; an estimator or a loss is
-always ours as ``turnkey/<name>``.
+A name that verl or another plugin already uses stays theirs and is recorded as a clash; an estimator or a loss is
+always available as ``turnkey/<name>``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRAINERS = {
 }
 AGENT_LOOPS = {"turnkey_env": "verl_turnkey.plugins.rollout.agent_loop.EnvAgentLoop"}
 
-# Where each kind of point lives; importing these modules makes the callbacks of the entry point run.
+# Modules of verl that hold each kind of point; importing them runs the callbacks of the entry point.
 HOMES = {
     "config": ("hydra.core.plugins", "verl.utils.config"),
     "estimator": ("verl.trainer.ppo.core_algos",),
@@ -38,7 +38,7 @@ Status = Literal["registered", "clash", "missing", "failed"]
 
 @dataclass(frozen=True)
 class Point:
-    """One extension point: what we tried to put where, and what became of it."""
+    """One extension point: its kind and name, and the result of the registration."""
 
     kind: str
     name: str
@@ -55,7 +55,7 @@ def _note(kind: str, name: str, status: Status, detail: str = "") -> None:
 
 
 def guarded(kind: str, name: str, register: Callable[[], None]) -> None:
-    """Run ``register``; what it raises goes into the record, not into verl."""
+    """Run ``register``; an exception is recorded and not raised into verl."""
     try:
         register()
     except Exception:
@@ -66,7 +66,7 @@ def guarded(kind: str, name: str, register: Callable[[], None]) -> None:
 
 
 def claim(kind: str, name: str, registry: MutableMapping[str, Any], value: Any) -> None:
-    """Put ``value`` under ``name`` unless somebody else holds it."""
+    """Register ``value`` under ``name`` unless the name is taken."""
     holder = registry.get(name)
     if holder is not None and holder != value:
         _note(kind, name, "clash", f"held by {_describe(holder)}{_way_out(kind, name)}")
@@ -107,7 +107,7 @@ def expected() -> list[tuple[str, str]]:
 
 
 def points() -> list[Point]:
-    """The record as it stands now; looks into the registries again, since another plugin may have overwritten us."""
+    """The current record; it reads the registries again, because another plugin may have overwritten an entry."""
     found = []
     for key in expected():
         point = _points.get(key) or Point(*key, "missing", _why_missing(key[0]))
