@@ -1,7 +1,6 @@
 """ArenaRL (arXiv:2601.06487 and its code): the rewards of a group are its places in a tournament.
 
-A group is known only when all its rollouts are there, so this is no component of one trajectory: call it where a whole
-group is at hand.
+It needs a whole group, so it is no component of one trajectory: call it where all rollouts of a group are available.
 """
 
 from __future__ import annotations

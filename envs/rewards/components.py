@@ -1,4 +1,4 @@
-"""Rewards over one trajectory, each by itself; :func:`~verl_turnkey.envs.rewards.compose` adds them up.
+"""The components of a reward over one trajectory; :func:`~verl_turnkey.envs.rewards.compose` adds them up.
 
 A component is a frozen dataclass: its fields are the options that a configuration may set, calling it with the steps of
 an episode gives one number per step. ``@register_reward("name")`` makes it known by name.
@@ -33,11 +33,11 @@ class RewardStep:
     observation: str
     """what the agent saw"""
     action: str | None
-    """the action that was taken; None: what the model wrote held none, or none that counts"""
+    """the action that was taken; None: the model's text has no action, or none that is valid"""
     valid: bool = True
-    """there was an action, and it could be applied"""
+    """the text has an action, and it could be applied"""
     unparsed: bool = False
-    """what the model wrote held no action in the format at all"""
+    """the model's text has no action in the format at all"""
     reason: str | None = None
     """why the step is not valid"""
     reward: float = 0.0
@@ -63,7 +63,7 @@ class RewardStep:
 
     @property
     def brought(self) -> Mapping[str, Any]:
-        """``next_extra`` of an action that reached the environment, else nothing: no effect is counted twice."""
+        """``next_extra`` if the action reached the environment, else empty: no effect is counted twice."""
         return {} if self.next_extra is self.extra else self.next_extra
 
 
@@ -85,7 +85,7 @@ class RewardSpec:
     cls: type
     """the frozen dataclass whose fields are the options"""
     cost: bool
-    """it counts what is to be avoided, so that its weight must be given and must not be positive"""
+    """it counts undesired behaviour: its weight must be given and must not be positive"""
     summary: str
 
 
@@ -96,7 +96,7 @@ C = TypeVar("C", bound=type)
 def register_reward(name: str, *, cost: bool = False) -> Callable[[C], C]:
     """Decorate a frozen dataclass with ``__call__(self, steps)`` (may be ``async``) to make it the component ``name``.
 
-    The first line of its docstring is what tables say about it.
+    The first line of its docstring is its summary in tables.
 
     Raises:
         ValueError: the name is taken, or the class is no frozen dataclass.
@@ -126,7 +126,7 @@ def at_the_end(steps: Steps, value: float) -> list[float]:
 
 
 def number(extra: Mapping[str, Any], key: str, where: str) -> float:
-    """The finite number ``extra[key]``; ``where`` it was looked for opens the error.
+    """The finite number ``extra[key]``; an error begins with ``where``.
 
     Raises:
         RewardError: it is not there or no finite number.
@@ -153,7 +153,7 @@ class Outcome:
     """1 on the last step of a solved episode."""
 
     lost: float = 0.0
-    """what an episode gets that is not solved"""
+    """reward of an episode that is not solved"""
 
     def __call__(self, steps: Steps) -> Values:
         return at_the_end(steps, 1.0 if steps[-1].success else self.lost)

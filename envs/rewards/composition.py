@@ -42,7 +42,7 @@ class _Part:
 
 
 class Composition:
-    """A weighted sum of components, built by :func:`compose`. It keeps nothing from one episode to the next."""
+    """A weighted sum of components, built by :func:`compose`. It has no state between episodes."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = tuple(parts)
@@ -114,12 +114,12 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
 
         compose([{"name": "step"}, {"name": "length", "weight": -0.001, "unit": "tokens"}, {"name": "my.module:bonus"}])
 
-    A name with a colon is your own, ``package.module:name`` or ``path/to/file.py:name``. A function gets the steps and
-    the options and gives one number per step, at once or as a coroutine. A class is made once with the options and then
-    called with the steps of each episode. What waits, for a server or a file, has to be a coroutine, or all rollouts of
-    its process wait with it.
+    A name with a colon is your own, ``package.module:name`` or ``path/to/file.py:name``. A function takes the steps and
+    the options and returns one number per step, or a coroutine of them. A class is instantiated once with the options
+    and then called with the steps of each episode. What waits for a server or a file must be a coroutine, or all
+    rollouts of its process wait too.
 
-    ``weight`` is 1 by default. Components that count what is to be avoided have none: give a negative one.
+    ``weight`` is 1 by default. Components that count undesired behaviour have no default: give a negative one.
 
     Raises:
         ConfigError: unknown name or option (with the closest match), a value that does not fit, two equal labels. The

@@ -1,4 +1,4 @@
-"""A reward function with verl's signature as a component: ``reward.custom_reward_function`` goes on paying."""
+"""The component ``verl``: the reward function that ``reward.custom_reward_function`` names, with verl's signature."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class VerlFunction:
 
     def __post_init__(self) -> None:
         check(bool(self.path), "path", "a file, here or as reward.custom_reward_function.path", self.path)
-        load_function(self._target, "reward.custom_reward_function.path")  # what is not there is found at the start
+        load_function(self._target, "reward.custom_reward_function.path")  # a missing function is an error at the start
 
     @property
     def _target(self) -> str:

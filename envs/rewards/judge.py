@@ -34,7 +34,7 @@ LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """Where a judge is, how patiently it is asked, and how its score is read."""
+    """Address of a judge, timeouts and retries, and how its score is parsed."""
 
     url: str
     """base URL of the API, such as http://host:8000/v1"""
@@ -85,7 +85,7 @@ class JudgeConfig:
 
 
 class Judge:
-    """Asks a model and reads scores from its answers; to be used from one event loop at a time.
+    """Asks a model and parses scores from its answers; to be used from one event loop at a time.
 
     Equal questions are asked once: an answer is kept by URL, model, messages and params, and a question that is under
     way already is waited for. Redirects are not followed, since the API key would go with them.
@@ -98,7 +98,7 @@ class Judge:
         self._open = urllib.request.build_opener(_NoRedirects).open
         self._answers: dict[str, str] = {}
         self._asked: dict[str, asyncio.Task[str]] = {}
-        self._jitter = random.Random()  # its own: nobody's seeded stream moves
+        self._jitter = random.Random()  # its own: the global generator is not advanced
 
     async def score(self, messages: Messages) -> float:
         """The score that the model gives.
@@ -126,7 +126,7 @@ class Judge:
         if key not in self._asked:
             self._asked[key] = asyncio.ensure_future(self._fetch(key, body))
             self._asked[key].add_done_callback(lambda _: self._asked.pop(key, None))
-        # Shielded: whoever gives up waiting does not take the answer from the others.
+        # Shielded: a caller that is cancelled does not cancel the request for the others.
         return await asyncio.shield(self._asked[key])
 
     async def _fetch(self, key: str, body: bytes) -> str:
@@ -151,7 +151,7 @@ class Judge:
                 return self._content(reply)
             if not reply.again or tried > self.config.retries:
                 raise self._error(reply, f"gave no answer in {tried} attempt{'s' if tried > 1 else ''}")
-            # Waiting is done here and not in the thread: it must not keep others from asking.
+            # Wait here and not in the thread, which others may use meanwhile.
             await asyncio.sleep(min(LONGEST_WAIT, max(wait * self._jitter.uniform(0.75, 1.25), reply.wait)))
             wait *= 2
 
@@ -193,7 +193,7 @@ class Judge:
     def _error(self, reply: _Reply, what: str) -> JudgeError:
         shown = reply.body
         if self.config.api_key_env and (secret := os.environ.get(self.config.api_key_env, "").strip()):
-            shown = shown.replace(secret, "***")  # some servers quote the key that they refuse
+            shown = shown.replace(secret, "***")  # some servers quote a refused key
         status = f"status {reply.status}" if reply.status else "no status"
         return JudgeError(f"the judge at {self._endpoint} {what} ({status}): {shown[:SHOWN]!r}")
 
@@ -205,7 +205,7 @@ class Judge:
     def _load(self, key: str) -> str | None:
         try:
             return str(json.loads(self._file(key).read_text(encoding="utf-8"))["answer"])
-        except (OSError, ValueError, LookupError, TypeError):  # not there, or not whole: ask again
+        except (OSError, ValueError, LookupError, TypeError):  # missing or incomplete: ask again
             return None
 
     def _save(self, key: str, answer: str) -> None:
@@ -213,7 +213,7 @@ class Judge:
         part = file.with_suffix(f".{uuid4().hex}")
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps({"model": self.config.model, "answer": answer}), encoding="utf-8")
-        part.replace(file)  # at once, for processes that read meanwhile
+        part.replace(file)  # atomic, for processes that read meanwhile
 
     # --- scores ------------------------------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _read(response: Any, end: float) -> str:
-    """The body; the socket's own timeout would start anew with every byte."""
+    """The body, by the time ``end``; the socket's own timeout restarts with every byte."""
     pieces = []
     while piece := response.read1(65536):
         pieces.append(piece)

@@ -69,7 +69,7 @@ class JudgeReward(JudgeConfig):
             "observation": steps[-1].observation,
             "action": steps[-1].action or said[-1],
         }
-        # In one go: what a model or an environment wrote is never taken for a field.
+        # In one pass: text of a model or an environment is never taken for a field.
         user = {"role": "user", "content": _FIELD.sub(lambda match: values[match[1]], self.prompt)}
         return [user] if self.system is None else [{"role": "system", "content": self.system}, user]
 
@@ -79,7 +79,7 @@ class JudgeReward(JudgeConfig):
 
 
 def _shortened(text: str, most: int) -> str:
-    """``text`` without its middle when it is longer than ``most``: where it began and how it ended matter most."""
+    """``text`` without its middle when it is longer than ``most``: its beginning and its end matter most."""
     left_out = len(text) - most
     if left_out <= 0:
         return text

@@ -135,7 +135,7 @@ class MatchTIR:
     In ``info["extra"]`` the environment gives ``gold_tool_calls`` (and ``gold_answer``, if there is one) at reset, and
     after each step ``tool_calls``, the calls made in it, or ``answer``, the final answer. A call is a dict with
     ``name`` and ``arguments`` (or ``parameters``, as in the paper's gold calls), a dict or JSON text. Where there is a
-    gold answer, the turn with the answer is paid for it alone: as in the released code, calls in it are not matched.
+    gold answer, only the answer counts in its turn: as in the released code, calls in it are not matched.
     """
 
     variant: Literal["hard", "soft"] = "hard"

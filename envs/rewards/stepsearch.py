@@ -1,11 +1,11 @@
-"""StepSearch (arXiv:2505.15107, read from its code): what each search added to what was known, and the final reward.
+"""StepSearch (arXiv:2505.15107, read from its code): the information gain of each search, and the final reward.
 
-A round is one search with the documents it brought. Its reward is ``scale * (gain - redundancy)``: the gain is how much
-closer than in any earlier round the documents came to the gold passages, the redundancy which share of them an earlier
-round had already brought.
+A round is one search with the documents it found. Its reward is ``scale * (gain - redundancy)``: the gain is how much
+closer than in any earlier round the documents are to the gold passages, the redundancy the share of documents that an
+earlier round had already found.
 
 The paper's scale is 0.6. The released code adds 0.6 times the step rewards to a tensor that already holds them, so that
-they count 1.6 times, and pays them only in episodes whose text ends with an answer.
+they count 1.6 times, and gives them only to episodes whose text ends with an answer.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def gains(close: ArrayLike) -> np.ndarray:
 
 
 def redundancies(rounds: Sequence[Sequence[str]]) -> np.ndarray:
-    """(rounds,): the share of the round's documents that an earlier round brought, word for word; 0 without documents.
+    """(rounds,): the share of the round's documents that an earlier round found, word for word; 0 without documents.
 
     The released code also counts a document that comes twice in one round; a retriever does not do that.
     """
@@ -136,15 +136,15 @@ class StepSearch:
     """StepSearch's reward of each search: information gain minus redundancy.
 
     In ``info["extra"]`` the environment gives ``gold_passages``, a list of texts, at reset, and after each search
-    ``documents``, the texts it brought. A step without documents gets 0. The final reward is :func:`final_reward`, for
+    ``documents``, the texts it found. A step without documents gets 0. The final reward is :func:`final_reward`, for
     an environment or a component of your own.
     """
 
     scale: float = 0.6
     """factor of the difference: 0.6 in the paper, 1.6 in effect in the released code"""
     needs_answer: bool = False
-    """pay only episodes that end with an answer, as the released code does: the last turn ends with
-    ``<answer>...</answer>``, or the environment gives ``answer`` after it"""
+    """an episode without an answer gets 0, as in the released code; an answer is ``<answer>...</answer>`` at the end
+    of the last turn, or the ``answer`` that the environment gives after it"""
 
     def __post_init__(self) -> None:
         check(0 <= self.scale < math.inf, "scale", "a finite number >= 0", self.scale)

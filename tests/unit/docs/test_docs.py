@@ -186,7 +186,7 @@ def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
 def test_the_environment_page_shows_an_environment_that_works():
     import gymnasium
 
-    (code,) = blocks("docs/environments.md", "python")
+    code, _ = blocks("docs/environments.md", "python")
     names: dict[str, Any] = {}
     exec(compile(code, "docs/environments.md", "exec"), names)
     try:
@@ -198,6 +198,15 @@ def test_the_environment_page_shows_an_environment_that_works():
         assert rewards == [0.0, 0.0, 1.0]
     finally:
         del gymnasium.registry["my/CountTo-v0"]
+
+
+def test_the_clone_of_the_environment_page_goes_its_own_way():
+    _, code = blocks("docs/environments.md", "python")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, "docs/environments.md", "exec"), {})
+    lines = printed.getvalue().splitlines()
+    assert lines == re.findall("^# (.*)$", code, re.MULTILINE)
+    assert len(set(lines)) == 2
 
 
 def test_the_own_method_on_the_methods_page_works(tmp_path):
