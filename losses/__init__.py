@@ -10,7 +10,16 @@
 tensor(-1.)
 """
 
-from verl_turnkey.losses import a3po, dgpo, hdpo, psft, rebel, segment_mask, st_ppo, turn_ratio  # noqa: F401  importing a loss registers it
+from verl_turnkey.losses import (  # noqa: F401  importing a loss registers it
+    a3po,
+    dgpo,
+    hdpo,
+    psft,
+    rebel,
+    segment_mask,
+    st_ppo,
+    turn_ratio,
+)
 from verl_turnkey.losses.registry import LossInputs, LossSpec, TokenLoss, losses, policy_loss, register_loss
 from verl_turnkey.losses.turns import Turns, turn_ids
 

@@ -261,6 +261,26 @@ def keys() -> None:
 
 
 @app.command()
+def new(
+    kind: Annotated[str, typer.Argument(help="estimator, loss or env")],
+    name: Annotated[str, typer.Argument(help="of the new one, in snake case")],
+    out: Annotated[Path | None, typer.Option(help="one file of your own; default outside a clone: NAME.py")] = None,
+    summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
+) -> None:
+    """Write a new estimator, loss or environment that works: a file of your own, or, in a clone, all that it needs."""
+    from verl_turnkey.plugins.cli import checkout
+    from verl_turnkey.plugins.cli.new import KINDS, in_clone, own_file
+
+    if kind not in KINDS:
+        raise typer.BadParameter(f"expected one of {', '.join(KINDS)}, got {kind!r}")
+    if out is not None or checkout.find() is None:
+        lines = own_file(kind, name, out or Path(f"{name}.py"), summary)
+    else:
+        lines = in_clone(kind, name, checkout.require(), summary)
+    typer.echo("\n".join(lines))
+
+
+@app.command()
 def tables() -> None:
     """In a clone of the repository: write what README, docs and recipes take from the code, tables and parameters."""
     from verl_turnkey.plugins.cli import checkout

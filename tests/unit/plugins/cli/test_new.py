@@ -1,0 +1,164 @@
+"""``turnkey new``: what it writes works before anybody edits it, in a clone and outside of one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+from typer.testing import CliRunner
+
+from verl_turnkey.envs.checking.report import check
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.cli import checkout
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.cli.new import KINDS
+
+ROOT = Path(__file__).parents[4]
+ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
+#: A call of ``turnkey``, and of several one after the other.
+TURNKEY = "import sys; from verl_turnkey.plugins.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """A copy of the repository, with the package that Python finds there."""
+    root = tmp_path_factory.mktemp("clone")
+    for name in (*ROOMS, "docs", "tests"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
+    (root / ".package" / "verl_turnkey").mkdir(parents=True)
+    for room in ROOMS:
+        (root / ".package" / "verl_turnkey" / room).symlink_to(root / room)
+    return root
+
+
+def python(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in a clone, with the clone's code."""
+    environment = {**os.environ, "PYTHONPATH": str(root / ".package")}
+    return subprocess.run([sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True)
+
+
+def ran(*arguments: str) -> str:
+    """What ``turnkey`` prints in this process."""
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def grown(clone: Path) -> Path:
+    """The clone with a new one of each kind."""
+    for kind in KINDS:
+        done = python(clone, "-c", TURNKEY, "new", kind, f"fresh_{kind}", "--summary", f"a fresh {kind}")
+        assert done.returncode == 0, done.stderr
+        edited = done.stdout.split("To make it yours, edit:\n")[1].split("Then:")[0]
+        for line in edited.splitlines():
+            assert (clone / line.split()[0].strip(":,")).is_file(), line
+    return clone
+
+
+def test_what_is_new_in_a_clone_is_whole_and_green(grown: Path):
+    tests = ["tests/unit/test_completeness.py", "tests/unit/docs", "tests/unit/losses"]
+    tests += [f"tests/unit/advantage/{name}.py" for name in ("methods/test_fresh_estimator", "test_all_estimators")]
+    tests += ["tests/unit/envs/adapters/test_fresh_env.py"]
+    done = python(grown, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", "fresh or whole or table")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "a fresh estimator" in (grown / "README.md").read_text()
+    for name in ("methods", "losses", "environments"):
+        assert "a fresh" in (grown / "docs" / f"{name}.md").read_text(), name
+
+
+def test_what_is_new_in_a_clone_reads_as_the_rest(grown: Path):
+    for command in (["check"], ["format", "--check"]):
+        done = python(grown, "-m", "ruff", *command, "--no-cache", *ROOMS, "tests")
+        assert done.returncode == 0, done.stdout
+
+
+def test_in_a_clone_nothing_is_overwritten(grown: Path):
+    again = python(grown, "-c", TURNKEY, "new", "estimator", "fresh_estimator")
+    assert again.returncode == 2
+    assert "'fresh_estimator' is the estimator of verl_turnkey.advantage.methods.fresh_estimator" in again.stderr
+    (grown / "docs" / "methods" / "other.md").write_text("mine")
+    before = {path: path.read_bytes() for path in grown.rglob("*.py")}
+    there = python(grown, "-c", TURNKEY, "new", "estimator", "other")
+    assert there.returncode == 2
+    assert "nothing was written" in there.stderr
+    assert "docs/methods/other.md" in there.stderr
+    assert "recipe/config/turnkey/base.yaml" in python(grown, "-c", TURNKEY, "new", "estimator", "base").stderr
+    assert {path: path.read_bytes() for path in grown.rglob("*.py")} == before
+
+
+def test_tables_of_a_clone_are_made_by_its_own_code(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "verl-turnkey"\n')
+    (tmp_path / "docs").mkdir()
+    assert checkout.find(tmp_path / "docs") == tmp_path
+    with pytest.raises(ValueError, match=rf"this clone is {tmp_path}.*pip install"):
+        checkout.require(tmp_path / "docs")
+    other = tmp_path / "docs" / "project"
+    other.mkdir()
+    (other / "pyproject.toml").write_text('[project]\nname = "other"\ndependencies = ["verl-turnkey"]\n')
+    (tmp_path / "pyproject.toml").unlink()
+    assert checkout.find(other) is None
+    with pytest.raises(ValueError, match="expected to be called in a clone"):
+        checkout.require(other)
+
+
+@pytest.mark.parametrize(("kind", "printed"), [("estimator", "array([ 0. ,  0.5, -0.5])"), ("loss", "tensor(")])
+def test_a_file_of_ones_own_runs_by_itself(tmp_path, monkeypatch, kind, printed):
+    monkeypatch.chdir(tmp_path)
+    said = ran("new", kind, "my_own", "--summary", "mine")
+    assert "    python my_own.py\n" in said
+    assert "'turnkey.modules=[my_own.py]'" in said
+    done = subprocess.run([sys.executable, "my_own.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
+    assert 'summary="mine"' in (tmp_path / "my_own.py").read_text()
+
+
+def test_an_environment_of_ones_own_is_one_to_train_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = ran("new", "env", "count_up", "--out", "games/mine.py")
+    assert "    turnkey env-check my/CountUp-v0 --module games/mine.py\n    turnkey train games/mine.py --model" in said
+    try:
+        import_modules(["games/mine.py"])
+        report = check("my/CountUp-v0", processes=0, seeds=2, rollouts=4, steps=12)
+        assert [finding for finding in report.findings if finding.status in ("fail", "warn")] == []
+    finally:
+        gymnasium.registry.pop("my/CountUp-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["estimator", "MyMethod"], "NAME: expected a Python identifier in snake case such as my_estimator, got"),
+        (["loss", "my-loss"], "expected a Python identifier in snake case such as my_loss, got 'my-loss'"),
+        (["env", "class"], "expected a Python identifier in snake case such as my_env, got 'class'"),
+        (["estimator", "gigpo"], "expected a new name, but 'gigpo' is the estimator of verl_turnkey.advantage.me"),
+        (["loss", "psft"], "expected a new name, but 'psft' is the loss of verl_turnkey.losses.psft"),
+        (["env", "toytext"], "expected a new name, but 'toytext' is turnkey/FrozenLake-v0"),
+        (["env", "cliff_walking"], "expected a new name, but 'cliff_walking' is turnkey/CliffWalking-v0"),
+        (["estimator", "random"], "random.py would hide the installed module 'random'"),
+        (["estimator", "there"], "already there, and nothing was written: there.py"),
+        (["estimator", "mine", "--out", "mine"], "--out: expected the path of a .py file, got mine"),
+        (["estimator", "mine", "--summary", 'the "best"'], "--summary: expected a line of 1 to 100 characters"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").write_text("mine")
+    with pytest.raises((ValueError, FileExistsError)) as caught:
+        CliRunner().invoke(app, ["new", *arguments], catch_exceptions=False)
+    assert words in str(caught.value)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_kinds_are_named():
+    done = CliRunner().invoke(app, ["new", "method", "mine"])
+    assert done.exit_code == 2
+    assert "expected one of estimator, loss, env, got 'method'" in done.output
