@@ -18,8 +18,8 @@ class A3poParams:
     clip_low: float = 0.2  # the ratio to the proximal policy is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
     current_version: Literal["before_update", "after_update"] = "before_update"
-    """the distance of a row counts up to the weights before this update (AReaL's code), or to those that it makes"""
-    weight_cap: float | None = 5.0  # tokens whose pi_prox / pi_rollout exceeds it have no loss; null: all have one
+    """staleness counts up to the weights before this update (AReaL's code), or to those after it"""
+    weight_cap: float | None = 5.0  # tokens whose pi_prox / pi_rollout exceeds it have no gradient; null: no cap
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high)
@@ -32,7 +32,7 @@ class A3poParams:
     params=A3poParams,
     needs={"staleness": "the weight versions between the rollout of each row and this step (asynchronous trainers)"},
     paper="A-3PO, arXiv:2512.06547 (AReaL)",
-    summary="decoupled PPO with a proximal policy between behaviour and current policy, by staleness",
+    summary="decoupled PPO; interpolates the proximal policy between behaviour and current policy by staleness",
 )
 def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
     """Decoupled clipped loss without a forward pass for the proximal policy.

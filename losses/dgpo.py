@@ -16,8 +16,8 @@ from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 class DgpoParams:
     """Parameters of ``dgpo``; the defaults are the released code's for 7B models (n = 2 for 1.5B)."""
 
-    clip_low: float = 0.2  # L = 1 - clip_low: below it a bad token's gradient decays
-    clip_high: float = 0.2  # U = 1 + clip_high: above it a good token's gradient grows more slowly
+    clip_low: float = 0.2  # L = 1 - clip_low: below it the gradient decays where the advantage is negative
+    clip_high: float = 0.2  # U = 1 + clip_high: above it the gradient grows more slowly, advantage positive
     n: float = 1.0  # power of the decay below L: the weight is ratio^(n+1) / L^n
     m: float = 2.0  # root of the growth above U: the weight is ratio^(1-1/m) U^(1/m)
 

@@ -20,7 +20,7 @@ class HdpoParams:
     tool_w: float = 0.15  # weight of the term with the tool advantages
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
-    dual_clip: float | None = 3.0  # bound of each term where its advantage is negative, in advantages; null: none
+    dual_clip: float | None = 3.0  # bound of each term, times its advantage, where that is negative; null: none
 
     def __post_init__(self) -> None:
         check(0 <= self.accuracy_w < math.inf, "accuracy_w", "a finite number >= 0", self.accuracy_w)
@@ -39,7 +39,7 @@ def with_signal(inputs: LossInputs, params: HdpoParams) -> Tensor:
     needs={"tool_advantages": "an estimator that gives two advantages, one of them for tool efficiency"},
     weight=with_signal,
     paper="HDPO (Metis), arXiv:2604.08545",
-    summary="PPO's clipped loss plus a term for tool efficiency, averaged over the rollouts that have a signal",
+    summary="PPO's clipped loss plus a term for tool efficiency, averaged over the rollouts with a tool advantage",
 )
 def hdpo(inputs: LossInputs, params: HdpoParams) -> TokenLoss:
     """``accuracy_w L(A) + tool_w L(A_tool)``, each a token mean of PPO's clipped loss.

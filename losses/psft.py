@@ -15,7 +15,7 @@ class PsftParams:
     """Parameters of ``psft``; the defaults are the released code's."""
 
     clip_low: float = 0.2  # has no effect on value or gradient: the advantage is never negative
-    clip_high: float = 0.28  # a token whose ratio exceeds 1 + clip_high has been learnt enough
+    clip_high: float = 0.28  # a token whose ratio exceeds 1 + clip_high has no gradient
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high)

@@ -13,7 +13,7 @@ from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 class RebelParams:
     """Parameters of ``rebel``; the default is the released code's."""
 
-    eta: float = 1.0  # how far a difference of rewards should move the log-ratios apart
+    eta: float = 1.0  # factor of the differences of rewards
 
     def __post_init__(self) -> None:
         check(0 < self.eta < math.inf, "eta", "a finite number > 0", self.eta)
@@ -29,7 +29,7 @@ class RebelParams:
     },
     per_row=True,
     paper="REBEL, arXiv:2404.16767",
-    summary="regression of log-ratio differences on reward differences inside each group",
+    summary="regresses differences of log-ratios on differences of rewards within each group",
 )
 def rebel(inputs: LossInputs, params: RebelParams) -> TokenLoss:
     """``2 ((l_i - mean_g l) - eta (r_i - mean_g r))^2`` per row, averaged over rows; l: summed log-ratio of a row.

@@ -15,7 +15,7 @@ from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 class SegmentMaskParams:
     """Parameters of ``segment_mask``; the threshold is the paper's."""
 
-    threshold: float = 0.9  # tokens that had at least this probability leave the loss
+    threshold: float = 0.9  # tokens with at least this old probability are excluded
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
 
@@ -34,7 +34,7 @@ def trained(inputs: LossInputs, params: SegmentMaskParams) -> Tensor:
     params=SegmentMaskParams,
     weight=trained,
     paper="SPO, arXiv:2505.23564",
-    summary="PPO's clipped loss over the tokens that were not nearly certain",
+    summary="PPO's clipped loss over the tokens whose old probability is below a threshold",
 )
 def segment_mask(inputs: LossInputs, params: SegmentMaskParams) -> TokenLoss:
     """Token PPO, averaged over the tokens with ``pi_old < threshold``; so are the metrics.

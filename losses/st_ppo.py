@@ -21,7 +21,7 @@ class StPpoParams:
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
     divide: Literal["above_one", "always"] = "above_one"
-    """gradient / max(1, norm of the clipping bias) (our reading), or / norm whenever something was clipped"""
+    """gradient / max(1, norm of the clipping bias) (our reading), or / norm whenever a token was clipped"""
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high)
@@ -43,7 +43,7 @@ class StPpoParams:
     params=StPpoParams,
     accepts=(TURN,),
     paper="ST-PPO, arXiv:2511.20718",
-    summary="one importance ratio per turn, and a gradient divided by the norm of its clipping bias",
+    summary="one importance ratio per turn; divides the gradient by the norm of its clipping bias",
 )
 def st_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
     """The geometric ``turn_ratio`` loss, with the clipping bias of the turn ratios.
@@ -74,7 +74,7 @@ def st_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
     "s_ppo",
     params=StPpoParams,
     paper="S-PPO (ST-PPO), arXiv:2511.20718",
-    summary="one importance ratio per token, and a gradient divided by the norm of its clipping bias",
+    summary="one importance ratio per token; divides the gradient by the norm of its clipping bias",
 )
 def s_ppo(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
     """As :func:`st_ppo`, with PPO's ratio of each token."""

@@ -21,8 +21,8 @@ class TurnRatioParams:
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
     aggregate: Literal["tokens", "turns"] = "tokens"  # mean over tokens, so that long turns weigh more, or over turns
-    gradient: Literal["turn", "token"] = "turn"  # through the turn's ratio, or each token with its own advantage
-    dual_clip: float | None = None  # bound of the loss where the advantage is negative, in advantages; null: none
+    gradient: Literal["turn", "token"] = "turn"  # through the turn's ratio, or per token with its own advantage
+    dual_clip: float | None = None  # bound of the loss, times the advantage, where that is negative; null: none
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high, self.dual_clip)

@@ -23,11 +23,11 @@ class GigpoParams:
     step_advantage_w: float = 1.0  # omega: weight of the step level
     norm: Norm = "mean_std"  # F: the group's sample std, or 1; the same at both levels
     scope: Scope = "outcomes"
-    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
-    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
-    singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
+    """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
+    penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
+    singleton: Singleton = "zero"  # episode-level advantage in a group of one: 0, or its raw score (released code)
     similarity: float | None = None
-    """also compare states whose texts are so similar (difflib's ratio, in (0, 1); released code); null: equal states"""
+    """also compare states whose texts have at least this difflib ratio, in (0, 1) (released code); null: off"""
     epsilon: float = 1e-6  # added to the std
 
     @property
@@ -47,7 +47,7 @@ class GigpoParams:
     params=GigpoParams,
     needs=("anchor",),
     paper="GiGPO, arXiv:2505.10978",
-    summary="the trajectory against its group, plus each step against all steps taken from the same state",
+    summary="compares each trajectory with its group, and each step with all steps taken from the same state",
 )
 def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     """Group-in-group advantage of every step.

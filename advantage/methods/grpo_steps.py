@@ -20,9 +20,9 @@ class GrpoStepsParams:
 
     norm: Norm = "mean_std"  # divide by the group's sample std, or only subtract the mean
     scope: Scope = "outcomes"
-    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
-    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
-    singleton: Singleton = "zero"  # what a group of one gets: nothing, or its raw score as in verl-agent
+    """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
+    penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
+    singleton: Singleton = "zero"  # advantage in a group of one: 0, or its raw score as in verl-agent
     epsilon: float = 1e-6  # added to the std
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class GrpoStepsParams:
     "grpo_steps",
     params=GrpoStepsParams,
     paper="GRPO, arXiv:2402.03300",
-    summary="the trajectory's outcome against its group, the same for every step",
+    summary="compares each trajectory's outcome with its group; all its steps get the same advantage",
 )
 def grpo_steps(batch: StepBatch, params: GrpoStepsParams) -> Credit:
     """``A(i, t) = (R_i - mean_g) / F_g - penalty(i, t)``: every step carries the advantage of its trajectory.

@@ -30,7 +30,7 @@ class HdpoParams:
     needs=("success", "extra.tool_calls"),
     gives=("tool_advantages",),
     paper="HDPO (Metis), arXiv:2604.08545",
-    summary="GRPO on the outcome, and beside it an advantage for few tool calls among the solved rollouts",
+    summary="GRPO on the outcome, plus a second advantage for few tool calls among the solved rollouts",
 )
 def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     """Two advantages, the same on every step of a trajectory.

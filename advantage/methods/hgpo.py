@@ -28,16 +28,16 @@ class HgpoParams:
     """Parameters of ``hgpo``; the defaults are the paper's, but for ``std``, which it does not name."""
 
     gamma: float = 0.95  # discount of the step returns
-    history: int = 2  # K: past states that may have to agree too; as many as the prompt shows (turnkey.rollout.history)
-    alpha: float = 1.0  # how much more a deeper level weighs; 0: all the same
+    history: int = 2  # K: most past states that must agree; as many as the prompt shows (turnkey.rollout.history)
+    alpha: float = 1.0  # growth of the weight with depth; 0: equal weights
     norm: Norm = "mean_std"  # divide by the group's std, or only subtract the mean; the same at all levels
     std: Std = "population"  # std of the step levels (the released code's; the paper does not say)
     weights: Literal["paper", "code"] = "paper"  # level k weighs (k+1)^alpha, or (k+2)^alpha (released code)
-    episode_level: bool = False  # add the trajectory's own credit as one more level of weight 1
+    episode_level: bool = False  # add the trajectory's own advantage as one more level of weight 1
     scope: Scope = "outcomes"
-    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
-    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
-    singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
+    """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
+    penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
+    singleton: Singleton = "zero"  # episode-level advantage in a group of one: 0, or its raw score (released code)
     epsilon: float = 1e-6  # added to the std
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class HgpoParams:
     params=HgpoParams,
     needs=("anchor",),
     paper="HGPO, arXiv:2602.22817",
-    summary="each step against the steps from the same state, and again against those that also share its history",
+    summary="compares each step with the steps from the same state, and with those that also share its history",
 )
 def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
     """Hierarchy-of-groups advantage of every step.

@@ -37,8 +37,8 @@ class ProxmoParams:
     """Parameters of ``proxmo``; the defaults are the paper's."""
 
     gamma: float = 0.95  # discount of the step returns
-    alpha: float = 4.0  # how sharply the weight of an outcome depends on the success rate
-    beta: float = 0.1  # how much the success rate changes an outcome's weight; 0: not at all
+    alpha: float = 4.0  # sharpness of the outcome weight's dependence on the success rate
+    beta: float = 0.1  # strength of the outcome weight; 0: off
     temperature: float = 0.1  # of the softmax over similarities; lower: only the most similar states count
     step_advantage_w: float = 1.0  # omega: weight of the step level
     norm: Norm = "mean_std"  # of the episode level: divide by the group's sample std (paper), or not (released code)
@@ -47,9 +47,9 @@ class ProxmoParams:
     neighbours: Literal["same_step", "all_steps"] = "same_step"
     """compared states: those of the same step number, or all of the group (released code)"""
     scope: Scope = "outcomes"
-    """statistics over outcomes, each penalty taken from its own step's advantage; or, as released, with penalties
-    inside: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
-    singleton: Singleton = "zero"  # what the episode level gives a group of one: nothing, or its score (released code)
+    """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
+    penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
+    singleton: Singleton = "zero"  # episode-level advantage in a group of one: 0, or its raw score (released code)
     max_features: int = 1024  # words of the tf-idf vocabulary
     epsilon: float = 1e-6  # added to the std
     compares_texts: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class ProxmoParams:
     params=ProxmoParams,
     needs=("anchor",),
     paper="ProxMO, arXiv:2602.19225",
-    summary="rare outcomes weigh more, plus each step against the steps in similar states, by their texts",
+    summary="weights outcomes by the success rate, and compares each step with the steps in states of similar text",
 )
 def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     """Proximity-based advantage of every step.

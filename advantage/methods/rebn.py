@@ -1,4 +1,4 @@
-"""ReBN: REINFORCE with the discounted returns normalised to mean 0 and std 1 over all turns of the batch."""
+"""ReBN: REINFORCE with the discounted returns normalized to mean 0 and std 1 over all turns of the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RebnParams:
     "rebn",
     params=RebnParams,
     paper="GEM, arXiv:2510.01051",
-    summary="each step's discounted return, normalized over all steps of the batch; no groups, no critic",
+    summary="normalizes each step's discounted return over all steps of the batch; no groups, no critic",
 )
 def rebn(batch: StepBatch, params: RebnParams) -> Credit:
     """Return batch normalization.

@@ -30,10 +30,10 @@ TERMINAL = -1  # code of the state after the last step
 class SaltParams:
     """Parameters of ``salt``. The paper's own settings were not available to us; these are our reading."""
 
-    base: Literal["grpo", "rloo"] = "grpo"  # credit of the trajectories: against the group, or against the others in it
+    base: Literal["grpo", "rloo"] = "grpo"  # trajectory advantage: against the group, or against its other members
     average: Literal["occurrences", "trajectories"] = "occurrences"
-    """a trajectory counts per walk over the edge, or once"""
-    history: int = 0  # preceding edges that have to agree too before steps are merged
+    """a trajectory counts each time it takes the edge, or once"""
+    history: int = 0  # preceding edges that must agree as well before steps are merged
     norm: Norm = "mean_std"  # grpo: divide by the group's sample std, or only subtract the mean
     epsilon: float = 1e-6  # added to the std
 
@@ -47,7 +47,7 @@ class SaltParams:
     params=SaltParams,
     needs=("anchor", "action"),
     paper="SALT, arXiv:2510.20022",
-    summary="the trajectory against its group, averaged over the trajectories that take the same step",
+    summary="averages the trajectories' group advantages over all trajectories that take the same step",
 )
 def salt(batch: StepBatch, params: SaltParams) -> Credit:
     """Trajectory advantages, averaged over each edge of the group's transition graph.

@@ -20,7 +20,7 @@ class SeeupoParams:
     """Parameters of ``seeupo``; the defaults are the released code's."""
 
     clamp: float = 3.0  # advantages are cut to [-clamp, clamp]
-    singleton: Singleton = "score"  # what the group level gives a group of one: its raw score, or nothing
+    singleton: Singleton = "score"  # group-level advantage in a group of one: its raw score, or 0
 
     def __post_init__(self) -> None:
         check(0 < self.clamp < np.inf, "clamp", "a finite number > 0", self.clamp)
@@ -30,7 +30,7 @@ class SeeupoParams:
     "seeupo",
     params=SeeupoParams,
     paper="SeeUPO, arXiv:2602.06554",
-    summary="outcome against the group, normalized over the batch; made for updates turn by turn from the last",
+    summary="normalizes the outcome by group and batch; for updates turn by turn, from the last to the first",
 )
 def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
     """``M_{T+1}``: the advantage of every turn, before the trainer multiplies it by the accumulated ratio.

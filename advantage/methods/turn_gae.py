@@ -18,9 +18,9 @@ class TurnGaeParams:
     """Parameters of ``turn_gae``; the defaults are the paper's."""
 
     gamma: float = 0.99  # discount per turn
-    lam: float = 0.9  # how far ahead of the critic the estimate looks; 1: to the end of the episode
-    whiten: Whiten = "turns"  # advantages to mean 0 and std 1 over the turns of the batch, or as they are
-    truncated: Literal["zero", "value"] = "zero"  # worth of what a limit cut off: nothing, or the last value again
+    lam: float = 0.9  # lambda of GAE; 1: the return to the end of the episode
+    whiten: Whiten = "turns"  # normalize advantages to mean 0 and std 1 over the turns of the batch, or not
+    truncated: Literal["zero", "value"] = "zero"  # value after a truncated episode: 0, or the last value again
 
     def __post_init__(self) -> None:
         check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
@@ -32,7 +32,7 @@ class TurnGaeParams:
     params=TurnGaeParams,
     needs=("value",),
     paper="Turn-PPO, arXiv:2512.17008",
-    summary="generalised advantage estimation over turns, with a critic read before each turn",
+    summary="generalised advantage estimation over turns, with the critic's value before each turn",
 )
 def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
     """GAE with one value per turn.
@@ -44,7 +44,7 @@ def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
         target   = A(n) + V(n)                            what the critic learns (Credit.returns)
 
     V after the end of an episode is 0. The state after a truncated episode has no value from the critic:
-    ``truncated="zero"`` takes 0, ``"value"`` the value of the last turn once more. ``whiten="turns"`` normalises the
+    ``truncated="zero"`` takes 0, ``"value"`` the value of the last turn once more. ``whiten="turns"`` normalizes the
     advantages, not the targets, to mean 0 and sample std 1 over the turns that have tokens. Finally a turn's penalty is
     subtracted from its own advantage and target. Needs ``value``.
 

@@ -17,7 +17,7 @@ class VcGaeParams:
     gamma: float = 1.0  # discount per turn
     lam_actor: float = 0.95  # lambda of the advantages
     lam_critic: float = 1.0  # lambda of the critic's targets; 1: the plain return
-    whiten: Whiten = "turns"  # advantages to mean 0 and std 1 over the turns of the batch, or as they are
+    whiten: Whiten = "turns"  # normalize advantages to mean 0 and std 1 over the turns of the batch, or not
 
     def __post_init__(self) -> None:
         for key in ("gamma", "lam_actor", "lam_critic"):
@@ -29,7 +29,7 @@ class VcGaeParams:
     params=VcGaeParams,
     needs=("value",),
     paper="VC-PPO, arXiv:2503.01491",
-    summary="generalised advantage estimation over turns, with a lambda for the actor and another for the critic",
+    summary="generalised advantage estimation over turns, with separate lambdas for actor and critic",
 )
 def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
     """GAE with one value per turn and decoupled lambdas.

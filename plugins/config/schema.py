@@ -26,21 +26,21 @@ class EnvConfig:
     id: str | None = None
     """gymnasium id; null: every task of the data names its own"""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """arguments of the environment, under those of the task"""
+    """arguments of the environment; the task's own override them"""
     hosts: int | Literal["auto"] = "auto"
-    """environment hosts per agent-loop worker; auto: one for every four CPUs that fall to the worker, 1 to 4"""
+    """environment hosts per agent-loop worker; auto: one for every four of the worker's CPUs, 1 to 4"""
     instances_per_host: int | Literal["auto"] = "auto"
-    """episodes a host holds at once, further ones wait; auto: what fits into its part of half the free memory"""
+    """concurrent episodes per host, further ones wait; auto: as many as fit into its share of half the free memory"""
     calls_per_host: int | Literal["auto"] = "auto"
-    """environment calls that run at once in a host; auto: four for every CPU that falls to it, at least 8"""
+    """environment calls that run at once in a host; auto: four for each of its CPUs, at least 8"""
     restarts: int = 100
-    """processes a host may lose in ten minutes beyond its episodes that went well; then another takes its place"""
+    """processes a host may lose in ten minutes beyond its episodes that ended normally; then another replaces it"""
     step_timeout: float = 30.0
     """seconds one environment step may take"""
     reset_timeout: float = 120.0
     """seconds one environment start and reset may take"""
     patience: float = 300.0
-    """seconds in which batches are asked for again whose episodes all failed, before the run stops"""
+    """seconds for which batches whose episodes all failed are replaced, before the run stops"""
     probe: bool = True
     """play the first task for a few steps, in the driver before Ray starts and then on every node"""
 
@@ -61,13 +61,13 @@ class RolloutConfig:
     layout: Literal["steps"] = "steps"
     """steps: one row per step"""
     history: int = 2
-    """past turns shown in a prompt; fewer when data.max_prompt_length is too small for them"""
+    """past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
     history_line: str = LINE
-    """how a past turn reads in a prompt: text with {step}, {observation} and {action}"""
+    """format of a past turn in a prompt, with {step}, {observation} and {action}"""
     keep_thinking: bool = False
-    """show past turns with everything that the model wrote, not with the action alone"""
+    """show past turns with the model's whole response instead of the action alone"""
     summary: str | None = None
-    """module:function from the turns that are no longer shown to the text of {summary}; null: none"""
+    """module:function that makes the text of {summary} from the turns no longer shown; null: none"""
     max_turns: int = 50
     """model turns before an episode is truncated"""
     max_tokens_per_turn: int | None = None
@@ -75,13 +75,13 @@ class RolloutConfig:
     invalid_action_penalty: float = 0.1
     """subtracted from the step's own advantage, in its unit, when the action did not parse or apply"""
     action_format: str = "plain"
-    """where the action stands in the model's turn: plain, tags, boxed, json (a tool call) or module:function"""
+    """format of the action in the model's response: plain, tags, boxed, json (a tool call) or module:function"""
     template: str = "default"
     """prompt template: a shipped name or the path of a text file"""
     system: str | None = None
     """system message; null: none"""
     anchor: Literal["state_key", "observation"] = "state_key"
-    """by what methods tell states apart: the environment's key of the full state, or the text that the agent sees"""
+    """what identifies a state: the environment's key of the full state, or the observation text"""
     stop: list[str] = field(default_factory=list)
     """strings that end a turn, besides the tokenizer's end of turn"""
     stop_token_ids: list[int] = field(default_factory=list)
@@ -120,13 +120,13 @@ class UpdateConfig:
     """How a batch of rows becomes optimizer steps."""
 
     mini_batches: int | None = None
-    """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, whatever the episode length"""
+    """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, for any episode length"""
     order: Literal["batch", "reverse_turns"] = "batch"
-    """batch: all turns at once; reverse_turns: turn after turn from the last, each weighed by the ratio that the later
-    turns' updates left behind (SeeUPO)"""
+    """batch: all turns at once; reverse_turns: turn numbers one by one from the last, each weighted by the accumulated
+    ratio of the updates before it (SeeUPO)"""
     old_policy: Literal["turn", "iteration"] = "turn"
-    """reverse_turns: the policy that ratios refer to, before the turn's update (SeeUPO's code) or at the beginning of
-    the step (its paper)"""
+    """reverse_turns: the policy in the denominator of the ratios, before the turn's update (SeeUPO's code) or at the
+    beginning of the step (its paper)"""
     ratio_clip: float = 0.2
     """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
 
@@ -162,7 +162,7 @@ class TurnkeyConfig:
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
-    """what a step is paid: a weighted sum of components, each with a name, a weight, a label and its options"""
+    """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""
     modules: list[str] = field(default_factory=list)
     """your own estimators and environments: dotted modules or .py files, for driver, trainer and environment hosts"""
 

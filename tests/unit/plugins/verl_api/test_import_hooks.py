@@ -117,4 +117,5 @@ print(*sorted(added))
     )
     plugins = "verl_turnkey.plugins"
     cpu = [f"{plugins}.cpu", f"{plugins}.cpu.patches"]
-    assert done.stdout.split() == sorted(["verl_turnkey", plugins, *cpu, f"{plugins}.entry", f"{plugins}.hooks"])
+    api = [f"{plugins}.verl_api", f"{plugins}.verl_api.import_hooks"]
+    assert done.stdout.split() == sorted(["verl_turnkey", plugins, *cpu, f"{plugins}.entry", *api])
