@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the closest of ``choices``, or the empty string when none is close."""
-    by_lower = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
-
 
 class UnknownEnvironmentError(LookupError):
     """No environment (or level) of that name is registered."""

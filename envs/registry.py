@@ -11,12 +11,12 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
     UnknownEnvironmentError,
-    did_you_mean,
 )
 
 
@@ -100,8 +100,8 @@ def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
         spec = gymnasium.spec(env_id)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise UnknownEnvironmentError(
-            f"no environment {env_id!r} is registered.{did_you_mean(env_id, gymnasium.registry)} An environment of "
-            f"your own must be registered with gymnasium in a module listed in turnkey.modules. ({error})"
+            f"no environment {env_id!r} is registered{did_you_mean(env_id, gymnasium.registry) or '.'} An environment "
+            f"of your own must be registered with gymnasium in a module listed in turnkey.modules. ({error})"
         ) from error
     try:
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
@@ -169,6 +169,6 @@ def _check_kwargs(spec: EnvSpec, creator: Callable[..., Any], kwargs: Mapping[st
     for name in kwargs:
         if name not in accepted:
             raise EnvironmentKwargsError(
-                f"environment {spec.id!r} takes no argument {name!r}.{did_you_mean(name, accepted)} "
+                f"environment {spec.id!r} takes no argument {name!r}{did_you_mean(name, accepted) or '.'} "
                 f"It takes {', '.join(accepted)}; they are set in turnkey.env.kwargs or in the task's kwargs."
             )

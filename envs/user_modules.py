@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl_turnkey.envs.errors import ModuleImportError, did_you_mean
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.errors import ModuleImportError
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -46,7 +47,7 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
         is_file = module_name.endswith(".py")
         module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
         if not hasattr(module, name):
-            raise AttributeError(f"{module_name} has no {name!r}.{did_you_mean(name, vars(module))}")
+            raise AttributeError(f"{module_name} has no {name!r}{did_you_mean(name, vars(module)) or '.'}")
         function = getattr(module, name)
         if not callable(function):
             raise TypeError(f"{name} is a {type(function).__name__}, not a function")

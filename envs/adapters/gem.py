@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._randomness import OwnRandom
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, shortest_plan, words
-from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError, did_you_mean
+from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 _handlers, _level = logging.root.handlers[:], logging.root.level
 from gem.envs.registration import ENV_REGISTRY  # noqa: E402
@@ -203,7 +204,7 @@ class GEMText(TextEnv):
         rules = GAMES.get(name.partition("-")[0])
         if name not in games or rules is None:
             raise UnknownEnvironmentError(
-                f"GEM has no game {game!r}.{did_you_mean(name, games)} Its games: {', '.join(games)}"
+                f"GEM has no game {game!r}{did_you_mean(name, games) or '.'} Its games: {', '.join(games)}"
             )
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         self.rules = rules
@@ -263,7 +264,8 @@ class GEMText(TextEnv):
         for name in kwargs:  # GEM would ignore an unknown one
             if name not in accepted:
                 raise EnvironmentKwargsError(
-                    f"{id} takes no argument {name!r}.{did_you_mean(name, accepted)} It takes {', '.join(accepted)}"
+                    f"{id} takes no argument {name!r}{did_you_mean(name, accepted) or '.'} "
+                    f"It takes {', '.join(accepted)}"
                 )
         try:
             with self._own_random():

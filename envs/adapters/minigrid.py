@@ -15,8 +15,9 @@ from minigrid.core.actions import Actions
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, words
-from verl_turnkey.envs.errors import UnknownEnvironmentError, did_you_mean
+from verl_turnkey.envs.errors import UnknownEnvironmentError
 
 ACTIONS = {
     "turn left": Actions.left,
@@ -60,7 +61,7 @@ class MiniGridText(TextEnv):
         super().__init__(max_steps)
         levels = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
         if level not in levels:
-            raise UnknownEnvironmentError(f"minigrid has no level {level!r}.{did_you_mean(level, levels)}")
+            raise UnknownEnvironmentError(f"minigrid has no level {level!r}{did_you_mean(level, levels) or '.'}")
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         self._grid_env: MiniGridEnv = gymnasium.make(level, disable_env_checker=True).unwrapped  # type: ignore[assignment]
         self._success_only = reward == "success"

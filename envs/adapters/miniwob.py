@@ -24,8 +24,9 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
-from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError, did_you_mean
+from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError
 
 gymnasium.register_envs(miniwob)
 # The package's flight tasks want an HTTP server and look different in every respect: they are left out.
@@ -136,7 +137,7 @@ class MiniWoBText(TextEnv):
         for name in self._tasks:
             if name not in TASKS:
                 raise UnknownEnvironmentError(
-                    f"MiniWoB++ has no task {name!r}.{did_you_mean(str(name), TASKS)} It has {', '.join(TASKS)}"
+                    f"MiniWoB++ has no task {name!r}{did_you_mean(name, TASKS) or '.'} It has {', '.join(TASKS)}"
                 )
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         seconds = isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool)

@@ -14,8 +14,9 @@ from typing import Any
 
 from openenv.core import GenericEnvClient
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
-from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
+from verl_turnkey.envs.errors import EnvironmentKwargsError
 from verl_turnkey.envs.rpc import ServerError, check_url
 
 FIELDS = ("observation", "task", "success", "truncated", "admissible", "invalid", "state_key")
@@ -74,7 +75,8 @@ class OpenEnvText(TextEnv):
         for name in self._fields:
             if name not in FIELDS:
                 raise EnvironmentKwargsError(
-                    f"fields has an unknown entry {name!r}.{did_you_mean(name, FIELDS)} It takes {', '.join(FIELDS)}"
+                    f"fields has an unknown entry {name!r}{did_you_mean(name, FIELDS) or '.'} "
+                    f"It takes {', '.join(FIELDS)}"
                 )
         self._template: Any = {action: PLACE} if isinstance(action, str) else action
         self._with_tools, self._tools = tools, []

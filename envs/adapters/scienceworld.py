@@ -17,12 +17,12 @@ from scienceworld import ScienceWorldEnv
 from scienceworld.constants import ID2TASK
 from scienceworld.utils import infer_task
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
     UnknownEnvironmentError,
-    did_you_mean,
 )
 
 TASKS = sorted({infer_task(name) for name in ID2TASK})
@@ -77,7 +77,7 @@ class ScienceWorldText(TextEnv):
         for word in simplification.split(",") if simplification else ():
             if word not in SIMPLIFICATIONS:
                 raise EnvironmentKwargsError(
-                    f"ScienceWorld has no simplification {word!r}.{did_you_mean(word, SIMPLIFICATIONS)} "
+                    f"ScienceWorld has no simplification {word!r}{did_you_mean(word, SIMPLIFICATIONS) or '.'} "
                     f"There are {', '.join(SIMPLIFICATIONS)}; several are separated by commas without spaces"
                 )
         check(is_count(heap_mb) and heap_mb >= 64, "heap_mb", "a whole number of at least 64", heap_mb)
@@ -177,7 +177,7 @@ def _task(name: Any) -> str:
     task = infer_task(name) if isinstance(name, str) else name
     if task not in TASKS:
         raise UnknownEnvironmentError(
-            f"ScienceWorld has no task {name!r}.{did_you_mean(str(name), TASKS)} It has {', '.join(TASKS)}"
+            f"ScienceWorld has no task {name!r}{did_you_mean(name, TASKS) or '.'} It has {', '.join(TASKS)}"
         )
     return task
 

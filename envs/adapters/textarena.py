@@ -17,13 +17,13 @@ import textarena
 from textarena.core import ObservationType
 from textarena.envs.registration import ENV_REGISTRY
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._randomness import OwnRandom
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
     UnknownEnvironmentError,
-    did_you_mean,
 )
 
 GAMES = sorted(name for name in ENV_REGISTRY if not name.endswith(("-train", "-raw")))
@@ -60,7 +60,7 @@ class TextArenaText(TextEnv):
     ) -> None:
         super().__init__(max_steps)
         if game not in GAMES:
-            raise UnknownEnvironmentError(f"TextArena has no game {game!r}.{did_you_mean(str(game), GAMES)}")
+            raise UnknownEnvironmentError(f"TextArena has no game {game!r}{did_you_mean(game, GAMES) or '.'}")
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         whole = isinstance(error_allowance, int) and not isinstance(error_allowance, bool) and error_allowance >= 0
         check(error_allowance is None or whole, "error_allowance", "a whole number, or null", error_allowance)

@@ -17,9 +17,10 @@ from textworld import EnvInfos, GameOptions
 from textworld.challenges import CHALLENGES
 from textworld.generator import compile_game
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._cache import cache_folder
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, words
-from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
+from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 FLAG = (False, True)
 # For every challenge its options: the default and what is allowed.
@@ -152,14 +153,14 @@ def settings(challenge: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a challenge, the given ones checked and the others at their defaults."""
     if challenge not in OPTIONS:
         raise EnvironmentKwargsError(
-            f"TextWorld has no challenge {challenge!r}.{did_you_mean(str(challenge), OPTIONS)} "
+            f"TextWorld has no challenge {challenge!r}{did_you_mean(challenge, OPTIONS) or '.'} "
             f"It is one of {', '.join(OPTIONS)}"
         )
     known = OPTIONS[challenge]
     for name, value in options.items():
         if name not in known:
             raise EnvironmentKwargsError(
-                f"TextWorld's challenge {challenge} takes no option {name!r}.{did_you_mean(name, known)} "
+                f"TextWorld's challenge {challenge} takes no option {name!r}{did_you_mean(name, known) or '.'} "
                 f"It takes {', '.join(known)}"
             )
         default, allowed = known[name]

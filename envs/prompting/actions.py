@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import words
-from verl_turnkey.envs.errors import did_you_mean
 from verl_turnkey.envs.user_modules import load_function
 
 TOOL_CALL = "json"
@@ -78,7 +78,7 @@ def load_parser(fmt: str) -> Parser:
         function = load_function(fmt, KEY)
         return lambda text, admissible: _ask(function, fmt, text, admissible)
     raise ValueError(
-        f"unknown action format {fmt!r}.{did_you_mean(fmt, FORMATS)} {KEY} takes {', '.join(FORMATS)} and "
+        f"unknown action format {fmt!r}{did_you_mean(fmt, FORMATS) or '.'} {KEY} takes {', '.join(FORMATS)} and "
         f"module:function; {TOOL_CALL} works in the agent loop only"
     )
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.envs.errors import PromptTooLongError, did_you_mean
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.errors import PromptTooLongError
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
 
 FIELDS = ("task", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
@@ -24,7 +25,8 @@ def check_fields(text: str, fields: Sequence[str], needs: str, what: str) -> Non
     for field in used:
         if field not in fields:
             raise ValueError(
-                f"{what} has an unknown field {{{field}}}.{did_you_mean(field, fields)} Fields are {', '.join(fields)}"
+                f"{what} has an unknown field {{{field}}}{did_you_mean(field, fields) or '.'} "
+                f"Fields are {', '.join(fields)}"
             )
     if needs not in used:
         raise ValueError(f"{what} does not show the {{{needs}}}")
@@ -39,7 +41,7 @@ def load_template(name_or_path: str) -> str:
     path = shipped.get(name_or_path) or Path(name_or_path)
     if not path.is_file():
         raise ValueError(
-            f"no prompt template {name_or_path!r}.{did_you_mean(name_or_path, shipped)} "
+            f"no prompt template {name_or_path!r}{did_you_mean(name_or_path, shipped) or '.'} "
             f"It is the path of a text file or one of {', '.join(sorted(shipped))}"
         )
     template = path.read_text(encoding="utf-8")

@@ -155,7 +155,7 @@ def _part(entry: Any, where: str) -> _Part:
     known = rewards()
     if name not in known:
         raise ConfigError(
-            f"{where}.name: no reward component is called {name!r}{did_you_mean(name, known)}. There are "
+            f"{where}.name: no reward component is called {name!r}{did_you_mean(name, known) or '.'} There are "
             f"{', '.join(sorted(known))}; one of your own is given as module:function"
         )
     spec = known[name]

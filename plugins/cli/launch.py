@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.errors import did_you_mean
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config import command_line
 
 # What fits a first run on one node with GPUs, and one on a CPU with a model of a few million parameters.
@@ -111,7 +111,7 @@ def _named(environment: str) -> Played:
         return Played(environment)
     ours = [name for name in gymnasium.registry if name.startswith("turnkey/")]
     raise ConfigError(
-        f"there is no environment {environment!r}.{did_you_mean(environment, [*recipes, *ours])} Give a recipe "
+        f"there is no environment {environment!r}{did_you_mean(environment, [*recipes, *ours]) or '.'} Give a recipe "
         f"({', '.join(sorted(recipes))}), a gymnasium id, or a .py file that registers one; `turnkey envs` lists them"
     )
 

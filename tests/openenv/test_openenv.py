@@ -380,10 +380,10 @@ def call(tool: str, box: int) -> str:
         ({"url": "localhost:8000"}, "url must be a URL"),
         ({"action": ""}, "field's name"),
         ({"action": {"message": "go"}}, "{action}"),
-        ({"fields": {"observtion": "board"}}, "Did you mean 'observation'"),
+        ({"fields": {"observtion": "board"}}, "did you mean 'observation'"),
         ({"timeout": 0}, "positive number"),
         ({"max_steps": 0}, "positive integer"),
-        ({"fileds": {}}, "Did you mean 'fields'"),
+        ({"fileds": {}}, "did you mean 'fields'"),
     ],
 )
 def test_bad_arguments(kwargs, words):

@@ -20,9 +20,10 @@ from alfworld.agents.environment.alfred_tw_env import TASK_TYPES, AlfredDemangle
 from textworld import EnvInfos
 from textworld.envs import PddlEnv
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._cache import cache_folder
 from verl_turnkey.envs.base import StepResult, TextEnv, digest, words
-from verl_turnkey.envs.errors import EnvironmentKwargsError, did_you_mean
+from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 TREE = "json_2.1.1"  # where ALFWorld keeps its problems
 SPLITS = ("train", "valid_seen", "valid_unseen")
@@ -69,13 +70,13 @@ class ALFWorldText(TextEnv):
         super().__init__(max_steps)
         if split not in SPLITS:
             raise EnvironmentKwargsError(
-                f"ALFWorld has no split {split!r}.{did_you_mean(str(split), SPLITS)} It is one of {', '.join(SPLITS)}"
+                f"ALFWorld has no split {split!r}{did_you_mean(split, SPLITS) or '.'} It is one of {', '.join(SPLITS)}"
             )
         chosen = (task_types,) if isinstance(task_types, str) else tuple(TYPES if task_types is None else task_types)
         for name in chosen:
             if name not in TYPES:
                 raise EnvironmentKwargsError(
-                    f"ALFWorld has no task type {name!r}.{did_you_mean(str(name), TYPES)} "
+                    f"ALFWorld has no task type {name!r}{did_you_mean(name, TYPES) or '.'} "
                     f"task_types holds some of {', '.join(TYPES)}"
                 )
         self._games = find_games(data_folder(data), split, chosen)

@@ -51,7 +51,7 @@ def test_a_missing_argument_is_named_with_its_key():
 
 
 def test_unknown_id_names_the_closest():
-    with pytest.raises(UnknownEnvironmentError, match="Did you mean 'turnkey/MiniGrid-v0'"):
+    with pytest.raises(UnknownEnvironmentError, match="did you mean 'turnkey/MiniGrid-v0'"):
         make("turnkey/MinGrid-v0")
     with pytest.raises(UnknownEnvironmentError, match=r"turnkey\.modules"):
         make("no such id")

@@ -242,10 +242,10 @@ def test_splits_and_task_types_choose_the_games(data):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"split": "valid_sen"}, "Did you mean 'valid_seen'"),
-        ({"task_types": ["pick_and_place_simpel"]}, "Did you mean 'pick_and_place_simple'"),
+        ({"split": "valid_sen"}, "did you mean 'valid_seen'"),
+        ({"task_types": ["pick_and_place_simpel"]}, "did you mean 'pick_and_place_simple'"),
         ({"task_types": "look"}, "pick_two_obj_and_place"),
-        ({"tasktypes": []}, "Did you mean 'task_types'"),
+        ({"tasktypes": []}, "did you mean 'task_types'"),
         ({"max_steps": 0}, "positive integer"),
     ],
 )

@@ -315,10 +315,10 @@ def test_word_games_without_a_word_list(word_list, monkeypatch):
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
-        ({"game": "Sokban-v0-easy"}, UnknownEnvironmentError, "Did you mean 'Sokoban-v0-easy'"),
+        ({"game": "Sokban-v0-easy"}, UnknownEnvironmentError, "did you mean 'Sokoban-v0-easy'"),
         ({"game": "math:GSM8K"}, UnknownEnvironmentError, "GEM has no game 'math:GSM8K'"),
-        ({"num_box": 1}, EnvironmentKwargsError, "Did you mean 'num_boxes'"),
-        ({"max_steps": 1}, EnvironmentKwargsError, "Did you mean 'max_turns'"),
+        ({"num_box": 1}, EnvironmentKwargsError, "did you mean 'num_boxes'"),
+        ({"max_steps": 1}, EnvironmentKwargsError, "did you mean 'max_turns'"),
         ({"reward": "sparse"}, EnvironmentKwargsError, "one of native, success"),
         ({"dim_room": 6}, EnvironmentKwargsError, "GEM cannot make game:Sokoban-v0-easy"),
         ({"game": "FifteenPuzzle-v0-random"}, EnvironmentKwargsError, "GEM cannot make game:FifteenPuzzle-v0-random"),

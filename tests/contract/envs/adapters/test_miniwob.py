@@ -271,7 +271,7 @@ def test_close_ends_all_processes_and_a_dead_browser_is_replaced():
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
-        ({"task": "click-tst"}, UnknownEnvironmentError, "Did you mean 'click-test'"),
+        ({"task": "click-tst"}, UnknownEnvironmentError, "did you mean 'click-test'"),
         ({"task": "flight.AA"}, UnknownEnvironmentError, "no task 'flight.AA'"),
         ({"task": []}, EnvironmentKwargsError, "the name of a task"),
         ({"reward": "sparse"}, EnvironmentKwargsError, "raw, time, success"),
@@ -279,7 +279,7 @@ def test_close_ends_all_processes_and_a_dead_browser_is_replaced():
         ({"time_limit": "10"}, EnvironmentKwargsError, "positive number"),
         ({"time_limit": float("nan")}, EnvironmentKwargsError, "positive number"),
         ({"max_steps": 0}, EnvironmentKwargsError, "positive integer"),
-        ({"tsk": "click-test"}, EnvironmentKwargsError, "Did you mean 'task'"),
+        ({"tsk": "click-test"}, EnvironmentKwargsError, "did you mean 'task'"),
     ],
 )
 def test_bad_arguments(kwargs, error, words):

@@ -162,15 +162,15 @@ def test_java_gets_the_heap_limit_and_ends_with_close(monkeypatch):
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
-        ({"task": "find-plnt"}, UnknownEnvironmentError, "Did you mean 'find-plant'"),
+        ({"task": "find-plnt"}, UnknownEnvironmentError, "did you mean 'find-plant'"),
         ({"task": [3]}, UnknownEnvironmentError, "no task 3"),
         ({"task": 3}, EnvironmentKwargsError, "the name of a task"),
         ({"task": []}, EnvironmentKwargsError, "the name of a task"),
         ({"split": "valid"}, EnvironmentKwargsError, "train, dev, test"),
-        ({"simplification": "easy,opendoors"}, EnvironmentKwargsError, "Did you mean 'openDoors'"),
+        ({"simplification": "easy,opendoors"}, EnvironmentKwargsError, "did you mean 'openDoors'"),
         ({"heap_mb": 1}, EnvironmentKwargsError, "at least 64"),
         ({"max_steps": 0}, EnvironmentKwargsError, "positive integer"),
-        ({"tsk": "find-plant"}, EnvironmentKwargsError, "Did you mean 'task'"),
+        ({"tsk": "find-plant"}, EnvironmentKwargsError, "did you mean 'task'"),
     ],
 )
 def test_bad_arguments(kwargs, error, words):

@@ -183,13 +183,13 @@ def test_options_reach_the_game():
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
-        ({"game": "Sokobn-v0"}, UnknownEnvironmentError, "Did you mean 'Sokoban-v0'"),
+        ({"game": "Sokobn-v0"}, UnknownEnvironmentError, "did you mean 'Sokoban-v0'"),
         ({"game": 3}, UnknownEnvironmentError, "no game 3"),
         ({"game": "TowerOfHanoi-v0", "options": {"disks": 2}}, EnvironmentKwargsError, "disks"),
         ({"reward": "sparse"}, EnvironmentKwargsError, "raw, success"),
         ({"error_allowance": -1}, EnvironmentKwargsError, "whole number"),
         ({"max_steps": 0}, EnvironmentKwargsError, "positive integer"),
-        ({"gme": "Sokoban-v0"}, EnvironmentKwargsError, "Did you mean 'game'"),
+        ({"gme": "Sokoban-v0"}, EnvironmentKwargsError, "did you mean 'game'"),
     ],
 )
 def test_bad_arguments(kwargs, error, words):

@@ -283,8 +283,8 @@ def test_games_of_ones_own(cache, tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"challenge": "coin_colector"}, "Did you mean 'coin_collector'"),
-        ({"challenge": "cooking", "recipy": 1}, "Did you mean 'recipe'"),
+        ({"challenge": "coin_colector"}, "did you mean 'coin_collector'"),
+        ({"challenge": "cooking", "recipy": 1}, "did you mean 'recipe'"),
         ({"challenge": "cooking", "level": 1}, "takes no option 'level'"),
         ({"level": 0}, "from 1 to 300"),
         ({"level": "3"}, "from 1 to 300"),

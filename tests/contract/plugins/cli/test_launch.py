@@ -76,8 +76,8 @@ def test_tasks_that_are_there_stay_and_must_be_of_the_environment(tmp_path):
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ("babyia", "Did you mean 'babyai'"),
-        ("turnkey/Taxy-v0", "Did you mean 'turnkey/Taxi-v0'"),
+        ("babyia", "did you mean 'babyai'"),
+        ("turnkey/Taxy-v0", "did you mean 'turnkey/Taxi-v0'"),
         ("no_such_file.py", "there is no file"),
         ("none.py", "must register one environment with gymnasium.register, not 0"),
         ("two.py", "two.py:launch/A-v0"),

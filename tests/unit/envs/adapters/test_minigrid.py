@@ -177,8 +177,8 @@ def test_done_is_offered_only_where_it_means_something():
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
-        ({"level": "BabyAI-GoToLocl-v0"}, UnknownEnvironmentError, "Did you mean 'BabyAI-GoToLocal-v0'"),
-        ({"lvel": 1}, EnvironmentKwargsError, "Did you mean 'level'"),
+        ({"level": "BabyAI-GoToLocl-v0"}, UnknownEnvironmentError, "did you mean 'BabyAI-GoToLocal-v0'"),
+        ({"lvel": 1}, EnvironmentKwargsError, "did you mean 'level'"),
         ({"reward": "sparse"}, EnvironmentKwargsError, "success, time_decay"),
         ({"max_steps": 0}, EnvironmentKwargsError, "positive integer"),
         ({"max_steps": "9"}, EnvironmentKwargsError, "positive integer"),

@@ -179,7 +179,7 @@ def test_the_last_search_of_a_question_asks_for_a_passage_with_the_answer():
         ({"url": "127.0.0.1:8000", "questions": "?"}, "there is no file '\\?'"),
         ({"url": "http://127.0.0.1:1/retrieve"}, "set turnkey.env.kwargs.questions|Set turnkey.env.kwargs.questions"),
         ({"url": "http://x", "corpus": "y"}, "exclude each other"),
-        ({"split": "all", "tpok": 3}, "Did you mean 'topk'"),
+        ({"split": "all", "tpok": 3}, "did you mean 'topk'"),
     ],
 )
 def test_arguments(kwargs, message):

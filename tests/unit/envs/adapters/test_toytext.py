@@ -191,7 +191,7 @@ def test_an_unknown_action_changes_nothing_but_counts(env_id):
         (IDS[0], {"map": ["SX", "FG"]}, "letters S, F, H, G"),
         (IDS[0], {"map": ["SH", "HG"]}, "a way from S to G"),
         (IDS[0], {"slippery": 1}, "slippery must be true or false"),
-        (IDS[0], {"sise": 4}, "Did you mean 'size'"),
+        (IDS[0], {"sise": 4}, "did you mean 'size'"),
         (IDS[1], {"reward": "sparse"}, "one of native, success"),
         (IDS[2], {"reward": "sparse"}, "one of native, success"),
         (IDS[2], {"max_steps": 0}, "positive integer"),

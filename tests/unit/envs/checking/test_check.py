@@ -120,7 +120,7 @@ def test_the_environment_of_the_docs_passes(tmp_path):
 
 def test_what_the_user_got_wrong_is_an_error_and_no_finding():
     for processes in (0, 1):
-        with pytest.raises(UnknownEnvironmentError, match="Did you mean 'defect/Corridor-v0'"):
+        with pytest.raises(UnknownEnvironmentError, match="did you mean 'defect/Corridor-v0'"):
             check("defect/Coridor-v0", modules=[DEFECTIVE], processes=processes)
     with pytest.raises(EnvironmentKwargsError, match="plain JSON"):
         check("defect/Corridor-v0", {"x": object()})

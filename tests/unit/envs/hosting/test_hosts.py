@@ -210,8 +210,8 @@ def test_a_bad_step_ends_its_episode_and_no_other(run, host, env_id, action, kin
         (SAFE, {"on_reset": "sleep 30"}, "timeout", "reset_timeout"),
         (ALONE, {"on_reset": "sleep 30"}, "timeout", "reset_timeout"),
         (ALONE, {"on_reset": "vanish 1"}, "process", "exit status 1 during reset of test/Faulty-v0 {'on_reset': 'van"),
-        (ALONE, {"on_rest": "ok"}, "make", "Did you mean 'on_reset'"),
-        ("test/Fauly-v0", {}, "make", "Did you mean 'test/Faulty-v0'"),
+        (ALONE, {"on_rest": "ok"}, "make", "did you mean 'on_reset'"),
+        ("test/Fauly-v0", {}, "make", "did you mean 'test/Faulty-v0'"),
         (ALONE, {"on_reset": lambda: "ok"}, "reset", "cannot be sent to a process"),
     ],
 )

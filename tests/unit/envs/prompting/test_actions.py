@@ -89,7 +89,7 @@ def test_100_kb(piece, fmt):
 
 
 def test_unknown_format():
-    with pytest.raises(ValueError, match="Did you mean 'tags'"):
+    with pytest.raises(ValueError, match="did you mean 'tags'"):
         load_parser("tag")
 
 
@@ -158,7 +158,7 @@ def test_a_dotted_module_works_too():
     ("path", "words"),
     [
         ("no_such_package.parser:act", "No module named 'no_such_package'"),
-        ("{own}:leter", "Did you mean 'letter'"),
+        ("{own}:leter", "did you mean 'letter'"),
         ("{own}:NUMBER", "NUMBER is a int, not a function"),
         ("/no/such/file.py:act", "there is no file /no/such/file.py"),
         (":act", "there is no colon"),

@@ -101,12 +101,12 @@ def test_templates_of_ones_own(tmp_path):
     path.write_text('Answer {"json": 1}. {observation}')
     assert user(load_template(str(path))) == 'Answer {"json": 1}. O'
     path.write_text("{obsrvation}")
-    with pytest.raises(ValueError, match="Did you mean 'observation'"):
+    with pytest.raises(ValueError, match="did you mean 'observation'"):
         load_template(str(path))
     path.write_text("{task}")
     with pytest.raises(ValueError, match=r"does not show the \{observation\}"):
         load_template(str(path))
-    with pytest.raises(ValueError, match="Did you mean 'minigrid'"):
+    with pytest.raises(ValueError, match="did you mean 'minigrid'"):
         load_template("minigird")
 
 

@@ -70,8 +70,8 @@ def test_arguments_are_verls_and_all_turns(file):
 
 
 def test_a_package_and_a_url_are_found_as_verl_finds_them(file):
-    for path in (f"file://{file}", "pkg://verl_turnkey.envs.errors", "pkg://verl_turnkey/envs/errors"):
-        function = "compute_score" if path.startswith("file") else "did_you_mean"
+    for path in (f"file://{file}", "pkg://verl_turnkey.envs.squad", "pkg://verl_turnkey/envs/squad"):
+        function = "compute_score" if path.startswith("file") else "normalize"
         compose([{"name": "verl", "path": path, "function": function}])
 
 
