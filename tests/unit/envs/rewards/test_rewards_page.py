@@ -37,8 +37,8 @@ def test_a_component_with_its_options_and_defaults(name):
 
 
 def test_costs():
-    [sentence] = re.findall(r"^(.*) count what is to be avoided", PAGE, re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", sentence)) == {name for name, spec in rewards().items() if spec.cost}
+    [names] = re.findall(r"^(.*): they need a `weight`", PAGE, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", names)) == {name for name, spec in rewards().items() if spec.cost}
 
 
 def test_the_options_of_the_judge():
