@@ -227,11 +227,14 @@ def alfworld_generate(
 
 
 @app.command()
-def recipe(name: Annotated[str, typer.Argument(help="a method, base, or loss/<policy loss>")]) -> None:
-    """Print a recipe file as the dataclasses define it."""
-    from verl_turnkey.plugins.cli.recipes import render
+def recipe(
+    method: Annotated[str, typer.Argument(help="+turnkey=<method>, or base")],
+    further: Annotated[list[str] | None, typer.Argument(help="of a launch line: +turnkey/env=babyai key=1")] = None,
+) -> None:
+    """Print what METHOD and FURTHER words of a launch line set, each value with where it comes from."""
+    from verl_turnkey.plugins.cli.origins import show
 
-    typer.echo(render(name), nl=False)
+    typer.echo(show([f"+turnkey={method}", *(further or ())]), nl=False)
 
 
 @app.command()

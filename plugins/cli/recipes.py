@@ -128,7 +128,12 @@ def scalar(value: Any) -> str:
     """JSON is YAML, but for words that need no quotes and for floats, which YAML wants with a point."""
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")
-    return value if isinstance(value, str) and value.replace("_", "a").isalnum() else json.dumps(value)
+    plain = isinstance(value, str) and value.isidentifier() and value.lower() not in _YAML_WORDS
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+# Without quotes they are no strings.
+_YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
 
 def attribute_docs(cls: type) -> dict[str, str]:

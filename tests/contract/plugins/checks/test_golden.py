@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
+from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from verl_turnkey.plugins.config.command_line import groups
@@ -79,6 +80,17 @@ def test_a_recipe_sets_what_is_on_record(line: str):
         if before.get(key) != now.get(key)
     ]
     assert not changed, "\n".join(["", line, *changed])
+
+
+@pytest.mark.parametrize("method", groups()["turnkey"])
+def test_every_key_of_a_recipe_is_overridden_without_a_plus_and_no_other(method: str):
+    keys = [key for line in dict.fromkeys(("+turnkey=base", f"+turnkey={method}")) for key in recorded()[line]]
+    keys = [key for key in keys if key not in ("turnkey.credit", "turnkey.loss", "turnkey.env.kwargs")]
+    now = composed(" ".join([f"+turnkey={method}", *(f"{key}=null" for key in keys)]))
+    assert {key: now[key] for key in keys} == dict.fromkeys(keys, "null")
+    for key in ("turnkey.credit.gama", "turnkey.rollout.histori", "turnkey.enviroment"):
+        with pytest.raises(ConfigCompositionException, match=f"'{key}'"):
+            composed(f"+turnkey={method} {key}=null")
 
 
 def test_nothing_is_on_record_that_is_not_shipped():
