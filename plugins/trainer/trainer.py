@@ -35,31 +35,17 @@ from verl_turnkey.plugins.credit.rows import Rows, failure
 from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import agent_loop
-from verl_turnkey.plugins.trainer import dealing, starvation, validation, worker_setup
+from verl_turnkey.plugins.trainer import dealing, starvation, worker_setup
 from verl_turnkey.plugins.trainer.asked import Asked
+from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
 from verl_turnkey.plugins.trainer.micro_batches import forward_rows, update_rows
+from verl_turnkey.plugins.trainer.validation import PlayedValidation
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
 
-# Fields that no worker computes with; everything else travels, also names that we do not know.
-NOT_FOR_WORKERS = frozenset(
-    (
-        "data_source",
-        "extra_fields",
-        "extra_info",
-        "interaction_kwargs",
-        "metrics",
-        "prompt",
-        "raw_prompt",
-        "reward_model",
-        "tools_kwargs",
-        "turnkey_task",
-    )
-)
 
-
-class TurnkeyTrainer:
+class TurnkeyTrainer(PlayedValidation, Checkpoints):
     """Mixin; ``base_mode`` is the mode of the stock trainer it stands before."""
 
     base_mode: ClassVar[str]
@@ -86,7 +72,6 @@ class TurnkeyTrainer:
             self.replay_buffer.poll_interval = POLL_SECONDS
         patience, most = self.turnkey.env.patience, 2 * config.data.train_batch_size
         starvation.StarvationGuard(self.replay_buffer, patience, most, self._ask_again)
-        self._saved: int | None = None  # the step of the newest checkpoint
         prompts = config.data.train_batch_size // self.parameter_sync_step
         self._asked = Asked(self.replay_buffer, prompts, config.actor_rollout_ref.rollout.n)
         self._real_rows = 0
@@ -129,20 +114,6 @@ class TurnkeyTrainer:
             left = [worker.__ray_call__.remote(agent_loop.finish) for worker in workers]
             ray.wait(left, num_returns=len(left), timeout=2 * agent_loop.FINISH_SECONDS)
 
-    def _load_checkpoint(self) -> None:
-        """verl's own, without the rows that the batch of that step left in the queue.
-
-        A checkpoint is written when the prompts of the batch are out of the queue and its rows are not: without prompts
-        nobody would ever ask for them, or clear them, again.
-        """
-        super()._load_checkpoint()  # type: ignore[misc]
-        self._saved = self.global_steps
-        items = (tq.kv_list("train") or {}).get("train", {}) if self.base_mode != "sync" else {}
-        prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
-        left = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
-        if left:
-            tq.kv_clear(keys=left, partition_id="train")
-
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """verl's own, with the metrics of episodes and credit combined by what they count."""
         self._updates = []
@@ -158,59 +129,10 @@ class TurnkeyTrainer:
         self._asked.submit(batch)
         return super()._submit_batch_to_rollout(batch)  # type: ignore[misc]
 
-    def _val_metrics_update(
-        self,
-        data_sources: list[str],
-        sample_uids: list[str],
-        reward_extra_infos_dict: dict[str, list[Any]],
-        sample_turns: list[int],
-        expected_acc_counts: dict[tuple[str, str], int] | None = None,
-    ) -> dict[str, float]:
-        """verl's own, of the episodes that were played; when most of them were not, the run stops."""
-        failed = validation.failed_of(reward_extra_infos_dict, len(sample_uids))
-        infos = validation.of_played(reward_extra_infos_dict, failed)
-        turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
-        metrics = super()._val_metrics_update(data_sources, sample_uids, infos, turns, expected_acc_counts)  # type: ignore[misc]
-        expected = set((expected_acc_counts or {}).values())
-        if any(failed) and len(expected) == 1:
-            metrics = validation.unsplit(metrics, data_sources, infos, expected.pop())
-        share = sum(failed) / max(1, len(failed))
-        if share > validation.WARN_ABOVE:
-            workers = self.agent_loop_manager.agent_loop_workers
-            found = ray.get([worker.__ray_call__.remote(agent_loop.latest_failures) for worker in workers])
-            reasons = starvation.listed(reason for each in found for reason in each)
-            said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
-            if share > validation.STOP_ABOVE:
-                try:
-                    raise starvation.StarvedError(said)
-                finally:
-                    if self.global_steps:
-                        self._save_stopping(self.global_steps)
-            logger.warning(said)
-        return metrics
-
-    # --- when nothing can be played ---------------------------------------------------------------------------------
-
     def _ask_again(self, prompts: int) -> None:
         """Other prompts for those whose episodes all failed; verl hands them out in whole ``gen_batch_size``."""
         size = self.config.data.get("gen_batch_size") or self.config.data.train_batch_size
         self._add_prompts_to_generate(math.ceil(prompts / size) * size)
-
-    def _save_checkpoint(self) -> None:
-        super()._save_checkpoint()  # type: ignore[misc]
-        self._saved = self.global_steps
-
-    def _save_stopping(self, step: int) -> None:
-        """A checkpoint of ``step``, the last that came to its end, in runs that write any, unless it is there."""
-        if self.config.trainer.save_freq <= 0 or self._saved == step:
-            return
-        self.on_sample_end()  # verl saves when the servers have given their memory back
-        now, self.global_steps = self.global_steps, step
-        try:
-            self._save_checkpoint()
-            logger.warning("wrote a checkpoint of step %d before stopping", step)
-        finally:
-            self.global_steps = now
 
     # --- a fixed number of optimizer steps --------------------------------------------------------------------------
 
@@ -262,8 +184,7 @@ class TurnkeyTrainer:
         return batch
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
-        """Right before each worker call: which fields travel, and in how many mini-batches they are used."""
-        batch.fields = [name for name in internals.queue_fields(batch) if name not in NOT_FOR_WORKERS]
+        """Right before each worker call: in how many mini-batches an update takes its rows."""
         if method in ("update_actor", "train_mini_batch"):
             actor = method == "update_actor"
             number = (

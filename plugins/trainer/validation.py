@@ -9,13 +9,57 @@ others. Rows that do not say whether they ``failed`` were played.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import ray
+
+from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.trainer.starvation import StarvedError, listed
 
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
 """shares of failed episodes"""
+
+
+class PlayedValidation:
+    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
+
+    agent_loop_manager: Any
+    global_steps: int
+    _save_stopping: Callable[[int], None]
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[int],
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, float]:
+        """verl's own, of the episodes that were played; when most of them were not, the run stops."""
+        failed = failed_of(reward_extra_infos_dict, len(sample_uids))
+        infos = of_played(reward_extra_infos_dict, failed)
+        turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
+        metrics = super()._val_metrics_update(data_sources, sample_uids, infos, turns, expected_acc_counts)  # type: ignore[misc]
+        expected = set((expected_acc_counts or {}).values())
+        if any(failed) and len(expected) == 1:
+            metrics = unsplit(metrics, data_sources, infos, expected.pop())
+        share = sum(failed) / max(1, len(failed))
+        if share > WARN_ABOVE:
+            workers = self.agent_loop_manager.agent_loop_workers
+            found = ray.get([worker.__ray_call__.remote(agent_loop.latest_failures) for worker in workers])
+            reasons = listed(reason for each in found for reason in each)
+            said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
+            if share > STOP_ABOVE:
+                try:
+                    raise StarvedError(said)
+                finally:
+                    if self.global_steps:
+                        self._save_stopping(self.global_steps)
+            logger.warning(said)
+        return metrics
 
 
 def failed_of(infos: Mapping[str, Sequence[Any]], count: int) -> list[bool]:

@@ -10,7 +10,23 @@ from transfer_queue import KVBatchMeta
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import loss
-from verl_turnkey.plugins.verl_api import ledger
+from verl_turnkey.plugins.verl_api import internals, ledger
+
+# Fields that no worker computes with; everything else travels, also names that we do not know.
+NOT_FOR_WORKERS = frozenset(
+    (
+        "data_source",
+        "extra_fields",
+        "extra_info",
+        "interaction_kwargs",
+        "metrics",
+        "prompt",
+        "raw_prompt",
+        "reward_model",
+        "tools_kwargs",
+        "turnkey_task",
+    )
+)
 
 
 def verify(worker: Any) -> None:
@@ -27,7 +43,10 @@ def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> No
 
 
 class WorkerCalls:
-    """A worker group whose calls on a batch are prepared first; everything else passes through."""
+    """A worker group whose calls on a batch send only fields that are used, and are prepared by ``before``.
+
+    Everything else passes through. verl sends all fields, and forgets the choice with every write to the queue.
+    """
 
     METHODS = frozenset({"compute_log_prob", "compute_ref_log_prob", "infer_batch", "update_actor", "train_mini_batch"})
 
@@ -41,6 +60,7 @@ class WorkerCalls:
             return attribute
 
         def call(batch: KVBatchMeta) -> Any:
+            batch.fields = [field for field in internals.queue_fields(batch) if field not in NOT_FOR_WORKERS]
             self._before(name, batch)
             return attribute(batch)
 

@@ -23,8 +23,7 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
-from verl_turnkey.plugins.trainer.trainer import NOT_FOR_WORKERS
-from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
+from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS, WorkerCalls
 
 
 def forget_records(batch: KVBatchMeta) -> None:
