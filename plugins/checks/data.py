@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, rows
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
-
-FORMATS = (".parquet", ".json", ".jsonl")
-LOOP_COLUMN = "agent_name"
 
 
 def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str]) -> list[str]:
@@ -36,25 +33,15 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         return []
     local: dict[str, list[str]] = {}
     for key in ("train_files", "val_files"):
-        files = _listed(config, key)
+        files = listed(config, key)
+        if not files:
+            unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
+            raise ConfigError(f"data.{key} is empty: verl wants a file{unused}")
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
-        rows = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
+        number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
         if len(local[key]) == len(files):  # else some are elsewhere: they cannot be counted here
-            _check_number(config, key, rows)
+            _check_number(config, key, number)
     return local["train_files"]
-
-
-def has_column(file: str, column: str) -> bool:
-    """Whether a local data file has ``column``."""
-    return column in _columns(Path(file).expanduser())
-
-
-def _listed(config: DictConfig, key: str) -> list[str]:
-    files = config.data.get(key)
-    if not files:
-        unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
-        raise ConfigError(f"data.{key} is empty: verl wants a file{unused}")
-    return [str(file) for file in ([files] if isinstance(files, str) else files)]
 
 
 def _readable(config: DictConfig, key: str, file: str) -> bool:
@@ -68,56 +55,30 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
         absent(config, f"{key}={file}: there is no such file; `turnkey tasks` writes them")
         return False
     try:
-        _columns(path)
+        columns(file)
     except Exception as error:
         raise ConfigError(f"{key}={file} cannot be read as {path.suffix} ({type(error).__name__}: {error})") from error
     return True
 
 
-def _columns(path: Path) -> list[str]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return list(pq.ParquetFile(path).schema_arrow.names)
-    return list(next(iter(_json_rows(path)), {}))
-
-
-def _json_rows(path: Path) -> list[Mapping[str, Any]]:
-    """A list, or an object per line."""
-    text = path.read_text()
-    rows = (
-        json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line]
+def without_tasks(file: str, held: Sequence[str]) -> ConfigError:
+    """The error of a file that has the columns ``held``, and not the one with the tasks."""
+    return ConfigError(
+        f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: {', '.join(held)}): write "
+        "the file with `turnkey tasks`, or choose another loop with actor_rollout_ref.rollout.agent.default_agent_loop"
     )
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("a row is no object")
-    return rows
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _values(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    if path.suffix != ".parquet":
-        yield from (tuple(row.get(column) for column in columns) for row in _json_rows(path))
-        return
-    import pyarrow.parquet as pq
-
-    for batch in pq.ParquetFile(path).iter_batches(columns=list(columns)):
-        yield from zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
 
 
 def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str, loops: Sequence[str]) -> int:
     """Check all rows of a local file; returns their number."""
-    path = Path(file).expanduser()
-    columns, prompt = _columns(path), str(config.data.prompt_key)
-    if columns and prompt not in columns:
-        raise ConfigError(f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, columns)}")
+    held, prompt = columns(file), str(config.data.prompt_key)
+    if held and prompt not in held:
+        raise ConfigError(f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, held)}")
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     seen: set[tuple[str, ...]] = set()
-    wanted = [column for column in (LOOP_COLUMN, COLUMN) if column in columns]
+    wanted = [column for column in (LOOP_COLUMN, COLUMN) if column in held]
     number = 0
-    for number, values in enumerate(_values(path, wanted or columns[:1]), start=1):
+    for number, values in enumerate(rows(file, wanted or held[:1]), start=1):
         row = dict(zip(wanted, values, strict=False))
         loop = row.get(LOOP_COLUMN, default)
         if loop not in loops:
@@ -128,11 +89,7 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         if loop != "turnkey_env":
             continue
         if COLUMN not in row:
-            raise ConfigError(
-                f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
-                f"{', '.join(columns)}): write the file with `turnkey tasks`, or choose another loop with "
-                "actor_rollout_ref.rollout.agent.default_agent_loop"
-            )
+            raise without_tasks(file, held)
         _check_task(turnkey, f"{key}={file}, row {number - 1}", row[COLUMN], seen)
     return number
 

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows
 from verl_turnkey.plugins.checks.selection import uses_us
 from verl_turnkey.plugins.config.schema import (
     RolloutConfig,
@@ -54,7 +54,7 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
     yield "estimator", _estimator(config, turnkey)
     yield "loss", _loss(config, turnkey)
     yield "trainer", mode if mode.startswith("turnkey_") else f"{mode} (verl's)"
-    yield "agent loop", _agent_loop(loop, any("agent_name" in _columns(file) for file in _local_files(config)))
+    yield "agent loop", _agent_loop(loop, any(LOOP_COLUMN in columns(file) for file in local_parquet(config)))
     if loop == OURS:
         yield "environment", _environment(config, turnkey)
     episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
@@ -100,28 +100,12 @@ def _agent_loop(loop: str, named_by_data: bool) -> str:
     return f"{loop} (your own): rows as its records say"
 
 
-def _local_files(config: DictConfig) -> list[Path]:
-    """The training files that can be read here."""
-    files = config.data.get("train_files") or []
-    paths = [Path(str(file)).expanduser() for file in ([files] if isinstance(files, str) else files)]
-    return [path for path in paths if path.suffix == ".parquet" and path.is_file()]
-
-
-def _columns(file: Path) -> list[str]:
-    import pyarrow.parquet as pq
-
-    return list(pq.ParquetFile(file).schema_arrow.names)
-
-
 def task_environments(config: DictConfig) -> Counter[str]:
     """Environment ids in the local training files, with their number of tasks; empty when there are none to read."""
-    import pyarrow.parquet as pq
-
     counts: Counter[str] = Counter()
-    for path in _local_files(config):
-        if COLUMN in _columns(path):
-            column = pq.read_table(path, columns=[COLUMN]).column(0)
-            counts.update(str(json.loads(text).get("env_id")) for text in column.to_pylist())
+    for file in local_parquet(config):
+        if COLUMN in columns(file):
+            counts.update(str(json.loads(text).get("env_id")) for (text,) in rows(file, [COLUMN]))
     return counts
 
 

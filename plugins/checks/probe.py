@@ -21,30 +21,30 @@ from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.checks.data import without_tasks
+from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 STEPS = 5
 
 
+def task_file(config: DictConfig) -> str | None:
+    """The first training file with tasks that can be read here; None when there is none."""
+    return next((file for file in local_parquet(config) if COLUMN in columns(file)), None)
+
+
 def first_task(file: str) -> Task:
-    """The first task of a parquet file.
+    """The first task of a local data file.
 
     Raises:
-        ConfigError: the file has no column ``turnkey_task``.
+        ConfigError: the file has no column ``turnkey_task``, or no rows.
         TaskFormatError: the column holds something else than a task.
     """
-    import pyarrow.parquet as pq
-
-    table = pq.ParquetFile(Path(file).expanduser())
-    if COLUMN not in table.schema_arrow.names:
-        raise ConfigError(
-            f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
-            f"{', '.join(table.schema_arrow.names)}): write the file with `turnkey tasks`, or choose another loop with "
-            "actor_rollout_ref.rollout.agent.default_agent_loop"
-        )
-    if table.metadata.num_rows == 0:
-        raise ConfigError(f"{file} holds no tasks: write some with `turnkey tasks`")
-    return Task.from_json(next(table.iter_batches(batch_size=1, columns=[COLUMN])).column(0)[0].as_py())
+    if COLUMN not in (held := columns(file)):
+        raise without_tasks(file, held)
+    for (text,) in rows(file, [COLUMN]):
+        return Task.from_json(text)
+    raise ConfigError(f"{file} holds no tasks: write some with `turnkey tasks`")
 
 
 def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
@@ -61,17 +61,6 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
         raise _refusal(task, failure) from None
     if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
         _measure(config, turnkey, observation, info["task"], info["admissible"])
-
-
-def task_file(config: DictConfig) -> str | None:
-    """The first training file with tasks that can be read here; None when there is none."""
-    import pyarrow.parquet as pq
-
-    files = config.data.get("train_files") or []
-    for path in [Path(str(file)).expanduser() for file in ([files] if isinstance(files, str) else files)]:
-        if path.suffix == ".parquet" and path.is_file() and COLUMN in pq.ParquetFile(path).schema_arrow.names:
-            return str(path)
-    return None
 
 
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:

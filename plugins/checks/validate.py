@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.checks.data import LOOP_COLUMN, check_data, has_column
+from verl_turnkey.plugins.checks.data import check_data
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.paths import check_paths, joins_cluster
 from verl_turnkey.plugins.checks.rewards import check_algorithm, check_rewards
@@ -88,7 +89,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     if loop == "turnkey_env":
         check_rewards(config, turnkey)
         _check_agent_loop(config, turnkey, files)
-    elif ours and loop in VERLS_LOOPS and not any(has_column(file, LOOP_COLUMN) for file in files):
+    elif ours and loop in VERLS_LOOPS and not any(LOOP_COLUMN in columns(file) for file in files):
         _check_derived(config, loop)
     _hint_without_gpu(config)
 
@@ -196,7 +197,7 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
     _check_prompts(config, turnkey)
     from verl_turnkey.plugins.checks.probe import probe
 
-    if any(has_column(file, LOOP_COLUMN) for file in files):
+    if any(LOOP_COLUMN in columns(file) for file in files):
         return  # rows choose their own loop
     if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
         probe(config, turnkey, parquet[0])

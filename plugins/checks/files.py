@@ -1,0 +1,60 @@
+"""The data files of a run, as far as they lie on this machine: which there are, their columns, their rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+FORMATS = (".parquet", ".json", ".jsonl")
+"""that verl reads"""
+LOOP_COLUMN = "agent_name"
+"""in which a row names its own agent loop"""
+
+
+def listed(config: DictConfig, key: str) -> list[str]:
+    """The files of ``data.<key>``, which may be one name or a list; empty when it is not set."""
+    files = config.data.get(key) or []
+    return [str(file) for file in ([files] if isinstance(files, str) else files)]
+
+
+def local_parquet(config: DictConfig) -> list[str]:
+    """The training files that `turnkey tasks` may have written, those that can be read here."""
+    files = [Path(file).expanduser() for file in listed(config, "train_files")]
+    return [str(file) for file in files if file.suffix == ".parquet" and file.is_file()]
+
+
+def columns(file: str) -> list[str]:
+    """The columns of a local file; of a JSON file those of its first row."""
+    path = Path(file).expanduser()
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.ParquetFile(path).schema_arrow.names)
+    return list(next(iter(_json_rows(path)), {}))
+
+
+def rows(file: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The columns ``names`` of a local file, row by row."""
+    path = Path(file).expanduser()
+    if path.suffix != ".parquet":
+        yield from (tuple(row.get(name) for name in names) for row in _json_rows(path))
+        return
+    import pyarrow.parquet as pq
+
+    for batch in pq.ParquetFile(path).iter_batches(columns=list(names)):
+        yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+
+def _json_rows(path: Path) -> list[Mapping[str, Any]]:
+    """A list, or an object per line."""
+    text = path.read_text()
+    found = (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line]
+    )
+    if not all(isinstance(row, dict) for row in found):
+        raise ValueError("a row is no object")
+    return found
