@@ -119,7 +119,7 @@ def _named(environment: str) -> Played:
 def _recipes() -> dict[str, dict[str, Any]]:
     from omegaconf import OmegaConf
 
-    from verl_turnkey.plugins.config.search_path import config_dir
+    from verl_turnkey.plugins.config.recipe_files import config_dir
 
     folder = config_dir() / "turnkey" / "env"
     return {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(folder.glob("*.yaml"))}  # type: ignore[misc]

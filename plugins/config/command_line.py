@@ -19,6 +19,7 @@ from typing import Any
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, foreign, refusal
+from verl_turnkey.plugins.config.recipe_files import config_dir
 
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
 _GROUP = re.compile(r"turnkey(/\w+)?")
@@ -109,8 +110,6 @@ def near_miss(root: str) -> bool:
 
 def groups() -> dict[str, list[str]]:
     """Our config groups, each with its choices."""
-    from verl_turnkey.plugins.config.search_path import config_dir
-
     root = config_dir() / "turnkey"
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
     return {_group_name(root, folder): sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-
-def config_dir() -> Path:
-    """Folder that holds the ``turnkey`` config group."""
-    import verl_turnkey.recipe
-
-    return Path(verl_turnkey.recipe.__file__ or "").parent / "config"
+from verl_turnkey.plugins.config.recipe_files import config_dir
 
 
 class TurnkeySearchPath(SearchPathPlugin):

@@ -28,7 +28,7 @@ from verl_turnkey.envs.user_modules import import_modules, load_function
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import action_reader, check_tool_template
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder, countable
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder, countable, extras
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.verl_api import ledger
 
@@ -168,76 +168,85 @@ class EnvAgentLoop(AgentLoopBase):
         return params
 
     async def _play(self, episode: Episode, sampling_params: dict[str, Any], task: Task) -> None:
-        options = self.options
+        """Step by step, until the environment, the number of turns or the prompt's budget ends it."""
         running = await self.shared.pool.start(task.env_id, task.kwargs, task.seed)
         try:
-            observation, info, goal = running.observation, running.info, running.info["task"]
-            episode.task = goal
-            request_id, memory = uuid4().hex, Memory(options.history, self.shared.summarize)
-            for t in range(options.max_turns):
+            seen = Answer(running.observation, running.info)
+            episode.task = seen.info["task"]
+            request_id, memory = uuid4().hex, Memory(self.options.history, self.shared.summarize)
+            for t in range(self.options.max_turns):
                 try:
-                    prompt = await self._prompt(goal, memory, observation, info)
+                    prompt = await self._prompt(episode.task, memory, seen)
                 except PromptTooLongError:
                     if t == 0:
                         raise
                     episode.steps[-1].record["truncated"] = True
                     break
                 turn = await self._generate(request_id, prompt, sampling_params)
-                parsed = await self.reader.read(turn.ids, turn.text, info["admissible"])
+                parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"])
                 started = perf_counter()
                 # What is no action does not reach the environment: nothing changes.
-                answer = await running.step(parsed.action) if parsed.action is not None else Answer(observation, info)
-                valid = parsed.valid and not answer.info["invalid"]
-                extra, next_extra = info.setdefault("extra", {}), answer.info.setdefault("extra", {})
-                if answer.info["invalid"] and next_extra == extra:  # a refused action brought nothing about
-                    next_extra = answer.info["extra"] = extra
-                episode.steps.append(
-                    PlayedStep(
-                        prompt=prompt,
-                        turn=turn,
-                        record=make_step(
-                            step=t,
-                            reward=answer.reward,
-                            anchor=self._anchor(observation, info),
-                            action=parsed.action,
-                            valid=valid,
-                            penalty=0.0 if valid else options.invalid_action_penalty,
-                            terminated=answer.terminated,
-                            truncated=answer.truncated or (not answer.terminated and t + 1 == options.max_turns),
-                            # The last record has no next one to say where its step led.
-                            extra={"next_anchor": str(self._anchor(answer.observation, answer.info))}
-                            | countable(extra, next_extra)
-                            | ({"text": observation} if _keep_texts else {}),
-                        ),
-                        observation=observation,
-                        invalid=None if valid else parsed.reason or "the environment refused the action",
-                        unparsed=not parsed.valid and parsed.kind == "format",
-                        seconds=perf_counter() - started,
-                        extra=extra,
-                        next_extra=next_extra,
-                    )
+                answer = (
+                    await running.step(parsed.action)
+                    if parsed.action is not None
+                    else Answer(seen.observation, seen.info)
                 )
-                memory.add(PromptTurn(observation, _said(parsed, turn.text, options.keep_thinking)))
-                observation, info = answer.observation, answer.info
+                seconds = perf_counter() - started
+                episode.steps.append(self._played(t, prompt, turn, parsed, seen, answer, seconds))
+                memory.add(PromptTurn(seen.observation, _said(parsed, turn.text, self.options.keep_thinking)))
+                seen = answer
                 if answer.terminated or answer.truncated:
                     break
         finally:
             running.close()
-        last = episode.steps[-1].record
-        # An environment that does not say whether the task is solved solved it by ending with a positive reward.
-        success = info["success"]
-        episode.success = success if success is not None else last["terminated"] and last["reward"] > 0
-        for step in episode.steps:
-            step.record["success"] = episode.success
+        episode.end(seen.info["success"])
 
-    def _anchor(self, observation: str, info: dict[str, Any]) -> str | int:
+    def _played(
+        self,
+        t: int,
+        prompt: Prompt,
+        turn: Generated,
+        parsed: ParsedAction,
+        seen: Answer,
+        answer: Answer,
+        seconds: float,
+    ) -> PlayedStep:
+        """Step ``t``, which led from what was ``seen`` to the ``answer``; whether it solved the task comes later."""
+        valid = parsed.valid and not answer.info["invalid"]
+        extra, next_extra = extras(seen.info, answer.info)
+        # The last record has no next one to say where its step led.
+        columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra)}
+        record = make_step(
+            step=t,
+            reward=answer.reward,
+            anchor=self._anchor(seen),
+            action=parsed.action,
+            valid=valid,
+            penalty=0.0 if valid else self.options.invalid_action_penalty,
+            terminated=answer.terminated,
+            truncated=answer.truncated or (not answer.terminated and t + 1 == self.options.max_turns),
+            extra=columns | ({"text": seen.observation} if _keep_texts else {}),
+        )
+        return PlayedStep(
+            prompt=prompt,
+            turn=turn,
+            record=record,
+            observation=seen.observation,
+            invalid=None if valid else parsed.reason or "the environment refused the action",
+            unparsed=not parsed.valid and parsed.kind == "format",
+            seconds=seconds,
+            extra=extra,
+            next_extra=next_extra,
+        )
+
+    def _anchor(self, state: Answer) -> str | int:
         """By what methods tell a state apart."""
-        key = info["state_key"] if self.options.anchor == "state_key" else None
-        return observation if key is None else key
+        key = state.info["state_key"] if self.options.anchor == "state_key" else None
+        return state.observation if key is None else key
 
-    async def _prompt(self, goal: str, memory: Memory, observation: str, info: dict[str, Any]) -> Prompt:
+    async def _prompt(self, goal: str, memory: Memory, seen: Answer) -> Prompt:
         """The prompt of the next step, measured here: verl would cut a long one from the left, task first."""
-        images = await self._images(info.get("images") or [])
+        images = await self._images(seen.info.get("images") or [])
 
         def encode(past: PromptHistory) -> list[int]:
             messages = build_messages(
@@ -247,8 +256,8 @@ class EnvAgentLoop(AgentLoopBase):
                 history=past.turns,
                 summary=past.summary,
                 line=self.options.history_line,
-                observation=observation,
-                admissible=info["admissible"],
+                observation=seen.observation,
+                admissible=seen.info["admissible"],
                 instruction=self.reader.instruction,
                 step=len(memory.turns) + 1,
                 images=images or (),

@@ -87,6 +87,16 @@ class Episode:
     rewards: dict[str, float] = field(default_factory=dict)
     """what each reward component gave to the whole episode, by label"""
 
+    def end(self, success: bool | None) -> None:
+        """All steps are known; ``success``: what the environment said last of the task, None when it does not say.
+
+        It then solved the task by ending with a positive reward.
+        """
+        last = self.steps[-1].record
+        self.success = success if success is not None else last["terminated"] and last["reward"] > 0
+        for step in self.steps:
+            step.record["success"] = self.success
+
     async def apply_rewards(self, composition: Composition, row: Mapping[str, Any]) -> None:
         """Put the rewards of ``turnkey.rewards`` beside the environment's, once all steps are known.
 
@@ -217,6 +227,14 @@ class RowBuilder:
             extra_fields={**extra_fields, "turn_scores": [], "tool_rewards": []},
             **fields,
         )
+
+
+def extras(info: dict[str, Any], next_info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``info["extra"]`` before a step and after it; one and the same object when the step brought nothing about."""
+    extra, next_extra = info.setdefault("extra", {}), next_info.setdefault("extra", {})
+    if next_info["invalid"] and next_extra == extra:  # a refused action
+        next_extra = next_info["extra"] = extra
+    return extra, next_extra
 
 
 def countable(extra: Mapping[str, Any], next_extra: Mapping[str, Any]) -> dict[str, float | str]:

@@ -50,7 +50,7 @@ MUTATIONS = [
     ("plugins/verl_api/internals.py", "len(prompts.chunk(len(workers)))", "1"),
     # --- these survived once
     ("plugins/rollout/agent_loop.py", "{**env.kwargs, **task.kwargs}", "{**task.kwargs, **env.kwargs}"),
-    ("plugins/rollout/agent_loop.py", 'last["terminated"] and last["reward"] > 0', 'last["reward"] > 0'),
+    ("plugins/rollout/episode.py", 'last["terminated"] and last["reward"] > 0', 'last["reward"] > 0'),
     (
         "plugins/trainer/checkpoints.py",
         "[key for key in items if key not in prompts and split_key(key)[0] not in prompts]",
@@ -215,9 +215,9 @@ MUTATIONS = [
     ("plugins/rollout/episode.py", "version = max(0, global_steps - 1)", "version = global_steps"),
     ("plugins/rollout/episode.py", "self.success and t == last", "self.success"),
     ("plugins/rollout/episode.py", "0.0 if next_extra is extra else number", "number"),
-    ("plugins/rollout/agent_loop.py", "t + 1 == options.max_turns", "t == options.max_turns"),
+    ("plugins/rollout/agent_loop.py", "t + 1 == self.options.max_turns", "t == self.options.max_turns"),
     ("plugins/rollout/agent_loop.py", 'valid = parsed.valid and not answer.info["invalid"]', "valid = parsed.valid"),
-    ("plugins/rollout/agent_loop.py", "return observation if key is None else key", "return key"),
+    ("plugins/rollout/agent_loop.py", "return state.observation if key is None else key", "return key"),
     ("plugins/rollout/agent_loop.py", 'episode.steps[-1].record["truncated"] = True', "pass"),
     (
         "plugins/rollout/agent_loop.py",

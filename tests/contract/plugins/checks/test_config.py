@@ -26,8 +26,8 @@ from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.checks.validate import check
 from verl_turnkey.plugins.cli import recipes
+from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
-from verl_turnkey.plugins.config.search_path import config_dir
 from verl_turnkey.plugins.verl_api import internals
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from verl_turnkey.plugins.cli import recipes
-from verl_turnkey.plugins.config.search_path import config_dir
+from verl_turnkey.plugins.config.recipe_files import config_dir
 
 METHODS = [name for name in recipes.names() if name != "base"]
 

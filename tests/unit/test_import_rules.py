@@ -1,0 +1,255 @@
+"""Who may import whom, and how long a file may be: the rules of docs/architecture.md, read from the imports.
+
+An import inside a function counts like any other; one under ``if TYPE_CHECKING`` does not, since it never runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
+
+ROOMS_BELOW = {
+    "advantage": (),
+    "losses": ("advantage",),
+    "envs": ("advantage",),
+    "plugins": ("advantage", "losses", "envs", "recipe"),
+    "recipe": (),
+}
+# Folder -> the packages of others that its files import; those after the bar inside functions only. The longest folder
+# that fits a file counts. Not listed: plugins, and adapters, which import the package of their environment.
+PACKAGES = {
+    "advantage": "numpy | sklearn scipy",
+    "losses": "torch |",
+    "recipe": "|",
+    "envs": "numpy gymnasium | pandas scipy",
+    "envs.hosting": "gymnasium | ray",
+}
+ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
+
+# plugins/ from the ground up: a file imports its own folder and what lies on lower floors.
+FLOORS = (
+    ("verl_api", "config", "notices"),
+    ("credit",),
+    ("cpu", "rollout", "actor"),
+    ("registries",),
+    ("checks",),
+    ("trainer",),  # above the checks, for it plays their probe on every node
+    ("registration", "entry"),
+    ("cli",),
+)
+
+ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}  # `turnkey alfworld-games` writes its games
+
+LONGEST = 320
+
+
+@dataclass(frozen=True)
+class Import:
+    """``file``, a module of ours without ``verl_turnkey``, imports ``target``, another one or a package of others."""
+
+    file: str
+    line: int
+    target: str
+    lazy: bool = False
+
+    @property
+    def ours(self) -> bool:
+        return self.target.split(".")[0] in ROOMS
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Module -> file."""
+    found = {}
+    for path in (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))):
+        *parts, last = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts if last == "__init__" else [*parts, last])] = path
+    return found
+
+
+def names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports name whole modules"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def read(node: ast.AST, lazy: bool = False) -> Iterator[tuple[int, str, bool]]:
+    """Line, name and whether a function holds it, of the imports below ``node``."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    yield from ((node.lineno, name, lazy) for name in names(node))
+    lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    for child in ast.iter_child_nodes(node):
+        yield from read(child, lazy)
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Of all files, without those of the standard library."""
+    found = []
+    for module, path in modules().items():
+        for line, name, lazy in read(ast.parse(path.read_text(encoding="utf-8"))):
+            first, _, rest = name.partition(".")
+            if first == "verl_turnkey":
+                while rest not in modules():
+                    assert rest, f"{path}:{line}: {name} is no module of ours"
+                    rest = rest.rpartition(".")[0]
+                found.append(Import(module, line, rest, lazy))
+            elif first not in sys.stdlib_module_names:
+                found.append(Import(module, line, first, lazy))
+    return tuple(found)
+
+
+# --- the rules: what is wrong with an import, or None -----------------------------------------------------------------
+
+
+def rooms(found: Import) -> str | None:
+    room, other = found.file.split(".")[0], found.target.split(".")[0]
+    if found.ours and other not in (room, *ROOMS_BELOW[room]):
+        return f"{room}/ imports {', '.join(ROOMS_BELOW[room]) or 'no other room'}"
+    return None
+
+
+def packages(found: Import) -> str | None:
+    if found.ours or found.file.startswith("plugins"):
+        return None
+    if found.file.startswith("envs.adapters"):
+        return "only plugins/ imports it" if found.target in {*ONLY_PLUGINS, "ray"} else None
+    folder = max((key for key in PACKAGES if f"{found.file}.".startswith(f"{key}.")), key=len)
+    anywhere, lazily = (part.split() for part in PACKAGES[folder].split("|"))
+    if found.target in anywhere or (found.lazy and found.target in lazily):
+        return None
+    inside = f", and inside functions {' '.join(lazily)}" if lazily else ""
+    return f"{folder.replace('.', '/')}/ imports {' '.join(anywhere) or 'no package'}{inside}"
+
+
+def methods(found: Import) -> str | None:
+    folder = "advantage.methods"
+    to_method = found.target.startswith(f"{folder}.") and not found.target.startswith(f"{folder}._")
+    if to_method and found.file != folder:
+        return "no other file imports a method: what two of them share is a file that begins with an underscore"
+    return None
+
+
+def wing(module: str) -> str | None:
+    """The folder in its room; of adapters the environment's, a file or a folder; None of files at the room's root."""
+    room, *parts = module.split(".")
+    if room == "envs":
+        if not (ROOT / "envs" / parts[0]).is_dir() if parts else True:
+            return None
+        return ".".join(parts[:2]) if parts[0] == "adapters" else parts[0]
+    return parts[0] if parts else None
+
+
+def wings(found: Import) -> str | None:
+    if not found.target.startswith("envs."):
+        return None
+    own, other = wing(found.file) if found.file.startswith("envs") else None, wing(found.target)
+    if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
+        return None
+    if other.startswith("adapters") and (found.file, found.target) not in ADAPTER_BY_NAME:
+        return "nobody imports an adapter: the registry holds its name as text"
+    if found.file.startswith("envs"):
+        return "a wing of envs/ imports the files at its root and no other wing; these import no wing"
+    return None
+
+
+def floors(found: Import) -> str | None:
+    if not (found.file.startswith("plugins.") and found.target.startswith("plugins.")):
+        return None
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+    own, other = wing(found.file), wing(found.target)
+    assert own in floor, f"plugins/{own} stands on no floor: give it one in {Path(__file__).name}"
+    assert other in floor, f"plugins/{other} stands on no floor: give it one in {Path(__file__).name}"
+    if own != other and floor[other] >= floor[own]:
+        below = [name for names in FLOORS[: floor[own]] for name in names]
+        return f"plugins/{own} imports itself and {', '.join(below) or 'nothing else of plugins/'}"
+    return None
+
+
+RULES: tuple[Callable[[Import], str | None], ...] = (rooms, packages, methods, wings, floors)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_imports(rule: Callable[[Import], str | None]) -> None:
+    broken = [(found, said) for found in imports() if (said := rule(found))]
+    lines = [f"{modules()[found.file]}:{found.line} imports {found.target}: {said}" for found, said in broken]
+    assert not lines, "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("file", "target", "rule"),
+    [
+        ("advantage.batch", "losses", rooms),
+        ("losses.turns", "plugins.notices", rooms),
+        ("envs.base", "plugins", rooms),
+        ("advantage.batch", "torch", packages),
+        ("advantage.methods.proxmo", "sklearn", packages),
+        ("losses.turns", "numpy", packages),
+        ("envs.registry", "ray", packages),
+        ("envs.hosting.pool", "ray", packages),
+        ("envs.adapters.gem", "verl", packages),
+        ("recipe", "numpy", packages),
+        ("advantage.methods.vc_gae", "advantage.methods.turn_gae", methods),
+        ("plugins.credit.rows", "advantage.methods.gigpo", methods),
+        ("envs.hosting.pool", "envs.prompting.memory", wings),
+        ("envs.registry", "envs.hosting.pool", wings),
+        ("envs.adapters.gem", "envs.adapters.textarena", wings),
+        ("plugins.cli.main", "envs.adapters.gem", wings),
+        ("envs.checking.play", "envs.adapters.gem", wings),
+        ("plugins.credit.rows", "plugins.rollout.episode", floors),
+        ("plugins.rollout.episode", "plugins.actor.phases", floors),
+        ("plugins.checks.validate", "plugins.trainer.trainer", floors),
+        ("plugins.registries", "plugins.registration", floors),
+    ],
+)
+def test_what_the_rules_refuse(file: str, target: str, rule: Callable[[Import], str | None]) -> None:
+    assert rule(Import(file, 1, target))
+
+
+def on_circles(found: Sequence[Import]) -> list[Import]:
+    """The imports through which a file comes to import itself."""
+    rest: dict[str, set[str]] = {}
+    for each in found:
+        if each.ours and each.target != each.file:
+            rest.setdefault(each.file, set()).add(each.target)
+    # A file that imports nothing of what is left lies on no circle, nor does one that nothing of it imports.
+    while free := [file for file in rest if not rest[file] & rest.keys() or not any(file in rest[by] for by in rest)]:
+        for file in free:
+            del rest[file]
+    return [each for each in found if each.file in rest and each.target in rest]
+
+
+def test_no_circles() -> None:
+    lines = [
+        f"{modules()[found.file]}:{found.line} imports {found.target}: a circle" for found in on_circles(imports())
+    ]
+    assert not lines, "\n".join(lines)
+
+
+def test_a_circle_is_found() -> None:
+    one, two, three = (Import(f"envs.{a}", 1, f"envs.{b}", lazy=True) for a, b in ("ab", "bc", "ca"))
+    aside = [Import("envs.x", 1, "envs.a"), Import("envs.b", 1, "envs.y"), Import("envs.y", 1, "numpy")]
+    assert on_circles([one, two, three, *aside]) == [one, two, three]
+    assert not on_circles([one, two, *aside])
+
+
+def test_no_file_is_longer_than_a_reader_bears() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules().values()}
+    long = [f"{path}:{length} lines; at most {LONGEST}" for path, length in lengths.items() if length > LONGEST]
+    assert not long, "\n".join(long)
