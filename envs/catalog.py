@@ -180,7 +180,7 @@ ADAPTERS = (
     ),
     Adapter(
         "turnkey/MiniWoB-v0",
-        f"{_HERE}.miniwob:MiniWoBText",
+        f"{_HERE}.miniwob.env:MiniWoBText",
         summary="small web pages",
         recipe="miniwob",
         package="miniwob",

@@ -1,7 +1,10 @@
 """JSON over HTTP with the standard library, for environments and retrievers that are servers.
 
 Proxies of the environment variables are not used: these servers stand in the same cluster, where a proxy that swallows
-calls to 127.0.0.1 is the commoner accident.
+calls to 127.0.0.1 is the commoner accident. A call may change an environment: it is sent again only when it certainly
+did not arrive, which http.client can tell and urllib cannot. The client of judges (``rewards/judge.py``) is another one
+because it wants the opposite of all this: proxies on the way to hosted models, questions that may be asked twice,
+and waits (``Retry-After``) that hold no thread.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, UnknownEnvironmentError, make
-from verl_turnkey.envs.adapters.miniwob import TASKS, MiniWoBText
+from verl_turnkey.envs.adapters.miniwob.env import TASKS, MiniWoBText
 from verl_turnkey.envs.errors import MissingPackageError
 
 PLAYED = [

@@ -10,13 +10,11 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import miniwob
 from miniwob.constants import DEFAULT_ALLOWED_KEYS
-from miniwob.dom import DOMElement
 from miniwob.selenium_actions import execute_press_key, execute_type_text
 from miniwob.selenium_instance import DEFAULT_BASE_URL
 from selenium.common.exceptions import WebDriverException
@@ -25,6 +23,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
 
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.adapters.miniwob.page import Page
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError
 
@@ -37,9 +36,6 @@ TASKS = sorted(
 )
 REWARDS = ("raw", "time", "success")
 MAX_TEXT = 1000
-WHOLE = ("select", "button", "a")  # numbered even with elements inside
-SHAPES = ("circle", "line", "path", "polygon", "rect", "canvas")
-HANDLES = ("ui-resizable", "ui-helper")  # jQuery's own, without a meaning of the task's
 NEVER = 2**31 - 1  # milliseconds; the longest time that a page's timer can wait: 24 days
 _named = {key.replace("<", "").replace(">", ""): key for key in DEFAULT_ALLOWED_KEYS}
 KEYS = {**{name.lower(): key for name, key in _named.items()}, **_named}
@@ -149,7 +145,7 @@ class MiniWoBText(TextEnv):
             self._limit_ms = NEVER
         self._programs = _programs()
         self._driver: Chrome | None = None
-        self._page = _Page([], {}, {}, [])
+        self._page = Page([], {}, {}, [])
         self._name = ""
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
@@ -217,7 +213,7 @@ class MiniWoBText(TextEnv):
         return self.driver.execute_async_script(LOOK)
 
     def _now(self, seen: dict[str, Any]) -> StepResult:
-        self._page = page = _Page.read(seen)
+        self._page = page = Page.read(seen)
         terminated, raw = bool(seen["over"]), float(seen["raw"])
         success = terminated and raw == 1
         rewards = {"raw": raw, "time": float(seen["scaled"]), "success": float(success)}
@@ -229,69 +225,6 @@ class MiniWoBText(TextEnv):
             success=success,
             terminated=terminated,
         )
-
-
-@dataclass(frozen=True)
-class _Page:
-    """What a page shows: its lines, which element a number stands for, and the options of its drop-down lists."""
-
-    lines: list[str]
-    refs: dict[str, int]
-    options: dict[int, list[str]]
-    marks: list[tuple[Any, ...]]
-    """all that tells two states of the page apart"""
-
-    @classmethod
-    def read(cls, seen: dict[str, Any]) -> _Page:
-        page = cls([], {}, {int(ref): found["options"] for ref, found in seen["lists"].items()}, [])
-        root = DOMElement(seen["dom"])
-        for element in root.subtree_elements:
-            shown = seen["lists"].get(str(element.ref))
-            state = (element.tag, element.text, element.value, element.classes, element.bg_color)
-            page.marks.append((*state, element.tampered, element.focused, shown and shown["chosen"]))
-            if element.tag == "t":
-                page.lines.append(f'"{element.text}"')
-            elif element.tag in WHOLE or (element.is_leaf and not _ornament(element)):
-                number = str(len(page.refs) + 1)
-                page.refs[number] = element.ref
-                page.lines.append(f"[{number}] {_describe(element, shown)}")
-        return page
-
-
-def _ornament(element: DOMElement) -> bool:
-    """An element that says nothing: empty and without a name, or one of jQuery's own."""
-    if element.text or element.value is not None or element.tag in SHAPES or _colour(element):
-        return False
-    return not _name(element) or element.id == "area" or any(word in element.classes for word in HANDLES)
-
-
-def _describe(element: DOMElement, shown: dict[str, Any] | None) -> str:
-    """Kind, text or name, what is in it, and marks: ``input text username = "ann" (focused)``."""
-    parts = [element.tag.replace("_", " ")]
-    inside = element.text or " ".join(child.text for child in element.subtree_elements if child.text)
-    if inside and element.value is None and not shown:
-        parts.append(f'"{inside}"')
-    else:
-        parts += [_name(element), _colour(element)]
-    if isinstance(element.value, bool):
-        parts.append("(checked)" if element.value else "(not checked)")
-    elif element.value is not None:
-        parts.append(f'= "{element.value}"')
-    if shown:
-        parts.append(f'= "{", ".join(shown["chosen"])}" of: {", ".join(shown["options"])}')
-    parts += ["(focused)"] * bool(element.focused and element.tag != "body") + ["(clicked)"] * bool(element.tampered)
-    return " ".join(part for part in parts if part)
-
-
-def _name(element: DOMElement) -> str:
-    return element.id or ("" if element.classes == "SVG_CLASS" else element.classes)
-
-
-def _colour(element: DOMElement) -> str:
-    """The colour of an empty area: some tasks ask for it."""
-    *colour, alpha = element.bg_color
-    filled = alpha > 0 and element.value is None and element.tag not in WHOLE
-    return f"rgb({', '.join(str(round(255 * part)) for part in colour)})" if filled else ""
 
 
 def _programs() -> tuple[str, str]:
