@@ -61,13 +61,6 @@ def test_penalty_stays_on_its_own_step():
     assert got.returns.tolist() == [0.9, 0.5]
 
 
-@pytest.mark.parametrize("std", ["sample", "population"])
-@pytest.mark.parametrize("case", cases("zero_variance_float32"))
-def test_a_constant_batch_gets_exactly_nothing(case, std):
-    value, n = case["inputs"]["value"], case["inputs"]["group_size"]
-    assert credit([value] * n, std=std).advantage.tolist() == [0] * n
-
-
 @pytest.mark.parametrize(("key", "value"), [("gamma", 2.0), ("epsilon", -1.0), ("std", "unbiased")])
 def test_out_of_range(key, value):
     with pytest.raises(ConfigError, match=rf"rebn\.{key}: expected"):
