@@ -158,6 +158,7 @@ MUTATIONS = [
         'spec.cost and ("weight" not in entry or weight > 0)',
         'spec.cost and "weight" not in entry',
     ),
+    ("envs/rewards/composition.py", "if abs(total) > LARGEST_REWARD:", "if False:"),
     ("envs/rewards/progress.py", "decay**distance", "decay * distance"),
     ("envs/rewards/progress.py", "changes[k : k + lookahead + 1]", "changes[k : k + lookahead]"),
     ("envs/rewards/progress.py", "max(above, common[j - 1])", "above"),

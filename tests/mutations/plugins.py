@@ -151,6 +151,7 @@ MUTATIONS = [
         STEP,
     ),
     ("plugins/credit/rows.py", "self.turn_ids % (turns + 1)) * response_mask", "self.turn_ids % (turns + 1))", STEP),
+    ("plugins/credit/rows.py", 'step.get("composed_reward", step["reward"])', 'step["reward"]', STEP),
     ("plugins/credit/rows.py", "ids[only] = ids[only].clamp(max=0)", "pass", STEP),
     ("plugins/credit/rows.py", "> 1 and held != turns:", "> max(1, turns):", STEP),
     (

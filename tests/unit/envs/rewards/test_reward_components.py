@@ -297,6 +297,13 @@ def test_rewards_that_fail(entry, message):
         compose([entry])(episode())
 
 
+def test_a_sum_that_is_too_large_fails_like_a_component():
+    """Each of the two is within the limit; the record would refuse the sum, and that costs the whole group."""
+    entry = {"name": f"{__name__}:huge", "value": 9e17}
+    with pytest.raises(RewardError, match=r"sum up to 1\.8e\+18 at step 1: expected up to 1e18"):
+        compose([entry, {**entry, "label": "again"}])(episode())
+
+
 UNDER_WAY: list[str] = []
 
 
