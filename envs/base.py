@@ -119,6 +119,7 @@ def _info(result: StepResult) -> dict[str, Any]:
         "state_key": result.state_key,
         "admissible": None if result.admissible is None else list(result.admissible),
         "success": result.success,
+        "won": result.success,  # verl-agent's name for it: what reads its environments reads ours
         "invalid": result.invalid,
         **({"extra": dict(result.extra)} if result.extra else {}),
     }

@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.trainer.filtering import PlayedOnly, failures
+from verl_turnkey.plugins.verl_api import internals
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class StarvationGuard:
     def __init__(self, buffer: Any, patience: float, most: int, refill: Callable[[int], Any]) -> None:
         self._patience, self._most, self._refill = Patience(patience), most, refill
         self._begin(0)
-        self._sample = buffer.sample
+        self._buffer, self._sample = buffer, buffer.sample
         buffer.sample = self._on_sample
         if hasattr(buffer, "_evict_terminal_groups"):  # not so a sampler of the user's own
             self._filter = PlayedOnly(buffer)
@@ -94,15 +95,28 @@ class StarvationGuard:
             return self._sample(**asked)
         self._step_is(global_steps)
         while True:
-            batch, metrics = self._sample(**asked)
+            try:
+                batch, metrics = self._sample(**asked)
+            except RuntimeError as error:
+                if internals.NO_TRAJECTORIES not in str(error):
+                    raise
+                batch, metrics = self._rowless(partition_id), {}
             reasons = _nothing_played(batch)
             if not reasons:
                 self._patience.restore()
                 return batch, metrics
             if batch.keys:
                 tq.kv_clear(keys=batch.keys, partition_id=partition_id)
-            self._lose(f"all {len(batch)} episodes of a batch failed:\n{listed(reasons)}")
+            number = len(batch) or "the"
+            self._lose(f"all {number} episodes of a batch failed:\n{listed(reasons)}")
             self._refill(batch_size)
+
+    def _rowless(self, partition_id: str) -> KVBatchMeta:
+        """A batch without rows, whose prompts are forgotten: verl's synchronous buffer raises when it meets them."""
+        terminal = self._buffer.finished_keys[partition_id] | self._buffer.failure_keys[partition_id]
+        played = {split_key(key)[0] for key in self._buffer.partitions[partition_id]}
+        tq.kv_clear(keys=sorted(terminal - played), partition_id=partition_id)
+        return KVBatchMeta(partition_id=partition_id, keys=[], tags=[])
 
     def _on_eviction(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
         self._step_is(global_steps)
@@ -135,7 +149,7 @@ def _nothing_played(batch: KVBatchMeta) -> set[str]:
         return set()
     reasons = failures(batch.keys, batch.partition_id).values()
     if not reasons:
-        return {"the agent loop left no rows"}
+        return {"the agent loop left no rows: it raised in every episode, see the logs of the agent-loop workers"}
     return {reason for reason in reasons if reason} if None not in reasons else set()
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SUPPORTED_VERL = ">=0.9,<0.10"
 TESTED_VERL = ("0.9.1",)
+NO_TRAJECTORIES = "no materializable trajectories"
+"""part of what the synchronous replay buffer raises when no episode of a batch left a row"""
 
 
 @dataclass(frozen=True)

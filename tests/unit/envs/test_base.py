@@ -45,6 +45,7 @@ def test_an_episode():
         "state_key": digest(3, 0),
         "admissible": ["go on"],
         "success": False,
+        "won": False,
         "invalid": False,
         "task": "Walk 3 steps.",
     }

@@ -125,7 +125,7 @@ def test_filtering_does_not_replace_dead_environments_for_ever(queue, build):
 
 @pytest.mark.parametrize(
     ("mode", "lost"),
-    [("sync", frozen), ("colocate_async", frozen), ("colocate_async", lambda uid: None)],  # None: they left no rows
+    [(mode, lost) for mode in ("sync", "colocate_async") for lost in (frozen, lambda uid: None)],  # None: no rows
 )
 def test_a_batch_of_failed_episodes_alone_is_asked_for_again(queue, build, mode, lost):
     """Twice: what was played in between gives the next failure its time anew."""
