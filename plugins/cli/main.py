@@ -289,8 +289,9 @@ def tables() -> None:
     from verl_turnkey.plugins.cli import checkout
     from verl_turnkey.plugins.cli.tables import write
 
-    for page in write(checkout.require()):
-        typer.echo(page)
+    root = checkout.require()
+    for page in write(root):
+        typer.echo(page.relative_to(root))
 
 
 def main() -> None:

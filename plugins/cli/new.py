@@ -140,7 +140,7 @@ def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> li
     done = subprocess.run([sys.executable, "-c", code, "tables"], cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"the files are written, but `turnkey tables` failed: {done.stderr.strip() or done.stdout}")
-    tables = [Path(line) for line in done.stdout.splitlines()]
+    tables = [root / line for line in done.stdout.splitlines()]
     written = sorted({str(path.relative_to(root)) for path in (*new, *changes, *tables)})
     return [
         "Written or changed:",
@@ -149,7 +149,9 @@ def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> li
         *(f"    {line.format(name=name)}" for line in KINDS[kind].by_hand),
         "Then:",
         "    turnkey tables    # recipe and tables, after a change of parameters or summary",
-        f"    pytest tests/unit/test_completeness.py tests/unit/docs {KINDS[kind].tests.format(name=name)}",
+        "    ruff format . && ruff check .",
+        f"    pytest tests/unit/test_completeness.py tests/unit/docs {KINDS[kind].tests.format(name=name)} "
+        f'-k "{name} or whole or table"',
         "    python tests/contract/plugins/checks/test_golden.py    # with verl: puts on record what the recipe sets",
     ]
 

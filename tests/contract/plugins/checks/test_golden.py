@@ -73,6 +73,7 @@ def recorded() -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("line", switches())
 def test_a_recipe_sets_what_is_on_record(line: str):
+    assert line in recorded(), f"{line} is not on record: python tests/contract/plugins/checks/test_golden.py"
     before, now = recorded()[line], set_by(line)
     changed = [
         f"{key}: {before.get(key, '(as before it)')} on record, now {now.get(key, '(as before it)')}"

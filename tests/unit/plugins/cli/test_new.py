@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from verl_turnkey.plugins.cli.new import KINDS
 
 ROOT = Path(__file__).parents[4]
 ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
-#: A call of ``turnkey``, and of several one after the other.
+pytestmark = pytest.mark.timeout(400)  # Pythons of their own, one of which runs further tests
 TURNKEY = "import sys; from verl_turnkey.plugins.cli.main import main; main()"
 
 
@@ -52,21 +53,36 @@ def ran(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def grown(clone: Path) -> Path:
-    """The clone with a new one of each kind."""
+def said(clone: Path) -> list[str]:
+    """What ``turnkey new`` prints in the clone, once for each kind."""
+    found = []
     for kind in KINDS:
         done = python(clone, "-c", TURNKEY, "new", kind, f"fresh_{kind}", "--summary", f"a fresh {kind}")
         assert done.returncode == 0, done.stderr
-        edited = done.stdout.split("To make it yours, edit:\n")[1].split("Then:")[0]
-        for line in edited.splitlines():
-            assert (clone / line.split()[0].strip(":,")).is_file(), line
+        found.append(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def grown(clone: Path, said: list[str]) -> Path:
+    """The clone with a new one of each kind."""
     return clone
 
 
-def test_what_is_new_in_a_clone_is_whole_and_green(grown: Path):
-    tests = ["tests/unit/test_completeness.py", "tests/unit/docs", "tests/unit/losses"]
-    tests += [f"tests/unit/advantage/{name}.py" for name in ("methods/test_fresh_estimator", "test_all_estimators")]
-    tests += ["tests/unit/envs/adapters/test_fresh_env.py"]
+def test_files_that_are_named_are_there(grown: Path, said: list[str]):
+    for text in said:
+        written, rest = text.split("It works as it is. To make it yours, edit:\n")
+        edited = [line.split()[0].strip(":,") for line in rest.split("Then:")[0].splitlines()]
+        assert len(edited) >= 3
+        for name in [*written.split()[3:], *edited]:
+            assert (grown / name).is_file(), name
+
+
+def test_what_is_new_in_a_clone_is_whole_and_green(grown: Path, said: list[str]):
+    """The tests that the command names, those of all kinds at once."""
+    lines = [shlex.split(line) for text in said for line in text.splitlines() if line.startswith("    pytest")]
+    assert [line[-2:] for line in lines] == [["-k", f"fresh_{kind} or whole or table"] for kind in KINDS]
+    tests = dict.fromkeys(name for line in lines for name in line[1:-2])
     done = python(grown, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", "fresh or whole or table")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "a fresh estimator" in (grown / "README.md").read_text()
@@ -112,9 +128,9 @@ def test_tables_of_a_clone_are_made_by_its_own_code(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("kind", "printed"), [("estimator", "array([ 0. ,  0.5, -0.5])"), ("loss", "tensor(")])
 def test_a_file_of_ones_own_runs_by_itself(tmp_path, monkeypatch, kind, printed):
     monkeypatch.chdir(tmp_path)
-    said = ran("new", kind, "my_own", "--summary", "mine")
-    assert "    python my_own.py\n" in said
-    assert "'turnkey.modules=[my_own.py]'" in said
+    lines = ran("new", kind, "my_own", "--summary", "mine")
+    assert "    python my_own.py\n" in lines
+    assert "'turnkey.modules=[my_own.py]'" in lines
     done = subprocess.run([sys.executable, "my_own.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
@@ -123,8 +139,10 @@ def test_a_file_of_ones_own_runs_by_itself(tmp_path, monkeypatch, kind, printed)
 
 def test_an_environment_of_ones_own_is_one_to_train_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = ran("new", "env", "count_up", "--out", "games/mine.py")
-    assert "    turnkey env-check my/CountUp-v0 --module games/mine.py\n    turnkey train games/mine.py --model" in said
+    lines = ran("new", "env", "count_up", "--out", "games/mine.py")
+    assert (
+        "    turnkey env-check my/CountUp-v0 --module games/mine.py\n    turnkey train games/mine.py --model" in lines
+    )
     try:
         import_modules(["games/mine.py"])
         report = check("my/CountUp-v0", processes=0, seeds=2, rollouts=4, steps=12)
