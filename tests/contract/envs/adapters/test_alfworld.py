@@ -194,7 +194,7 @@ def test_what_is_not_admissible_never_reaches_the_engine(env):
     for action in ("help", "", "fly", "go to the moon", "\x00☃", "x" * 100_000):
         *answer, after = env.step(action)
         assert answer == [observation, 0.0, False, False]
-        assert after == {**{key: info[key] for key in ("state_key", "admissible", "success")}, "invalid": True}
+        assert after == {**{key: info[key] for key in ("state_key", "admissible", "success", "won")}, "invalid": True}
     assert not env.step(f"  {info['admissible'][0].upper()}\n")[4]["invalid"]
 
 

@@ -127,7 +127,7 @@ def test_what_is_not_admissible_never_reaches_the_game(action):
     start, info = env.reset(seed=1)
     *answer, after = env.step(action)
     assert answer == [start, 0.0, False, False]
-    assert after == {**{key: info[key] for key in ("state_key", "admissible", "success")}, "invalid": True}
+    assert after == {**{key: info[key] for key in ("state_key", "admissible", "success", "won")}, "invalid": True}
     assert not env.step(" LOOK ")[4]["invalid"]
 
 
