@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.plugins.cli.recipes import shipped
 
 BASE = """
     data.train_files={train} data.val_files={val} data.train_batch_size=4 data.max_prompt_length=1200
@@ -544,7 +545,7 @@ SEPARATE = (
 )
 
 STARTS = [
-    *(f"+turnkey={name}" for name in ("gigpo", "grpo_steps", "hgpo", "proxmo", "rebn", "salt", "seeupo", "hdpo")),
+    *(f"+turnkey={name}" for name, spec in shipped().items() if "value" not in spec.needs),
     "+turnkey=turn_gae",
     "+turnkey=vc_gae critic.model.path={model}",
     *(f"+turnkey=gigpo +turnkey/loss={name}" for name in ("turn_ratio", "st_ppo", "s_ppo", "psft", "rebel", "a3po")),
