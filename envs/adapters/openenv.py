@@ -37,9 +37,9 @@ class OpenEnvText(TextEnv):
             text ``{action}`` is replaced by it, such as ``{"command": "{action}", "timeout": 5}``; or None: the action
             is itself the JSON of one.
         fields: where in the observation things are, as dotted paths, any of ``observation`` (text, or anything that
-            is shown as JSON; absent: all fields), ``task`` (after a reset), ``success`` (absent: ended with a reward
-            above 0), ``truncated`` (absent: never), ``admissible``, ``invalid``, ``state_key`` (absent: all fields).
-            Of ``metadata`` only what a path leads to is read.
+            is shown as JSON; absent: all fields), ``task`` (after a reset), ``success`` (or ``won``; absent: ended
+            with a reward above 0), ``truncated`` (absent: never), ``admissible``, ``invalid``, ``state_key`` (absent:
+            all fields). Of ``metadata`` only what a path leads to is read.
         tools: the actions are calls of MCP tools, written as ``{"name": ..., "arguments": {...}}``. The server's list
             of tools becomes part of the task. Without a field for it, ``state_key`` is then made of all calls and
             answers so far: what a single answer shows is no state.
@@ -71,7 +71,7 @@ class OpenEnvText(TextEnv):
         check(known, "action", f"a field's name, an action with {PLACE!r} in it, or null", action)
         seconds = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
         check(seconds, "timeout", "a positive number of seconds", timeout)
-        self._fields = dict(fields or {})
+        self._fields = {"success" if name == "won" else name: path for name, path in (fields or {}).items()}
         for name in self._fields:
             if name not in FIELDS:
                 raise EnvironmentKwargsError(

@@ -187,8 +187,9 @@ def test_a_hole_ends_the_episode_without_success(env):
     assert (reward, terminated, truncated, info["success"]) == (0.0, True, False, False)
 
 
-def test_a_text_is_no_flag(url):
-    env = OpenEnvText(url, fields={"success": "task.text"})
+@pytest.mark.parametrize("name", ["success", "won"])
+def test_a_text_is_no_flag(url, name):
+    env = OpenEnvText(url, fields={name: "task.text"})
     try:
         with pytest.raises(TypeError, match=r"fields=\{'success': 'task.text'\} must be true or false, not 'Reach G.'"):
             env.reset(seed=0)
