@@ -151,7 +151,7 @@ def _info(info: Any, faults: list[Fault]) -> Info:
     if success is not None and won is not None and bool(success) != bool(won):
         fault(
             f"info['success'] is {bool(success)} and info['won'] is {bool(won)}, two names for whether the task is "
-            "solved: give one of them"
+            "solved: give one of them, or change both"
         )
         success = won = None
     success = won if success is None else success

@@ -1,4 +1,4 @@
-"""One file per method; importing this package registers them all. What several share is in ``_files``."""
+"""One file per method; importing this package registers them. What several share begins with an underscore."""
 
 from verl_turnkey.advantage.methods import (  # noqa: F401  importing a method registers it
     gigpo,

@@ -62,6 +62,11 @@ class RewardStep:
     """the same on the state it led to; the very object ``extra`` when the action never reached the environment"""
 
     @property
+    def won(self) -> bool:
+        """verl-agent's name for ``success``."""
+        return self.success
+
+    @property
     def brought(self) -> Mapping[str, Any]:
         """``next_extra`` if the action reached the environment, else empty: no effect is counted twice."""
         return {} if self.next_extra is self.extra else self.next_extra

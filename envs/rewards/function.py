@@ -48,7 +48,7 @@ class VerlFunction:
 
     async def __call__(self, steps: Steps) -> Values:
         row, function = steps[-1].row, load_function(self._target, "reward.custom_reward_function.path")
-        names = ("observation", "text", "action", "valid", "reward", "success")
+        names = ("observation", "text", "action", "valid", "reward", "success", "won")
         given = {
             "data_source": row.get("data_source"),
             "solution_str": steps[-1].text,

@@ -169,7 +169,8 @@ def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loop: str, mode: str) -
         if turnkey.update.mini_batches is not None:
             key = "actor_rollout_ref.actor.ppo_mini_batch_size"
             yield f"{key}={actor.ppo_mini_batch_size}: turnkey.update.mini_batches is set"
-        for key, node in (("actor", actor), ("rollout", rollout)):
-            name = "ppo_micro_batch_size_per_gpu" if key == "actor" else "log_prob_micro_batch_size_per_gpu"
-            if node.get(name) is not None:
+        for key, node, prefix in (("actor", actor, "ppo_"), ("rollout", rollout, "log_prob_")):
+            name = f"{prefix}micro_batch_size_per_gpu"
+            dynamic = node.get("use_dynamic_bsz" if key == "actor" else "log_prob_use_dynamic_bsz")
+            if dynamic and node.get(name) is not None:
                 yield f"actor_rollout_ref.{key}.{name}={node[name]}: batches are filled by tokens (dynamic batches)"

@@ -92,7 +92,8 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     known = [*RolloutReplicaRegistry._registry]
     if OmegaConf.is_missing(rollout, "name"):
-        raise ConfigError(f"{ROLLOUT}.name is not set: write {ROLLOUT}.name={TESTED_ROLLOUT} (or {', '.join(known)})")
+        others = ", ".join(name for name in known if name != TESTED_ROLLOUT)
+        raise ConfigError(f"{ROLLOUT}.name is not set: write {ROLLOUT}.name={TESTED_ROLLOUT} (or {others})")
     name = str(rollout.name)
     if name not in known:
         raise ConfigError(f"there is no {ROLLOUT}.name={name!r}{closest(name, known)}")

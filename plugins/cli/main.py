@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +71,7 @@ def tasks(
 
     import_modules(module or [])
     arguments = _json_object(kwargs)
-    for_val = arguments | _json_object(val_kwargs)
+    for_val = arguments | _json_object(val_kwargs, "--val-kwargs")
     for given in (arguments, for_val):  # a bad id or argument is found here, not in the training run
         make(env, given).close()
     out.mkdir(parents=True, exist_ok=True)
@@ -191,14 +192,14 @@ def env_check(
     raise typer.Exit(0 if all(report.ok for report in reports) else 1)
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    """``--kwargs`` as a dict."""
+def _json_object(text: str, option: str = "--kwargs") -> dict[str, Any]:
+    """The value of ``option`` as a dict."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"--kwargs must be a JSON object, got {text!r} ({error})") from None
+        raise typer.BadParameter(f"{option} must be a JSON object, got {text!r} ({error})") from None
     if not isinstance(value, dict):
-        raise typer.BadParameter(f"--kwargs must be a JSON object, got {text!r}")
+        raise typer.BadParameter(f"{option} must be a JSON object, got {text!r}")
     return value
 
 
@@ -232,6 +233,8 @@ def recipe(
     further: Annotated[list[str] | None, typer.Argument(help="of a launch line: +turnkey/env=babyai key=1")] = None,
 ) -> None:
     """Print what METHOD and FURTHER words of a launch line set, each value with where it comes from."""
+    if find_spec("verl") is None:
+        raise ImportError("a recipe is a change of verl's configuration, and verl is not installed: pip install verl")
     from verl_turnkey.plugins.cli.origins import show
 
     typer.echo(show([f"+turnkey={method}", *(further or ())]), nl=False)

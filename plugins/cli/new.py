@@ -6,6 +6,7 @@ own, with the launch line that uses it. The texts are in ``templates``.
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 import shlex
@@ -17,6 +18,8 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+
+from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> li
         ValueError: ``name`` is no identifier in snake case, or taken.
         FileExistsError: one of the files is there already; none is written then.
     """
+    if kind == "loss" and find_spec("torch") is None:
+        raise ValueError("a loss is written with torch, which is not installed here: pip install torch")
     check_name(kind, name)
     new = {root / path.format(name=name): render(kind, text, name, summary) for text, path in KINDS[kind].files.items()}
     changes = {root / path: change for path, change in _changes(kind, name, summary)}
@@ -166,6 +171,10 @@ def check_name(kind: str, name: str) -> None:
 
 def _holder(kind: str, name: str) -> str | None:
     """What has the name already."""
+    if kind == "estimator" and name in VERLS_ESTIMATORS:
+        return "an estimator of verl's"
+    if {name, camel(name)} & _used(kind):
+        return "a name that the file of a new one uses itself"
     if kind == "env":
         from verl_turnkey.envs.catalog import ADAPTERS
 
@@ -175,6 +184,17 @@ def _holder(kind: str, name: str) -> str | None:
     else:
         from verl_turnkey.advantage import estimators as registered
     return f"the {kind} of {registered()[name].fn.__module__}" if name in registered() else None
+
+
+def _used(kind: str) -> set[str]:
+    """Names of the templates' code."""
+    found: set[str] = set()
+    for text in ("module", "own"):
+        for node in ast.walk(ast.parse(render(kind, text, "the_new_one", file="the_new_one.py"))):
+            found |= {getattr(node, name) for name in ("id", "arg") if isinstance(getattr(node, name, None), str)}
+            if isinstance(node, ast.alias):
+                found.add(node.asname or node.name)
+    return found - {"the_new_one", "TheNewOne"}
 
 
 def camel(name: str) -> str:

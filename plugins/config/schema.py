@@ -249,8 +249,8 @@ def not_a_parameter(key: str, chosen: str, known: dict[str, list[str]]) -> str:
     name = key.rpartition(".")[2]
     owners = [other for other, names in known.items() if name in names]
     hint = f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it" if owners else ""
-    hint = did_you_mean(name, known[chosen]) or hint
-    return f"{key}: {chosen} has no such parameter{hint}. Its parameters: {', '.join(sorted(known[chosen]))}"
+    hint = did_you_mean(name, known[chosen]) or f"{hint}."
+    return f"{key}: {chosen} has no such parameter{hint} Its parameters: {', '.join(sorted(known[chosen]))}"
 
 
 def closest(name: str, choices: list[str]) -> str:

@@ -47,7 +47,9 @@ FLOORS = (
     ("cli",),
 )
 
-ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}  # `turnkey alfworld-games` writes its games
+ADAPTER_BY_NAME = {
+    ("plugins.cli.main", "envs.adapters.alfworld.generate")
+}  # `turnkey alfworld-generate` writes its games
 
 LONGEST = 320
 

@@ -92,6 +92,14 @@ def test_what_is_ignored_is_said(checked: Checked, tmp_path):
     assert any("algorithm.gamma=0.5 has no effect on gigpo" in text for text in lines["warning"])
 
 
+def test_micro_batches_of_rows_are_not_ignored(checked: Checked):
+    sizes = ("actor.ppo_micro_batch_size_per_gpu=4", "rollout.log_prob_micro_batch_size_per_gpu=4")
+    rows = ("actor.use_dynamic_bsz=false", "rollout.log_prob_use_dynamic_bsz=false")
+    code, out, err = checked("+turnkey=gigpo", *(f"actor_rollout_ref.{key}" for key in (*sizes, *rows)))
+    assert code == 0, err
+    assert "ignored" not in header(out)
+
+
 def test_an_estimator_and_a_loop_of_verls(checked: Checked):
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
     code, out, err = checked("+turnkey=base", "algorithm.adv_estimator=grpo", loop)

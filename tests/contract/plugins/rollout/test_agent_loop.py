@@ -531,6 +531,11 @@ def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns,
     assert len(line["turns"]) == max(0, len(turns) - 1)  # what was played before is not trained on, but can be read
 
 
+def said_by_us(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Without what verl says at the level that a test before this one left its loggers at."""
+    return [record for record in caplog.records if record.name == "verl_turnkey"]
+
+
 def test_failed_episodes_are_said_once_for_each_kind_with_their_number(play, caplog, monkeypatch):
     """Under the quiet settings: the root logger lets errors through only."""
     monkeypatch.setattr(logging.root, "level", logging.ERROR)
@@ -542,7 +547,7 @@ def test_failed_episodes_are_said_once_for_each_kind_with_their_number(play, cap
         ("10 failed episodes of the kind 'step'", "the step is broken"),
         ("1 failed episode of the kind 'reset'", "the reset is broken"),
     ]
-    for record, (number, reason) in zip(caplog.records, expected, strict=True):
+    for record, (number, reason) in zip(said_by_us(caplog), expected, strict=True):
         said, _, latest = record.getMessage().partition(" in this process so far, the latest: ")
         assert said == number
         assert latest.startswith("EnvironmentFailure: environment failure (")
@@ -802,7 +807,7 @@ def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: P
     (tmp_path / "log").unlink()
     play(["win"], awkward(), override, session=2, fresh=False)
     assert logged(tmp_path / "log")["key"] == "u_2"
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in said_by_us(caplog)]
     assert len(said) == 2
     assert "turnkey.log.trajectories are not written until this is over: FileExistsError" in said[0]
     assert "are written again; 2 were lost" in said[1]
