@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows
+from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
 from verl_turnkey.plugins.config.schema import (
     RolloutConfig,
@@ -157,7 +158,6 @@ def _paid(loop: str, turnkey: TurnkeyConfig) -> str:
 
 
 def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loop: str, mode: str) -> Iterator[str]:
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if loop == OURS and turnkey.env.id and (others := set(task_environments(config)) - {turnkey.env.id}):
         yield f"turnkey.env.id={turnkey.env.id} where the tasks name another ({', '.join(sorted(others)[:3])})"
     if loop != OURS:
@@ -168,9 +168,7 @@ def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loop: str, mode: str) -
     if mode.startswith("turnkey_"):
         if turnkey.update.mini_batches is not None:
             key = "actor_rollout_ref.actor.ppo_mini_batch_size"
-            yield f"{key}={actor.ppo_mini_batch_size}: turnkey.update.mini_batches is set"
-        for key, node, prefix in (("actor", actor, "ppo_"), ("rollout", rollout, "log_prob_")):
-            name = f"{prefix}micro_batch_size_per_gpu"
-            dynamic = node.get("use_dynamic_bsz" if key == "actor" else "log_prob_use_dynamic_bsz")
-            if dynamic and node.get(name) is not None:
-                yield f"actor_rollout_ref.{key}.{name}={node[name]}: batches are filled by tokens (dynamic batches)"
+            yield f"{key}={OmegaConf.select(config, key)}: turnkey.update.mini_batches is set"
+        for dynamic, size in MICRO_BATCHES[:2]:  # the actor's and the rollout's
+            if OmegaConf.select(config, dynamic) and (given := OmegaConf.select(config, size)) is not None:
+                yield f"{size}={given}: batches are filled by tokens (dynamic batches)"

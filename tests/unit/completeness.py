@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_turnkey.advantage import estimators
 from verl_turnkey.envs.catalog import ADAPTERS, Adapter
-from verl_turnkey.losses import losses
+from verl_turnkey.plugins.cli.recipes import shipped, shipped_losses
 
 #: What losses share; every other file in losses/ is one.
 SHARED = {"clipping", "registry", "seeupo", "tensors", "turns"}
@@ -30,10 +29,9 @@ class Registered:
 
 def registered() -> Registered:
     def modules(specs: dict) -> dict[str, str]:
-        ours = {name: spec.fn.__module__ for name, spec in specs.items()}
-        return {name: path.rpartition(".")[2] for name, path in ours.items() if path.startswith("verl_turnkey.")}
+        return {name: spec.fn.__module__.rpartition(".")[2] for name, spec in specs.items()}
 
-    return Registered(modules(estimators()), modules(losses()), ADAPTERS)
+    return Registered(modules(shipped()), modules(shipped_losses()), ADAPTERS)
 
 
 def gaps(root: Path, found: Registered) -> list[str]:

@@ -47,9 +47,8 @@ FLOORS = (
     ("cli",),
 )
 
-ADAPTER_BY_NAME = {
-    ("plugins.cli.main", "envs.adapters.alfworld.generate")
-}  # `turnkey alfworld-generate` writes its games
+# `turnkey alfworld-generate` writes its games.
+ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 LONGEST = 320
 
