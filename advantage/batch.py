@@ -222,13 +222,15 @@ class Credit:
 
     ``advantage`` (S,) float64, in the row order of the batch; ``returns`` (S,) float64, the target of a critic, or
     None; ``metrics``, what the method wants logged; ``extra``, further columns (S,) that a policy loss may ask for by
-    name (an estimator declares them in ``gives``).
+    name (an estimator declares them in ``gives``); ``state``, of an estimator that is ``stateful``: what the next batch
+    begins with, numbers by name, for the caller to keep and to save with its checkpoints.
     """
 
     advantage: Floats
     returns: Floats | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     extra: dict[str, Floats] = field(default_factory=dict)
+    state: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "advantage", np.asarray(self.advantage, np.float64))

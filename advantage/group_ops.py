@@ -44,20 +44,23 @@ def run_sums(values: Floats, runs: Runs) -> Floats:
     return np.add.reduceat(values[runs.order], runs.starts)
 
 
-def discounted_returns(reward: Floats, runs: Runs, gamma: float) -> Floats:
-    """``R_t = r_t + gamma * R_{t+1}`` inside each trajectory; ``reward`` and the result are (S,), in row order.
+def discounted_returns(reward: Floats, runs: Runs, gamma: float | Floats) -> Floats:
+    """``R_t = r_t + gamma_t * R_{t+1}`` inside each trajectory; ``reward`` and the result are (S,), in row order.
+
+    ``gamma``: one number, or one for each row, (S,).
 
     Goes backwards from the end of all trajectories at once: one numpy call per step of the longest, O(S) work in all,
     and the very rounding of the plain recursion (dividing by ``gamma**t`` would overflow on long trajectories).
     """
     total = reward[runs.order]
+    discount = np.broadcast_to(gamma, reward.shape)[runs.order]
     longest_first = np.argsort(-runs.lengths, kind="stable")
     last = (runs.starts + runs.lengths - 1)[longest_first]
     # alive[k]: how many trajectories reach k steps back from their end
     alive = len(last) - np.cumsum(np.bincount(runs.lengths, minlength=1))
     for back in range(1, len(alive) - 1):
         here = last[: alive[back]] - back
-        total[here] += gamma * total[here + 1]
+        total[here] += discount[here] * total[here + 1]
     result = np.empty_like(total)
     result[runs.order] = total
     return result
@@ -70,6 +73,13 @@ def cut_runs(runs: Runs, ends: Bools) -> Runs:
     first[1:] |= ends[runs.order[:-1]]
     starts = np.flatnonzero(first)
     return Runs(runs.order, starts, np.diff(starts, append=len(first)))
+
+
+def ordinals(runs: Runs) -> Ints:
+    """Place of each step in its own trajectory, 0 for the earliest: (S,), in row order."""
+    result = np.empty_like(runs.order)
+    result[runs.order] = np.arange(len(runs.order)) - np.repeat(runs.starts, runs.lengths)
+    return result
 
 
 def next_values(values: Values, runs: Runs, last: Values | float | int) -> Values:
@@ -100,7 +110,7 @@ def joint_codes(first: Ints, second: Ints) -> tuple[Ints, int]:
 ROUNDING = 1e-12
 
 
-def equal(a: Floats, b: Floats) -> Bools:
+def equal(a: Floats, b: Floats | float) -> Bools:
     """Element by element: the same but for rounding (see :data:`ROUNDING`)."""
     return np.abs(a - b) <= ROUNDING * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))
 
@@ -114,27 +124,43 @@ class GroupStats:
     std: Floats
 
 
-def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample") -> GroupStats:
+def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample", weights: Ints | None = None) -> GroupStats:
     """Mean and standard deviation of ``values`` (S,) over the groups ``codes`` (S,), integers in [0, n).
 
     Groups may be empty (all three 0) or of one (std 0). A constant group is recognised by its smallest and largest
-    value (see :data:`ROUNDING`), never by a rounded variance: its centred values are exactly 0.
+    value (see :data:`ROUNDING`), never by a rounded variance: its centred values are exactly 0. ``weights`` (S,),
+    integers >= 0, say how often a value counts, 0 for not at all: those of turns over their tokens.
     """
-    order = np.lexsort((values, codes))
+    order = np.lexsort((values, codes) if weights is None else (weights, values, codes))
+    times: Floats | float = 1.0
+    if weights is not None:
+        order = order[weights[order] > 0]
+        times = weights[order].astype(np.float64)
     ordered = values[order]
-    size = np.bincount(codes, minlength=n)
-    present = np.flatnonzero(size)
+    rows = np.bincount(codes[order], minlength=n)
+    size = rows if weights is None else np.bincount(codes[order], times, n).astype(np.int64)
+    present = np.flatnonzero(rows)
     count = size[present]
-    ends = np.cumsum(count)
-    starts = ends - count
+    ends = np.cumsum(rows[present])
+    starts = ends - rows[present]
     low, high = ordered[starts], ordered[ends - 1]
     constant = equal(low, high)
     mean, deviation = np.zeros(n), np.zeros(n)
-    mean[present] = np.where(constant, low, np.add.reduceat(ordered, starts) / count)
-    square = (ordered - np.repeat(mean[present], count)) ** 2
+    mean[present] = np.where(constant, low, np.add.reduceat(times * ordered, starts) / count)
+    square = times * (ordered - np.repeat(mean[present], rows[present])) ** 2
     freedom = np.maximum(count - (1 if std == "sample" else 0), 1)
     deviation[present] = np.where(constant, 0.0, np.sqrt(np.add.reduceat(square, starts) / freedom))
     return GroupStats(size, mean, deviation)
+
+
+def against_others(values: Floats, codes: Ints, stats: GroupStats) -> Floats:
+    """``values`` minus the mean of the others of the own group, n / (n - 1) times ``values - mean`` -> (S,).
+
+    A group of one has no others and gives 0, as does a constant group.
+    """
+    n = stats.size[codes]
+    centred = normalize(values, codes, stats, "mean", 0.0)
+    return np.where(n > 1, centred * n / np.maximum(n - 1, 1), 0.0)
 
 
 def normalize(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilon: float) -> Floats:

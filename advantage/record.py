@@ -2,14 +2,15 @@
 
 ::
 
-    {"version": 1,
+    {"version": 2,
      "failed": None | "reason",
      "steps": [{"step": int, "reward": float, "anchor": str | int | None, "action": str | None, "valid": bool,
                 "penalty": float, "terminated": bool, "truncated": bool, "success": bool,
-                "extra": {name: float | str}, "composed_reward": float}]}
+                "extra": {name: float | str}, "composed_reward": float, "version": int}]}
 
 ``reward`` is the environment's. ``composed_reward`` may be left out; where it stands, the estimators see it in the
-place of ``reward``.
+place of ``reward``. The ``version`` of a step is that of the newest weights that wrote it, and may be left out; records
+of version 1 have none.
 One row per step: one entry. One row per trajectory: one entry per turn. Group and trajectory are not in the record,
 they come from verl's row key. A failed episode is a single row with a reason and no steps. Only plain Python values:
 the record travels through msgpack and pickle.
@@ -23,7 +24,8 @@ from typing import Any, NoReturn
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import did_you_mean
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+READ_VERSIONS = (1, 2)
 
 _NUMBER = (float, int)
 _REWARD = (_NUMBER, "a float from -1e18 to 1e18")
@@ -39,7 +41,7 @@ _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "success": ((bool,), "a bool"),
     "extra": ((dict,), "a dict of float or str by name"),
 }
-_OPTIONAL = {"composed_reward": _REWARD}
+_OPTIONAL = {"composed_reward": _REWARD, "version": ((int,), "an int >= 0, or left out")}
 _ALL = _FIELDS | _OPTIONAL
 _TYPES = tuple((name, types) for name, (types, _) in _FIELDS.items())
 
@@ -61,12 +63,14 @@ def make_step(
     success: bool = False,
     extra: Mapping[str, float | str] | None = None,
     composed_reward: float | None = None,
+    version: int | None = None,
 ) -> dict[str, Any]:
     """One entry of a record. Numpy scalars are turned into Python's; nothing else is converted.
 
     ``step``: 0, 1, 2, ... in the trajectory. ``reward``: the environment's, without the penalty. ``anchor``: the key of
     the state the action was taken in. ``success``: whether the trajectory solved the task, on all of its steps.
-    ``composed_reward``: what the estimators see in the place of ``reward``; None: they see ``reward``.
+    ``composed_reward``: what the estimators see in the place of ``reward``; None: they see ``reward``. ``version``: of
+    the newest weights that wrote the step's tokens, which counts for the staleness of these tokens; None: not known.
 
     Raises:
         RecordError: a value of the wrong type or range.
@@ -85,6 +89,8 @@ def make_step(
     }
     if composed_reward is not None:
         entry["composed_reward"] = _plain(composed_reward)
+    if version is not None:
+        entry["version"] = _plain(version)
     _check_step(entry, "make_step")
     return entry
 
@@ -114,8 +120,9 @@ def validate_record(record: Any, row_key: str) -> None:
     """
     if type(record) is not dict:
         raise RecordError(f"{row_key}: expected the record to be a dict, got {_got(record)}; build it with make_record")
-    if record.get("version") != RECORD_VERSION:
-        raise RecordError(f"{row_key}: version: expected {RECORD_VERSION}, got {_got(record.get('version'))}")
+    if (version := record.get("version")) not in READ_VERSIONS:
+        known = " or ".join(map(str, READ_VERSIONS))
+        raise RecordError(f"{row_key}: version: expected {known}, got {_got(version)}")
     if record.keys() != {"version", "failed", "steps"}:
         _raise_fields(record, ("version", "failed", "steps"), row_key)
     failed, steps = record["failed"], record["steps"]
@@ -141,7 +148,7 @@ def validate_record(record: Any, row_key: str) -> None:
 def _check_step(entry: Any, where: str) -> None:
     if type(entry) is not dict:
         raise RecordError(f"{where}: expected a step to be a dict, got {_got(entry)}; build it with make_step")
-    if (names := entry.keys()) != _FIELDS.keys() and names != _ALL.keys():
+    if not _FIELDS.keys() <= entry.keys() <= _ALL.keys():
         _raise_fields(entry, _FIELDS, where, _OPTIONAL)
     # type(...) and not isinstance: a bool is no step number, and a numpy scalar would not survive msgpack
     for name, types in _TYPES:
@@ -154,6 +161,8 @@ def _check_step(entry: Any, where: str) -> None:
     composed = entry.get("composed_reward", 0.0)
     if type(composed) not in _NUMBER or not -LARGEST_REWARD <= composed <= LARGEST_REWARD:
         _raise_value(entry, "composed_reward", where)
+    if type(version := entry.get("version", 0)) is not int or version < 0:
+        _raise_value(entry, "version", where)
     if not 0 <= entry["penalty"] <= LARGEST_REWARD:
         _raise_value(entry, "penalty", where)
     for name, value in entry["extra"].items():

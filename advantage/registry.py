@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
 from verl_turnkey.advantage.metrics import describe, describe_groups
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 
-Estimator = TypeVar("Estimator", bound=Callable[[StepBatch, Any], Credit])
+Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 
 #: How a rollout comes to have a column, for the error that says it is missing.
 HOW_TO_SET = {
@@ -33,7 +33,10 @@ class EstimatorSpec:
 
     ``params``: its frozen dataclass. ``needs``: the StepBatch columns it cannot do without, ``extra.<name>`` for an
     extra one. ``gives``: the columns it returns in ``Credit.extra``, for policy losses that need them. ``paper`` and
-    ``summary``: where it comes from and what it does, one line each. ``fn(batch, params)`` returns a Credit.
+    ``summary``: where it comes from and what it does, one line each. ``fn(batch, params)`` returns a Credit. A
+    ``stateful`` one remembers something from batch to batch: ``fn(batch, params, state)`` gets the ``Credit.state`` of
+    the batch before, empty at the start.
+    Params whose values decide on further columns have a property ``also_needs``.
     """
 
     name: str
@@ -42,7 +45,12 @@ class EstimatorSpec:
     gives: tuple[str, ...]
     paper: str
     summary: str
-    fn: Callable[[StepBatch, Any], Credit]
+    fn: Callable[..., Credit]
+    stateful: bool = False
+
+    def columns(self, params: Any) -> tuple[str, ...]:
+        """The columns that it cannot do without under ``params``."""
+        return (*self.needs, *getattr(params, "also_needs", ()))
 
 
 _ESTIMATORS: dict[str, EstimatorSpec] = {}
@@ -54,10 +62,13 @@ def register_estimator(
     params: type,
     needs: tuple[str, ...] = (),
     gives: tuple[str, ...] = (),
+    stateful: bool = False,
     paper: str = "",
     summary: str = "",
 ) -> Callable[[Estimator], Estimator]:
     """Decorate ``fn(batch: StepBatch, params) -> Credit`` to make it the estimator ``name``.
+
+    With ``stateful`` it is ``fn(batch, params, state)``: see :class:`EstimatorSpec`.
 
     Raises:
         ValueError: the name is taken, ``params`` is not a frozen dataclass, or ``needs`` names an unknown column.
@@ -77,7 +88,7 @@ def register_estimator(
             )
 
     def register(fn: Estimator) -> Estimator:
-        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), paper, summary, fn)
+        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), paper, summary, fn, stateful)
         return fn
 
     return register
@@ -88,8 +99,10 @@ def estimators() -> dict[str, EstimatorSpec]:
     return dict(sorted(_ESTIMATORS.items()))
 
 
-def compute_credit(name: str, batch: StepBatch, **params: Any) -> Credit:
+def compute_credit(name: str, batch: StepBatch, *, state: Mapping[str, float] | None = None, **params: Any) -> Credit:
     """Credit of every step of ``batch`` by the estimator ``name``; ``params`` are the fields of its dataclass.
+
+    ``state`` is the ``Credit.state`` of the batch before, for an estimator that is stateful; None at the start.
 
     Raises:
         ConfigError: unknown estimator or parameter (with the closest match), a value of the wrong type or range, or a
@@ -107,13 +120,17 @@ def compute_credit(name: str, batch: StepBatch, **params: Any) -> Credit:
         )
     spec = _ESTIMATORS[name]
     parsed = parse(spec.params, params, where=name)
-    for column in spec.needs:
+    for column in spec.columns(parsed):
         if column not in batch.given:
             how = HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
             if column.startswith("extra."):
-                how = f'the agent loop must set "{column.removeprefix("extra.")}" in the record field "extra"'
+                key = column.removeprefix("extra.")
+                how = (
+                    f'the environment must set info["extra"]["{key}"], or your own agent loop "{key}" in the record '
+                    'field "extra", on every step'
+                )
             raise ConfigError(f"estimator {name!r} needs the column {column!r}, which this batch does not have: {how}")
-    credit = spec.fn(batch, parsed)
+    credit = spec.fn(batch, parsed, dict(state or {})) if spec.stateful else spec.fn(batch, parsed)
     if not isinstance(credit, Credit):
         raise ValueError(f"estimator {name!r}: expected it to return a Credit, got {type(credit).__name__}")
     if set(credit.extra) != set(spec.gives):

@@ -30,7 +30,7 @@ class A3poParams:
 @register_loss(
     "a3po",
     params=A3poParams,
-    needs={"staleness": "the weight versions between the rollout of each row and this step (asynchronous trainers)"},
+    needs={"staleness": "the weight versions between the rollout of each turn and this step (asynchronous trainers)"},
     paper="A-3PO, arXiv:2512.06547 (AReaL)",
     summary="decoupled PPO; interpolates the proximal policy between behaviour and current policy by staleness",
 )
@@ -44,10 +44,11 @@ def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
         log pi_prox = (1 - a) log pi_beh + a log pi              a constant
         loss        = -(pi_prox / pi_beh) min(u A, clip(u) A)    u = pi / pi_prox; 0 where pi_prox / pi_beh > weight_cap
 
-    ``old_log_prob`` is the behaviour policy's. ``staleness`` is the number of weight versions between the rollout of a
-    row (or token) and the weights before this update: 0 on policy. Where a = 0 this is PPO against the behaviour
-    policy, by default up to a staleness of 1. With growing staleness the proximal policy approaches the current one,
-    and the clip range gets wider. A token beyond ``weight_cap`` has no gradient but still counts in the mean.
+    ``old_log_prob`` is the behaviour policy's. ``staleness``, (B,) or (B, L), is the number of weight versions between
+    the rollout of a row or of a turn and the weights before this update: 0 on policy. Where a = 0 this is PPO against
+    the behaviour policy, by default up to a staleness of 1. With growing staleness the proximal policy approaches the
+    current one, and the clip range gets wider. A token beyond ``weight_cap`` has no gradient but still counts in the
+    mean.
 
     Source: arXiv:2512.06547, after AReaL's documentation (prox_approx, log-linear) and code, which reads the current
     version before the update; the cap is the token rejection of its example. ``"after_update"`` counts up to the

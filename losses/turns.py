@@ -23,7 +23,7 @@ def turn_ids(mask: Tensor) -> Tensor:
     position = torch.arange(len(flat), device=flat.device)
     first = torch.where(row_start, position, 0).cummax(0).values if len(flat) else position
     earlier = number[first] - starts[first].long()  # runs of the rows before
-    return _like(torch.where(flat, number - earlier - 1, -1), mask)
+    return like(torch.where(flat, number - earlier - 1, -1), mask)
 
 
 #: Accepted by the losses that have turns: the number of each token's turn (:func:`turn_ids`), before a rejection.
@@ -56,7 +56,7 @@ class Turns:
             number = (row_start.cumsum(0) - 1) * (of_row.max() + 1 if len(flat) else 1) + of_row
         n = int(number.max()) + 1 if len(flat) else 0
         index = torch.where(flat, number, n)
-        return cls(_like(index, mask), n, torch.bincount(index, minlength=n + 1)[:n])
+        return cls(like(index, mask), n, torch.bincount(index, minlength=n + 1)[:n])
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum of ``values`` (like the mask) over each turn -> (n,)."""
@@ -67,10 +67,16 @@ class Turns:
         """Mean of ``values`` (like the mask) over each turn -> (n,)."""
         return self.sum(values) / self.tokens.clamp(min=1)
 
+    def first(self) -> Tensor:
+        """Position of each turn's first token in the flat mask -> (n,) int64; its length, for a turn without tokens."""
+        index = _values(self.index)
+        position = torch.arange(len(index), device=index.device)
+        return position.new_full((self.n + 1,), len(index)).scatter_reduce_(0, index, position, "amin")[: self.n]
+
     def spread(self, per_turn: Tensor) -> Tensor:
         """Write one value per turn, (n,), onto its tokens: like the mask, zero off the turns."""
         padded = torch.cat([per_turn, per_turn.new_zeros(1)])
-        return _like(padded[_values(self.index)], self.index)
+        return like(padded[_values(self.index)], self.index)
 
 
 def _values(tensor: Tensor) -> Tensor:
@@ -91,7 +97,10 @@ def _runs(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return flat, row_start, flat & (~before | row_start)
 
 
-def _like(flat: Tensor, shape: Tensor) -> Tensor:
+def like(flat: Tensor, shape: Tensor) -> Tensor:
+    """``flat`` (tokens,) in the shape of another tensor, padded or jagged."""
     if shape.is_nested:
-        return torch.nested.nested_tensor_from_jagged(flat, shape.offsets())
+        offsets = shape.offsets()
+        longest = int(offsets.diff().max())  # without it torch pads each row to the length of all rows together
+        return torch.nested.nested_tensor_from_jagged(flat, offsets, max_seqlen=longest)
     return flat.view(shape.shape)

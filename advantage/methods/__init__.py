@@ -1,14 +1,28 @@
 """One file per method; importing this package registers them. What several share begins with an underscore."""
 
 from verl_turnkey.advantage.methods import (  # noqa: F401  importing a method registers it
+    dual_granularity,
+    dual_level,
     gigpo,
+    graph,
     grpo_steps,
+    hae,
     hdpo,
     hgpo,
+    information_gain,
+    marshal,
+    maxrl,
+    progress,
     proxmo,
+    rae,
     rebn,
+    rloo_steps,
     salt,
     seeupo,
+    step_episode,
+    step_potential,
+    tree,
     turn_gae,
+    turn_norm,
     vc_gae,
 )

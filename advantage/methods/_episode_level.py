@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Norm, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Floats, GroupStats, Norm, against_others, group_stats, normalize
 
 Scope = Literal["trajectories", "steps", "outcomes"]
 Singleton = Literal["zero", "score"]
@@ -37,9 +37,27 @@ def episode_level(batch: StepBatch, *, norm: Norm, scope: Scope, singleton: Sing
     A group of one value gives 0, or the row's own value with ``singleton="score"``. A group whose counted values are
     all equal gives 0 (with ``norm="mean"`` minus the penalty, for a penalised row that is not counted).
     """
+    own, stats = outcomes(batch, scope)
+    advantage = normalize(own, batch.group, stats, norm, epsilon)
+    return of_singletons(own, batch, stats, singleton, advantage)
+
+
+def outcomes(batch: StepBatch, scope: Scope) -> tuple[Floats, GroupStats]:
+    """The value of every row (S,), and the statistics of its group over the values that ``scope`` counts."""
     own = batch.score - penalties(batch, scope)[0]
     counted = np.arange(len(batch)) if scope == "steps" else batch.first_rows
-    stats = group_stats(own[counted], batch.group[counted], batch.n_groups)
-    advantage = normalize(own, batch.group, stats, norm, epsilon)
-    alone = stats.size[batch.group] == 1
-    return np.where(alone, own if singleton == "score" else 0.0, advantage)
+    return own, group_stats(own[counted], batch.group[counted], batch.n_groups)
+
+
+def of_singletons(own: Floats, batch: StepBatch, stats: GroupStats, singleton: Singleton, advantage: Floats) -> Floats:
+    """``advantage`` (S,), but in groups of one counted value 0, or the row's ``own`` value."""
+    return np.where(stats.size[batch.group] == 1, own if singleton == "score" else 0.0, advantage)
+
+
+def leave_one_out(batch: StepBatch, *, scope: Scope, singleton: Singleton) -> Floats:
+    """``A(i) = n/(n-1) (R_i - mean_g)`` -> (S,): the value against the mean of the other n - 1 counted ones.
+
+    ``scope`` and ``singleton`` as in :func:`episode_level`; n counts what enters the statistics.
+    """
+    own, stats = outcomes(batch, scope)
+    return of_singletons(own, batch, stats, singleton, against_others(own, batch.group, stats))

@@ -7,14 +7,17 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.group_ops import Floats, cut_runs, discounted_returns, equal, next_values
+from verl_turnkey.advantage.group_ops import Floats, cut_runs, discounted_returns, equal, group_stats, next_values
+from verl_turnkey.advantage.methods._two_levels import token_counts
 
 Whiten = Literal["turns", "none"]
 WHITEN_EPSILON = 1e-8  # added to the variance, as in verl's masked_whiten
 
 
-def gae(batch: StepBatch, gamma: float, lam: float, bootstrap: Floats | float = 0.0) -> Floats:
+def gae(batch: StepBatch, gamma: float, lam: float | Floats, bootstrap: Floats | float = 0.0) -> Floats:
     """GAE of every turn, (S,); ``bootstrap`` (a number or (S,)) is the value after an episode's last turn.
+
+    ``lam`` is one number, or one for each turn, (S,).
 
     A turn flagged ``terminated`` ends its episode, even if further turns follow.
     """
@@ -38,6 +41,17 @@ def whiten(advantage: Floats, batch: StepBatch, how: Whiten) -> Floats:
         return np.zeros(len(advantage))
     counted = np.sort(counted)  # so that the order of the rows changes no bit
     return (advantage - counted.mean()) / np.sqrt(counted.var(ddof=1) + WHITEN_EPSILON)
+
+
+def whiten_tokens(values: Floats, batch: StepBatch) -> Floats:
+    """Normalise to mean 0 and sample std 1 over the response tokens, which carry their turn's value -> (S,).
+
+    Without the column ``tokens`` each turn counts once.
+    """
+    stats = group_stats(values, np.zeros(len(batch), dtype=np.int64), 1, weights=token_counts(batch))
+    if not stats.std[0]:
+        return np.zeros(len(batch))
+    return (values - stats.mean[0]) / np.sqrt(stats.std[0] ** 2 + WHITEN_EPSILON)
 
 
 def describe_critic(batch: StepBatch, returns: Floats) -> dict[str, float]:

@@ -8,22 +8,19 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.columns import encode
 from verl_turnkey.advantage.group_ops import (
     Floats,
     Ints,
     Norm,
     group_stats,
     joint_codes,
-    next_values,
     previous_values,
 )
-from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.methods._episode_level import episode_level, leave_one_out
+from verl_turnkey.advantage.methods._graph import TERMINAL, next_anchors
 from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
-
-TERMINAL = -1  # code of the state after the last step
 
 
 @dataclass(frozen=True)
@@ -97,22 +94,14 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
 
 
 def _base(batch: StepBatch, params: SaltParams) -> Floats:
-    norm: Norm = params.norm if params.base == "grpo" else "mean"
-    credit = episode_level(batch, norm=norm, scope="outcomes", singleton="zero", epsilon=params.epsilon)
-    if params.base == "grpo":
-        return credit
-    n = np.bincount(batch.group[batch.first_rows], minlength=batch.n_groups)[batch.group]
-    return credit * n / np.maximum(n - 1, 1)
+    if params.base == "rloo":
+        return leave_one_out(batch, scope="outcomes", singleton="zero")
+    return episode_level(batch, norm=params.norm, scope="outcomes", singleton="zero", epsilon=params.epsilon)
 
 
 def _edges(batch: StepBatch) -> Ints:
     """Codes of (state, action, next state, terminated), (S,). A None has a code of its own: its edge matches none."""
-    following = next_values(batch.anchor, batch.runs, TERMINAL)
-    if "extra.next_anchor" in batch.given:
-        given = [None if isinstance(v, float) and v != v else v for v in batch.extra["next_anchor"].tolist()]
-        codes, ids = encode("extra.next_anchor", given, none_allowed=True)
-        following = np.where(codes < len(ids), codes, TERMINAL)
     edge, _ = joint_codes(batch.anchor, batch.action)
-    edge, _ = joint_codes(edge, following - TERMINAL)
+    edge, _ = joint_codes(edge, next_anchors(batch) - TERMINAL)
     edge, _ = joint_codes(edge, batch.terminated.astype(np.int64))
     return edge

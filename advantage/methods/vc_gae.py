@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Floats
 from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, whiten
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -16,12 +19,17 @@ class VcGaeParams:
 
     gamma: float = 1.0  # discount per turn
     lam_actor: float = 0.95  # lambda of the advantages
+    length_alpha: float | None = None
+    """lambda of the advantages from the length of the episode, 1 - 1 / (length_alpha T) for T turns, in the place of
+    lam_actor (VAPO); null: off"""
     lam_critic: float = 1.0  # lambda of the critic's targets; 1: the plain return
     whiten: Whiten = "turns"  # normalize advantages to mean 0 and std 1 over the turns of the batch, or not
 
     def __post_init__(self) -> None:
         for key in ("gamma", "lam_actor", "lam_critic"):
             check(0 <= getattr(self, key) <= 1, key, "a number in [0, 1]", getattr(self, key))
+        alpha = self.length_alpha
+        check(alpha is None or 0 < alpha < np.inf, "length_alpha", "null or a finite number > 0", alpha)
 
 
 @register_estimator(
@@ -39,13 +47,21 @@ def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
         delta(n) = r(n) + gamma V(n+1) - V(n)             V(n): value before the first token of turn n; 0 after the end
         A(n)     = delta(n) + gamma lam_actor A(n+1)
         target   = V(n) + sum_k (gamma lam_critic)^k delta(n+k)
+        lam_actor = max(0, 1 - 1 / (length_alpha T))      with length_alpha: T, the turns of the episode
 
     With ``lam_critic=1`` the target is the discounted return, independent of the critic's error. Finally a turn's
     penalty is subtracted from its own advantage and target. Needs ``value``.
 
     Source: VC-PPO, arXiv:2503.01491, whose steps are tokens; taking turns instead is our reading. Its other half,
     training the critic before the policy, is verl's ``trainer.critic_warmup``. Truncated episodes end with value 0.
+    ``length_alpha`` is VAPO's length-adaptive lambda (arXiv:2504.05118), from several restatements: there T are tokens
+    and alpha is 0.05. With turns alpha has to be larger, and no value is published; that a lambda below 0 is 0 is our
+    reading.
     """
-    actor = gae(batch, params.gamma, params.lam_actor)
+    lam: float | Floats = params.lam_actor
+    if params.length_alpha is not None:
+        turns = np.bincount(batch.trajectory, minlength=batch.n_trajectories)[batch.trajectory]
+        lam = np.maximum(0.0, 1.0 - 1.0 / (params.length_alpha * turns))
+    actor = gae(batch, params.gamma, lam)
     returns = gae(batch, params.gamma, params.lam_critic) + batch.value - batch.penalty
     return Credit(whiten(actor, batch, params.whiten) - batch.penalty, returns, describe_critic(batch, returns))

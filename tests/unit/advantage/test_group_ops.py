@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.advantage.group_ops import (
+    against_others,
     discounted_returns,
     equal,
     group_stats,
     joint_codes,
     normalize,
+    ordinals,
     run_sums,
     sort_runs,
 )
@@ -35,6 +37,45 @@ def test_group_stats_equal_a_loop(pairs, std):
         freedom = max(len(members) - (std == "sample"), 1)
         spread = math.sqrt(math.fsum((v - mean) ** 2 for v in members) / freedom)
         assert stats.std[code] == pytest.approx(spread, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), numbers, st.integers(0, 4)), max_size=20),
+    st.sampled_from(["sample", "population"]),
+    st.randoms(use_true_random=False),
+)
+def test_weighted_stats_are_those_of_the_repeated_values(rows, std, random):
+    def columns(rows):
+        return [np.array([row[k] for row in rows], dtype=dtype) for k, dtype in ((1, float), (2, int), (0, int))]
+
+    values, weights, codes = columns(rows)
+    got = group_stats(values, codes, 6, std, weights)
+    expected = group_stats(np.repeat(values, weights), np.repeat(codes, weights), 6, std)
+    assert got.size.tolist() == expected.size.tolist()
+    np.testing.assert_allclose(got.mean, expected.mean, rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(got.std, expected.std, rtol=1e-9, atol=1e-9)
+    random.shuffle(rows)
+    values, weights, codes = columns(rows)
+    again = group_stats(values, codes, 6, std, weights)
+    assert (again.mean.tolist(), again.std.tolist()) == (got.mean.tolist(), got.std.tolist())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), numbers), max_size=20))
+def test_against_others_is_the_value_less_the_mean_of_the_others(pairs):
+    codes = np.array([code for code, _ in pairs], dtype=np.int64)
+    values = np.array([value for _, value in pairs], dtype=np.float64)
+    got = against_others(values, codes, group_stats(values, codes, 4))
+    for i, (code, value) in enumerate(pairs):
+        others = [v for j, (c, v) in enumerate(pairs) if c == code and j != i]
+        expected = value - math.fsum(others) / len(others) if others else 0.0
+        assert got[i] == pytest.approx(expected, abs=1e-8)
+
+
+def test_ordinals_count_the_steps_that_are_there():
+    runs = sort_runs(np.array([1, 0, 1, 1, 0]), np.array([7, 2, 3, 9, 0]))
+    assert ordinals(runs).tolist() == [1, 1, 0, 2, 0]
 
 
 @pytest.mark.parametrize("value", [0.1, 9.025, 8.57375, 1e-300, 1e15 + 0.3])

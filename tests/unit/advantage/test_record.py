@@ -24,7 +24,7 @@ def record(*changes, **top):
 def test_builder_makes_the_documented_schema():
     entry = make_step(step=2, reward=1, anchor="s", action="go", success=True, terminated=True, extra={"role": "x"})
     assert make_record([entry]) == {
-        "version": 1,
+        "version": 2,
         "failed": None,
         "steps": [
             {
@@ -43,7 +43,10 @@ def test_builder_makes_the_documented_schema():
     }
     composed = make_step(step=2, reward=1, composed_reward=np.float64(0.5))
     assert composed == make_step(step=2, reward=1) | {"composed_reward": 0.5}
-    assert make_record([], failed="reset timed out") == {"version": 1, "failed": "reset timed out", "steps": []}
+    assert make_record([], failed="reset timed out") == {"version": 2, "failed": "reset timed out", "steps": []}
+    versioned = make_step(step=2, reward=1, version=np.int64(7))
+    assert versioned == make_step(step=2, reward=1) | {"version": 7}
+    assert type(versioned["version"]) is int
 
 
 def test_numpy_scalars_of_an_environment_become_plain():
@@ -69,7 +72,13 @@ def test_valid_records_pass():
     validate_record(record(), KEY)
     validate_record(record({"anchor": None, "extra": {"a": 1.0, "b": "x", "c": 2}}, {"anchor": 4}), KEY)
     validate_record(record({"composed_reward": 1}, {"composed_reward": -0.5}, {}), KEY)
+    validate_record(record({"composed_reward": 1, "version": 0}, {"version": 3}, {}), KEY)
+    validate_record({"version": 2, "failed": "why", "steps": []}, KEY)
+
+
+def test_records_of_the_first_version_are_still_read():
     validate_record({"version": 1, "failed": "why", "steps": []}, KEY)
+    validate_record(record({"composed_reward": 1.0}, {}, version=1), KEY)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +86,12 @@ def test_valid_records_pass():
     [
         (None, r"expected the record to be a dict, got None; build it with make_record"),
         ([], r"expected the record to be a dict, got \[\] \(list\)"),
-        ({}, r"version: expected 1, got None"),
-        (record(version=2), r"version: expected 1, got 2 \(int\)"),
+        ({}, r"version: expected 1 or 2, got None"),
+        (record(version=3), r"version: expected 1 or 2, got 3 \(int\)"),
+        (record({"version": -1}), r"version: expected an int >= 0, or left out, got -1"),
+        (record({"version": 1.0}), r"version: expected an int >= 0, or left out, got 1\.0 \(float\)"),
+        (record({"version": True}), r"version: expected an int >= 0, or left out, got True"),
+        (record({"version": None}), r"version: expected an int >= 0, or left out, got None"),
         (record(fialed=None), r"fialed: unknown field; did you mean 'failed'\?"),
         ({"version": 1, "failed": None}, r"steps: missing field"),
         (record(steps={}), r"steps: expected a list of dicts, got \{\} \(dict\)"),

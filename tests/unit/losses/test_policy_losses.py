@@ -240,6 +240,25 @@ def test_a3po_interpolates_by_staleness(version, staleness, a):
     assert metrics["pg_clipfrac"] == float(math.exp(1 - a) > 1.2)
 
 
+def test_a3po_takes_the_staleness_of_turns_and_of_rows():
+    """A row of two turns, of weights 8 and 2 versions old, is what two rows with a turn each are."""
+    turns = torch.tensor([[1, 0, 1, 1]])
+    given = {
+        "log_prob": torch.tensor([[0.4, 9.0, -0.3, 0.2]], requires_grad=True),
+        "old_log_prob": torch.zeros(1, 4),
+        "advantages": torch.tensor([[1.0, 9.0, -1.0, 2.0]]),
+        "response_mask": turns,
+    }
+    whole, _ = policy_loss("a3po", **given, staleness=torch.tensor([[8.0, 5.0, 2.0, 2.0]]))
+    rows = {name: tensor.repeat(2, 1) for name, tensor in given.items()}
+    rows["response_mask"] = torch.tensor([[1, 0, 0, 0], [0, 0, 1, 1]])
+    apart, _ = policy_loss("a3po", **rows, staleness=torch.tensor([8.0, 2.0]))
+    assert whole.item() == pytest.approx(apart.item())
+    found, expected = (torch.autograd.grad(loss, given["log_prob"])[0] for loss in (whole, apart))
+    torch.testing.assert_close(found, expected)
+    assert whole.item() != pytest.approx(policy_loss("a3po", **given, staleness=torch.tensor([2.0]))[0].item())
+
+
 def test_a3po_counts_from_before_the_update_by_default():
     given = {**one_token(1.0, 1.0), "staleness": torch.tensor([2])}
     expected = policy_loss("a3po", **given, current_version="before_update")[0].item()

@@ -106,6 +106,22 @@ def episode_level(rows, norm, scope, singleton, epsilon):
     return result
 
 
+def leave_one_out(rows, scope, singleton):
+    """The value against the mean of the other values of its group; a row that is not counted itself, by n / (n - 1)."""
+    own = own_scores(unpenalised(rows, scope))
+    result = []
+    for i, value in enumerate(own):
+        members = peers(rows, i)
+        if scope != "steps":
+            members = one_row_per_trajectory(rows, members)
+        n = len(members)
+        if n == 1:
+            result.append(value if singleton == "score" else 0.0)
+        else:
+            result.append(n / (n - 1) * standardise(value, [own[j] for j in members], "mean", None))
+    return result
+
+
 def texts(rows):
     """The texts a method compares: the text column, else the anchors; None stays None."""
     return [row["text"] if "text" in row else row["anchor"] for row in rows]

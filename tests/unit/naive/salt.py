@@ -1,28 +1,7 @@
-from naive.common import (
-    episode_level,
-    less_penalties,
-    mean,
-    one_row_per_trajectory,
-    own_scores,
-    peers,
-    standardise,
-    trajectories,
-    unpenalised,
-)
+from naive.common import episode_level, leave_one_out, less_penalties, mean, trajectories
 
 TERMINAL = ("terminal",)
 BEGINNING = ("beginning",)
-
-
-def leave_one_out(rows):
-    """RLOO: n / (n - 1) (R - mean), n trajectories in the group."""
-    own = own_scores(unpenalised(rows, "outcomes"))
-    result = []
-    for i, value in enumerate(own):
-        values = [own[j] for j in one_row_per_trajectory(rows, peers(rows, i))]
-        n = len(values)
-        result.append(0.0 if n == 1 else n / (n - 1) * standardise(value, values, "mean", None))
-    return result
 
 
 def edges(rows):
@@ -55,7 +34,7 @@ def keys(rows, history):
 
 def salt(rows, base="grpo", average="occurrences", history=0, norm="mean_std", epsilon=1e-6):
     grpo = base == "grpo"
-    own = episode_level(rows, norm, "outcomes", "zero", epsilon) if grpo else leave_one_out(rows)
+    own = episode_level(rows, norm, "outcomes", "zero", epsilon) if grpo else leave_one_out(rows, "outcomes", "zero")
     key = keys(rows, history)
     result = []
     for i, value in enumerate(own):

@@ -1,0 +1,75 @@
+"""PAV: the policy's own advantage of a step plus the progress it makes for a prover; VinePPO without the latter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Floats, next_values
+from verl_turnkey.advantage.methods._step_columns import value_before
+from verl_turnkey.advantage.methods._two_levels import two_levels
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class ProgressParams:
+    """Parameters of ``progress``."""
+
+    alpha: float = 3.0  # weight of the prover's progress: 5 and 3 in the paper for 2B and 9B models; 0: VinePPO
+    prover: Literal["given", "best_of_k"] = "given"
+    """whose values tell progress: those of extra.prover_value (or turn_value itself), or best of k of turn_value"""
+    k: int = 4  # tries of the best-of-k prover
+
+    def __post_init__(self) -> None:
+        check(0 <= self.alpha < np.inf, "alpha", "a finite number >= 0", self.alpha)
+        check(self.k >= 1, "k", "an integer >= 1", self.k)
+
+
+@register_estimator(
+    "progress",
+    params=ProgressParams,
+    needs=("extra.turn_value",),
+    paper="PAV, arXiv:2410.08146; VinePPO, arXiv:2410.01679",
+    summary="what a step adds to estimates of success: the policy's own, and those of a prover; no groups, no critic",
+)
+def progress(batch: StepBatch, params: ProgressParams) -> Credit:
+    """Advantage under the policy plus advantage under a prover, from estimates of success before each step.
+
+    ::
+
+        A_pi(t) = r(t) + V(t+1) - V(t)                        V: extra.turn_value; after the end 0
+        A_mu(t) = r(t) + Q(t+1) - Q(t)                        Q: the prover's value; after the end 0
+        A(t)    = A_pi(t) + alpha A_mu(t) - penalty(t)
+
+    ``V(t)`` estimates, in the unit of the rewards, what is still to come before step t: the mean return of fresh
+    rollouts from there, or a model. ``prover="best_of_k"``: Q = 1 - (1 - V)^k, so V must be a probability.
+    ``prover="given"``: Q is ``extra["prover_value"]`` where the batch has it, else V. ``alpha=0`` is VinePPO's
+    advantage. Nothing is normalised, and the estimates are the baseline: a group of equal outcomes is not 0 where they
+    were wrong. ``Credit.returns`` is None.
+
+    Source: PAV (arXiv:2410.08146), whose step reward is Q_pi + alpha A_mu with A_mu(t) the change of the prover's
+    probability of success and the outcome as its last value: the same here with an outcome reward of 0 or 1. It
+    subtracts a learned value as baseline; V in its place, as VinePPO (arXiv:2410.01679) has it, and rewards before the
+    end are our reading. A turn that never reached the environment has the value of the next one.
+    """
+    value = value_before(batch, "progress", "turn_value", *_range(params))
+    given = params.prover == "given" and "extra.prover_value" in batch.given
+    prover = value_before(batch, "progress", "prover_value") if given else value
+    if params.prover == "best_of_k":
+        prover = best_of_k(value, params.k)
+    own = batch.reward + next_values(value, batch.runs, 0.0) - value
+    gain = batch.reward + next_values(prover, batch.runs, 0.0) - prover
+    return two_levels(batch, own, params.alpha * gain)
+
+
+def _range(params: ProgressParams) -> tuple[float, float]:
+    return (0.0, 1.0) if params.prover == "best_of_k" else (-np.inf, np.inf)
+
+
+def best_of_k(probability: Floats, k: int) -> Floats:
+    """Probability that at least one of ``k`` tries succeeds."""
+    return 1 - (1 - probability) ** k

@@ -1,0 +1,96 @@
+"""SPAE: the outcome's advantage fades once a step's potential is saturated, and rising potential adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Runs, equal, group_stats, normalize, previous_values
+from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.methods._step_columns import value_after
+from verl_turnkey.advantage.methods._two_levels import EPSILON, token_counts
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class StepPotentialParams:
+    """Parameters of ``step_potential``; the defaults are the paper's, but for ``saturation``."""
+
+    alpha: float = 0.5  # how far the outcome's advantage fades after saturated steps: to 1 - alpha
+    xi: float = 0.5  # weight of the change of potential
+    saturation: float = 0.9  # potential above which a step counts as saturated: not stated; the released probe's
+
+    def __post_init__(self) -> None:
+        check(0 <= self.alpha <= 1, "alpha", "a number in [0, 1]", self.alpha)
+        check(0 <= self.xi < np.inf, "xi", "a finite number >= 0", self.xi)
+        check(-np.inf < self.saturation < np.inf, "saturation", "a finite number", self.saturation)
+
+
+@register_estimator(
+    "step_potential",
+    params=StepPotentialParams,
+    needs=("extra.potential",),
+    paper="SPAE, arXiv:2601.03823",
+    summary="shapes the outcome's advantage by each step's potential: fades when it is saturated, gains when it rises",
+)
+def step_potential(batch: StepBatch, params: StepPotentialParams) -> Credit:
+    """Step potential advantage.
+
+    ::
+
+        C(k)  = number of earlier steps of the trajectory with Phi > saturation
+        f(k)  = 1 - alpha (1 - exp(-C(k)))                                  saturation factor
+        d(k)  = Phi(k) - Phi(k-1), scaled to [0, 1] over the batch           Phi before the first step: 0
+        g(k)  = exp(d(k)) - mean of exp(d) over the steps of the batch
+        A     = f(k) (R_i - mean_g R) + xi g(k), then mean 0 and std 1 over all tokens of the batch; - penalty
+
+    ``Phi(k)`` is ``extra["potential"]``, of the state after step k: the paper's :func:`potential` of a probe's answers,
+    or any estimate of success. In a batch without the column ``tokens`` each step counts once.
+
+    Source: arXiv:2601.03823; its training code is not released, its probe is. Our reading: turns as steps; 0 before the
+    first step; scaling and mean over the steps of the batch; the default of ``saturation``; the sample std plus 1e-6;
+    the penalty. Because the whole batch is centred, a group of equal outcomes is 0 before the last line only.
+    """
+    phi = value_after(batch, "step_potential", "potential")
+    factor = saturation_factor(saturated_before(phi > params.saturation, batch.runs), params.alpha)
+    everything = np.zeros(len(batch), np.int64)
+    gain = np.exp(_unit_interval(phi - previous_values(phi, batch.runs, 0)))
+    gain = normalize(gain, everything, group_stats(gain, everything, 1), "mean", EPSILON)
+    outcome = episode_level(batch, norm="mean", scope="outcomes", singleton="zero", epsilon=EPSILON)
+    shaped = factor * outcome + params.xi * gain
+    stats = group_stats(shaped, everything, 1, weights=token_counts(batch))
+    metrics = {
+        "credit/potential/mean": float(phi.mean()) if len(batch) else 0.0,
+        "credit/saturation_factor/mean": float(factor.mean()) if len(batch) else 1.0,
+        **describe("potential_gain", gain),
+    }
+    return Credit(normalize(shaped, everything, stats, "mean_std", EPSILON) - batch.penalty, metrics=metrics)
+
+
+def potential(accuracy: Floats, confidence: Floats) -> Floats:
+    """The paper's potential in [-1, 1] of a state: how right, and how sure, answers are that are asked for there."""
+    return 1.5 * accuracy * confidence + 0.5 * accuracy - confidence
+
+
+def saturated_before(saturated: Bools, runs: Runs) -> Ints:
+    """Number of earlier saturated steps of the same trajectory, (S,)."""
+    earlier = previous_values(saturated.astype(np.int64), runs, 0)[runs.order]
+    total = np.cumsum(earlier)
+    result = np.empty_like(total)
+    result[runs.order] = total - np.repeat(total[runs.starts], runs.lengths)  # the first of a run has none
+    return result
+
+
+def saturation_factor(count: Ints, alpha: float) -> Floats:
+    """``1 - alpha (1 - exp(-count))``: 1 without an earlier saturated step, towards 1 - alpha with many."""
+    return 1 - alpha * (1 - np.exp(-count.astype(np.float64)))
+
+
+def _unit_interval(values: Floats) -> Floats:
+    if not len(values) or equal(values.min(), values.max()):
+        return np.zeros(len(values))
+    return (values - values.min()) / (values.max() - values.min())

@@ -1,0 +1,92 @@
+"""Tree advantage: where episodes fork, each branch against its siblings, by the outcomes of the leaves below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Norm, equal, group_stats, normalize
+from verl_turnkey.advantage.methods._tree import leaf_means, leaf_outcomes, read_tree
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class TreeParams:
+    """Parameters of ``tree``."""
+
+    rule: Literal["siblings", "treerl", "tree_grpo"] = "siblings"
+    """the fork against its siblings (our reading of PORTool's idea); TreeRL's differences of values; or Tree-GRPO's,
+    the leaf against those of its group and of its tree"""
+    trajectory_w: float = 1.0  # siblings: weight of the outcome against the group's leaves
+    fork_w: float = 1.0  # siblings: weight of the step against its siblings
+    norm: Norm = "mean_std"  # siblings, tree_grpo: divide by the sample std, or only subtract the mean
+    epsilon: float = 1e-6  # added to the stds
+
+    def __post_init__(self) -> None:
+        for key in ("trajectory_w", "fork_w"):
+            check(0 <= getattr(self, key) < np.inf, key, "a finite number >= 0", getattr(self, key))
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "tree",
+    params=TreeParams,
+    needs=("extra.parent",),
+    paper="tree advantage; TreeRL, arXiv:2506.11902; Tree-GRPO, arXiv:2509.21240",
+    summary="compares each branch of a tree of episodes with its siblings, by the outcomes of the leaves below it",
+)
+def tree(batch: StepBatch, params: TreeParams) -> Credit:
+    """Credit of the steps of a tree of episodes, from the outcomes R of its leaves.
+
+    ::
+
+        V(s) = mean of R over the leaves below step s, or of the leaf s itself
+        A(s) = trajectory_w (V(s) - mean_g) / F_g + fork_w (V(s) - mean_b) / F_b                  rule="siblings"
+        A(s) = ((V(s) - V(root)) + (V(s) - V(parent of s))) / sqrt(leaves below s)                rule="treerl"
+        A(s) = (V(s) - mean_g) / F_g + (V(s) - mean_t) / F_t                                      rule="tree_grpo"
+        and in each, minus the step's own penalty
+
+    ``g``: all leaves of the group, ``t``: those of the step's tree, ``b``: the step and its siblings, each once; ``F``
+    the sample std plus epsilon (``norm="mean_std"``) or 1. ``V(root)`` is the mean over the group's leaves. A step
+    without siblings has no fork part; a group of one leaf, and one whose leaves are all equal, get 0. Which steps are
+    siblings ``extra.parent`` says: equal keys, the same node (:func:`._tree.read_tree`).
+
+    Source: "siblings" is our own, after PORTool (arXiv:2510.26020), whose aggregation and weights were not to be had.
+    "treerl": TreeRL, arXiv:2506.11902, from a third-party note. "tree_grpo": Tree-GRPO, arXiv:2509.21240, released
+    code, which trains on one row per leaf and gives the copies of a shared step the values of their leaves; the mean of
+    these is what the one step gets here. It gives a tree of one leaf its raw score, we give 0.
+    """
+    found = read_tree(batch)
+    n = len(found.up)
+    outcome = leaf_outcomes(batch, found)
+    value, leaves = leaf_means(found, outcome)
+
+    def against(members: np.ndarray, codes: np.ndarray, values: np.ndarray) -> np.ndarray:
+        stats = group_stats(values[members], codes[members], n)
+        return normalize(value, codes, stats, params.norm, params.epsilon)
+
+    steps = np.unique(found.node)
+    of_group = against(found.leaf, found.group, outcome)
+    if params.rule == "treerl":
+        root = group_stats(outcome[found.leaf], found.group[found.leaf], batch.n_groups).mean[found.group]
+        parent = value[found.up]
+        both = np.where(equal(value, root), 0.0, value - root) + np.where(equal(value, parent), 0.0, value - parent)
+        credit = both / np.sqrt(np.maximum(leaves, 1))
+    elif params.rule == "tree_grpo":
+        credit = of_group + against(found.leaf, found.tree, outcome)
+    else:
+        credit = params.trajectory_w * of_group + params.fork_w * against(steps, found.up, value)
+    siblings = np.bincount(found.up[steps], minlength=n)[found.up[steps]]
+    metrics = {
+        "credit/groups": float(batch.n_groups),
+        "credit/leaves": float(len(found.leaf)),
+        "credit/nodes": float(len(steps)),
+        "credit/share_nodes_with_siblings": float(np.mean(siblings >= 2)) if len(steps) else 0.0,
+        **describe("leaf_mean", value[found.node]),
+    }
+    return Credit(credit[found.node] - batch.penalty, metrics=metrics)

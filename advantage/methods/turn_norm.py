@@ -1,0 +1,91 @@
+"""Turn returns normalised in the group (GTPO), or a turn reward beside the outcome in the first segment (MT-GRPO)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import Floats, discounted_returns, group_stats, normalize, ordinals, run_sums
+from verl_turnkey.advantage.methods._step_columns import step_column
+from verl_turnkey.advantage.methods._two_levels import two_levels, z_scores
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+MT_GRPO_EPSILON = 1e-4  # added to its standard deviations
+
+
+@dataclass(frozen=True)
+class TurnNormParams:
+    """Parameters of ``turn_norm``."""
+
+    rule: Literal["gtpo", "mt_grpo"] = "gtpo"  # whose
+    gamma: float = 0.9  # of gtpo: discount of the turn returns
+    over: Literal["group", "batch"] = "group"
+    """of gtpo: what the returns are compared with, the turns of the group or of the whole batch"""
+    turn_w: float = 1.0  # of mt_grpo: lambda, weight of the turn reward
+
+    @property
+    def also_needs(self) -> tuple[str, ...]:
+        """The turn reward, for the rule that reads one."""
+        return ("extra.turn_score",) if self.rule == "mt_grpo" else ()
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+        check(0 <= self.turn_w < np.inf, "turn_w", "a finite number >= 0", self.turn_w)
+
+
+@register_estimator(
+    "turn_norm",
+    params=TurnNormParams,
+    paper="GTPO, arXiv:2511.14846; MT-GRPO, arXiv:2505.11821",
+    summary="normalizes each turn's discounted return over the turns of its group; or MT-GRPO's two segments",
+)
+def turn_norm(batch: StepBatch, params: TurnNormParams) -> Credit:
+    """Advantage of turns by one of two rules.
+
+    ::
+
+        gtpo:     G(i,t) = r(i,t) + gamma G(i,t+1)
+                  A(i,t) = (G(i,t) - mean) / (std + 1e-6) - penalty(i,t)       over all turns of the group, or batch
+
+        mt_grpo:  A(i,0) = z(O_i) + turn_w z(T_i)                              before the first result of a tool
+                  A(i,t) = z(O_i)                                              after it
+                  A(i,0) = z(T_i + O_i)                                        the only turn of its trajectory
+
+    z is ``(x - mean_g) / (std_g + 1e-4)`` over the trajectories of the group, O the score, T the sum of
+    ``extra["turn_score"]`` over the trajectory. Sample stds; a group of one, or of equal values, gives 0.
+
+    Source: GTPO (group turn policy optimization, arXiv:2511.14846) from two third-party implementations, both with
+    ``over="batch"``; that is ``rebn`` with another epsilon. Statistics over the group, as its name says, are our
+    reading; its shaping of the rewards is no part of this. MT-GRPO (arXiv:2505.11821) from the released code, whose
+    episodes have one call of a tool: in longer ones, too, only the first result divides. A turn followed by another as
+    one that had a result, and the penalty, are our reading.
+    """
+    return _gtpo(batch, params) if params.rule == "gtpo" else _mt_grpo(batch, params)
+
+
+def _gtpo(batch: StepBatch, params: TurnNormParams) -> Credit:
+    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    codes, n = (batch.group, batch.n_groups) if params.over == "group" else (np.zeros(len(batch), np.int64), 1)
+    metrics = {"credit/groups": float(batch.n_groups), **describe("return", returns)}
+    return Credit(z_scores(returns, codes, n) - batch.penalty, returns - batch.penalty, metrics)
+
+
+def _mt_grpo(batch: StepBatch, params: TurnNormParams) -> Credit:
+    turn = run_sums(step_column(batch, "turn_norm", "turn_score"), batch.runs)[batch.trajectory]
+
+    def z(values: Floats) -> Floats:
+        first = batch.first_rows
+        stats = group_stats(values[first], batch.group[first], batch.n_groups)
+        return np.where(
+            stats.size[batch.group] > 1, normalize(values, batch.group, stats, "mean_std", MT_GRPO_EPSILON), 0.0
+        )
+
+    only = batch.runs.lengths[batch.trajectory] == 1
+    first = ordinals(batch.runs) == 0
+    outcome = np.where(only, z(turn + batch.score), z(batch.score))
+    return two_levels(batch, outcome, np.where(first & ~only, params.turn_w * z(turn), 0.0))

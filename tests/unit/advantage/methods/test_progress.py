@@ -1,0 +1,77 @@
+"""progress: the check values of PAV, VinePPO as its case without a prover, its twin, and idle turns."""
+
+import naive
+import numpy as np
+import pytest
+from estimator_cases import as_batch, assert_same_credit, step_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
+
+PARAMS = {
+    "alpha": st.sampled_from([0.0, 0.5, 3.0]),
+    "prover": st.sampled_from(["given", "best_of_k"]),
+    "k": st.sampled_from([1, 4]),
+}
+ROWS = st.one_of(step_rows("turn_value", "prover_value", "valid"), step_rows("turn_value", "valid"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROWS, st.fixed_dictionaries(PARAMS))
+def test_equals_its_naive_twin(rows, params):
+    got = compute_credit("progress", as_batch(rows), **params).advantage
+    assert_same_credit(got, naive.progress(rows, **params))
+
+
+def credit(reward, value, valid=None, **params):
+    n = len(reward)
+    extra = {"turn_value": value, "prover_value": params.pop("prover_value", None)}
+    columns = {"trajectory": [0] * n, "step": range(n), "reward": reward, "valid": valid}
+    return compute_credit("progress", StepBatch(group=["g"] * n, extra=extra, **columns), **params).advantage
+
+
+def test_check_values():
+    """The policy's value rises from 0.2 to 0.5: A_mu 0.3471; the effective reward Q_pi + 5 A_mu is 2.2355."""
+    alone, both = (credit([0, 1], [0.2, 0.5], alpha=alpha, prover="best_of_k")[0] for alpha in (0.0, 5.0))
+    assert alone == pytest.approx(0.5 - 0.2)
+    assert (both - alone) / 5 == pytest.approx(0.3471, abs=1e-4)
+    assert both + 0.2 == pytest.approx(2.2355, abs=1e-4)
+
+
+def test_without_a_prover_it_is_vineppo():
+    np.testing.assert_allclose(credit([0, 0.25, 1], [0.2, 0.5, 0.4], alpha=0.0), [0.3, 0.15, 0.6], atol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(step_rows("turn_value"))
+def test_a_trajectory_adds_up_to_what_was_not_expected(rows):
+    batch = as_batch([{**row, "penalty": 0.0} for row in rows])
+    got = compute_credit("progress", batch, alpha=0.0).advantage
+    first = batch.extra["turn_value"][batch.first_rows]
+    total, reward = (np.bincount(batch.trajectory, weights=column) for column in (got, batch.reward))
+    np.testing.assert_allclose(total, reward - first, atol=1e-8)
+
+
+def test_a_prover_of_its_own():
+    got = credit([0, 1], [0.2, 0.5], prover_value=[0.1, 0.9], alpha=2.0)
+    np.testing.assert_allclose(got, [0.3 + 2 * 0.8, 0.5 + 2 * 0.1], atol=1e-12)
+    same = credit([0, 1], [0.2, 0.5], alpha=2.0)
+    np.testing.assert_allclose(same, [3 * 0.3, 3 * 0.5], atol=1e-12)
+
+
+def test_an_idle_turn_neither_loses_nor_makes_progress():
+    got = credit([0, 0, 0, 1], [0.2, 0.0, 0.0, 0.6], [True, False, False, True], alpha=0.0)
+    np.testing.assert_allclose(got, [0.4, 0, 0, 0.4], atol=1e-12)
+
+
+@pytest.mark.parametrize(("key", "value"), [("alpha", -1.0), ("k", 0), ("prover", "best")])
+def test_out_of_range(key, value):
+    with pytest.raises(ConfigError, match=rf"progress\.{key}: expected"):
+        credit([1], [0.5], **{key: value})
+
+
+def test_best_of_k_takes_probabilities():
+    with pytest.raises(ConfigError, match=r"progress: extra\.turn_value: expected a finite number from 0 to 1"):
+        credit([1], [1.5], prover="best_of_k")
+    assert np.isfinite(credit([1], [1.5])).all()

@@ -1,0 +1,167 @@
+"""tree: the check values, its twin, the two ways to hand over a tree, and keys that make none."""
+
+import naive
+import numpy as np
+import pytest
+from estimator_cases import NORM, as_batch, assert_same_credit, step_rows, with_numeric_parents, with_parents
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
+
+RULE = st.sampled_from(["siblings", "treerl", "tree_grpo"])
+WEIGHT = st.sampled_from([0.0, 0.5, 1.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    step_rows("action").flatmap(
+        lambda rows: st.sampled_from([with_parents, with_numeric_parents]).map(lambda f: f(rows))
+    ),
+    st.fixed_dictionaries({**NORM, "rule": RULE, "trajectory_w": WEIGHT, "fork_w": WEIGHT}),
+)
+def test_equals_its_naive_twin(rows, params):
+    credit = compute_credit("tree", as_batch(rows), **params)
+    assert_same_credit(credit.advantage, naive.tree(rows, **params))
+
+
+def credit(parent, outcomes, trajectory=None, step=None, valid=None, **params):
+    n = len(parent)
+    batch = StepBatch(
+        group=["g"] * n,
+        trajectory=range(n) if trajectory is None else trajectory,
+        step=[0] * n if step is None else step,
+        reward=outcomes,
+        valid=valid,
+        extra={"parent": parent},
+    )
+    return compute_credit("tree", batch, **params).advantage
+
+
+def test_check_values_of_tree_grpo():
+    """Trees {1 0 0} {0 1 1}."""
+    got = credit(["one"] * 3 + ["two"] * 3, [1, 0, 0, 0, 1, 1], rule="tree_grpo")
+    np.testing.assert_allclose(got, [2.067568, -1.490219, -1.490219, -2.067568, 1.490219, 1.490219], atol=1e-6)
+
+
+#: start -> x -> (won, lost), start -> y (lost); once with x in one trajectory, once in both
+FORK = {"parent": ["start", "x", "x", "start"], "trajectory": [*"aabc"], "step": [0, 1, 0, 0], "outcomes": [0, 1, 0, 0]}
+COPIES = {
+    "parent": ["start", "x", "start", "x", "start"],
+    "trajectory": [*"aabbc"],
+    "step": [0, 1, 0, 1, 0],
+    "outcomes": [0, 1, 0, 0, 0],
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "x", "won", "lost", "y"),
+    [
+        # V: x 1/2, won 1, lost 0, y 0; mean of the leaves 1/3
+        ("siblings", 1 / 6 + 1 / 4, 2 / 3 + 1 / 2, -1 / 3 - 1 / 2, -1 / 3 - 1 / 4),
+        ("treerl", 2 * (1 / 6) / 2**0.5, 2 / 3 + 1 / 2, -1 / 3 - 1 / 2, -2 / 3),
+        ("tree_grpo", 1 / 3, 4 / 3, -2 / 3, -2 / 3),
+    ],
+)
+def test_a_fork_by_hand(rule, x, won, lost, y):
+    np.testing.assert_allclose(credit(**FORK, rule=rule, norm="mean"), [x, won, lost, y], atol=1e-12)
+    np.testing.assert_allclose(credit(**COPIES, rule=rule, norm="mean"), [x, won, x, lost, y], atol=1e-12)
+
+
+def test_the_step_that_all_branches_share_is_not_compared_with_its_copies():
+    """Three leaves under one step: a sibling counts once, however many rows hold it."""
+    parent, outcomes = ["start", "x"] * 3, [0, 1, 0, 0, 0, 0]
+    got = credit(parent, outcomes, trajectory=[0, 0, 1, 1, 2, 2], step=[0, 1] * 3, norm="mean", trajectory_w=0)
+    np.testing.assert_allclose(got, [0, 2 / 3, 0, -1 / 3, 0, -1 / 3], atol=1e-12)
+
+
+def test_rewards_on_the_way_count_for_all_leaves_below():
+    """x pays 5 and is shared: both of its leaves have it, y has not."""
+    got = credit(
+        ["start", "x", "x", "start"], [5, 1, 0, 2], trajectory=[*"aabc"], step=[0, 1, 0, 0], norm="mean", fork_w=0
+    )
+    np.testing.assert_allclose(got, np.array([5.5, 6, 5, 2]) - 13 / 3, atol=1e-12)
+
+
+def test_without_forks_it_compares_outcomes():
+    """Every parent None: the trajectories of the group meet nowhere."""
+    columns = {"trajectory": [0, 0, 1, 1], "step": [0, 1, 0, 1]}
+    got = credit([None] * 4, [0, 1, 0, 0], **columns)
+    np.testing.assert_allclose(got, [0.707106] * 2 + [-0.707106] * 2, atol=1e-6)
+
+
+def test_a_refused_action_leaves_the_path_where_it_was():
+    """The first step of the first trajectory led nowhere: it is one node with the second."""
+    got = credit(["s", "s", "sx", "s"], [0, 0, 1, 0], trajectory=[0, 0, 0, 1], step=[0, 1, 2, 0], norm="mean")
+    np.testing.assert_allclose(got, [1, 1, 0.5, -1], atol=1e-12)
+
+
+@pytest.mark.parametrize("key", ["x", None])
+def test_a_refused_action_is_one_node_with_the_step_that_got_on(key):
+    """Start, refused at x, on from x and won; start, lost at x. V of the first step 1/2, and the step is shared."""
+    columns = {"trajectory": [*"aaabb"], "step": [0, 1, 2, 0, 1], "norm": "mean"}
+    got = credit(["", key, "x", "", "x"], [0, 0, 1, 0, 0], **columns)
+    np.testing.assert_allclose(got, [0, 1, 1, 0, -1], atol=1e-12)
+
+
+@pytest.mark.parametrize("large", [0, 2**60])
+def test_a_turn_that_never_reached_the_environment_is_one_node_with_the_step_that_got_on(large):
+    """A numeric key is 0 there: both trajectories have such a turn, and no path comes back to 0."""
+    columns = {"trajectory": [*"aaaabbbb"], "step": [*range(4), *range(4)], "norm": "mean"}
+    parent = [large + 1, 0, large + 2, 0, large + 1, 0, large + 2, large + 3]
+    got = credit(parent, [0, 0, 0, 1, *[0] * 4], valid=[1, 0, 1, 0, 1, 0, 1, 1], **columns)
+    np.testing.assert_allclose(got, [0, 1, 1, 1, 0, -1, -1, -0.5], atol=1e-12)
+
+
+def test_a_valid_step_may_have_the_key_0():
+    got = credit([0.0, 0.0, 7.0, 7.0], [1, 0, 1, 0], norm="mean", trajectory_w=0)
+    np.testing.assert_allclose(got, [0.5, -0.5, 0.5, -0.5], atol=1e-12)
+
+
+def test_the_outcome_of_a_leaf_is_that_of_its_own_episode():
+    """The first turn of the first episode was refused and cost 1, so that the step they share had other rewards."""
+    columns = {"trajectory": [*"aaabb"], "step": [0, 1, 2, 0, 1], "norm": "mean"}
+    got = credit(["", "", "x", "", "x"], [-1, 0, 1, 0, 1], **columns)
+    np.testing.assert_allclose(got, [0, 0, -1, 0, 1], atol=1e-12)
+
+
+def test_a_branch_that_begins_at_the_fork_has_the_mean_of_what_was_earned_on_the_way():
+    """The step to x earned 4 and 2: the third trajectory, which begins at x, has 3 from it."""
+    columns = {"trajectory": [*"aabbc"], "step": [0, 1, 0, 1, 0], "norm": "mean", "trajectory_w": 0}
+    got = credit(["", "x", "", "x", "x"], [4, 0, 2, 0, 1], **columns)
+    np.testing.assert_allclose(got, np.array([0, 4 - 10 / 3, 0, 2 - 10 / 3, 4 - 10 / 3]), atol=1e-12)
+
+
+def test_groups_are_apart():
+    batch = StepBatch(
+        group=[0, 0, 1, 1], trajectory=range(4), step=[0] * 4, reward=[1, 0, 0, 0], extra={"parent": ["s"] * 4}
+    )
+    assert compute_credit("tree", batch).advantage[2:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("rule", ["siblings", "treerl", "tree_grpo"])
+def test_leaves_that_differ_by_rounding_are_equal(rule):
+    got = credit([*["s"] * 3, *["t"] * 3], [0.1 + 0.2, 0.3, 0.3, 0.3, 0.3, 0.1 + 0.2], rule=rule)
+    assert not got.any()
+
+
+@pytest.mark.parametrize(
+    ("parent", "trajectory", "step", "what"),
+    [
+        (["r", "s", "r", "q"], [0, 0, 0, 1], [0, 1, 2, 0], "comes back to itself"),
+        (["r", "s", "q", "s"], [0, 0, 1, 1], [0, 1, 0, 1], "also taken after another step"),
+        (["r", "s", "s", "r"], [0, 0, 1, 1], [0, 1, 0, 1], "comes back to itself"),
+    ],
+)
+def test_keys_that_make_no_tree(parent, trajectory, step, what):
+    """What happens with keys of states, which paths meet in or come back to."""
+    with pytest.raises(ConfigError, match=rf"extra\.parent: row \d, trajectory \d, step \d: .*{what}"):
+        credit(parent, [0.0] * 4, trajectory=trajectory, step=step)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rule", "portool"), ("trajectory_w", -1.0), ("fork_w", -1.0), ("norm", "max"), ("epsilon", 0.0)]
+)
+def test_out_of_range(key, value):
+    with pytest.raises(ConfigError, match=rf"tree\.{key}: expected"):
+        credit(["s"], [0.0], **{key: value})

@@ -1,0 +1,91 @@
+import numpy as np
+
+from naive.common import episode_level, less_penalties, same, standardise, trajectories
+
+GOAL = ("goal",)
+
+
+def graph(
+    rows,
+    rule="graphgpo",
+    edge="paper",
+    decay=0.1,
+    scale=10.0,
+    step_advantage_w=1.0,
+    norm="mean_std",
+    scope="outcomes",
+    singleton="zero",
+    epsilon=1e-6,
+    gamma=0.99,
+):
+    if rule == "graft":
+        return less_penalties(differences(rows, gamma), rows)
+    q = edge_values(rows, edge, decay, scale)
+    state = states(rows)
+    episode = episode_level(rows, norm, scope, singleton, epsilon)
+    step = [
+        standardise(q[i], [q[j] for j in range(len(rows)) if state[j] == state[i]], norm, epsilon)
+        for i in range(len(rows))
+    ]
+    return less_penalties([e + step_advantage_w * s for e, s in zip(episode, step, strict=True)], rows, scope)
+
+
+def states(rows):
+    return [(row["group"], ("alone", i) if row["anchor"] is None else row["anchor"]) for i, row in enumerate(rows)]
+
+
+def following(rows):
+    """Where each step led: a state, GOAL, or a dead end of its own."""
+    state, result = states(rows), [None] * len(rows)
+    for members in trajectories(rows):
+        solved = any(rows[i]["success"] for i in members)
+        for i, after in zip(members, [*members[1:], None], strict=True):
+            group = rows[i]["group"]
+            if after is None and solved:
+                result[i] = (group, GOAL)
+            elif "next_anchor" in rows[i]:
+                key = rows[i]["next_anchor"]
+                result[i] = (group, ("end", i) if key is None else key)
+            else:
+                result[i] = (group, ("end", i)) if after is None else state[after]
+    return result
+
+
+def edge_values(rows, edge, decay, scale):
+    before, after = states(rows), following(rows)
+    result = []
+    for i, row in enumerate(rows):
+        members = [j for j, other in enumerate(rows) if other["group"] == row["group"]]
+        found = {(row["group"], GOAL): 0}
+        while True:  # one more step away from success
+            new = {before[j]: found[after[j]] + 1 for j in members if after[j] in found and before[j] not in found}
+            if not new:
+                break
+            found |= dict.fromkeys(new, max(found.values()) + 1)
+        beyond = max(found.values()) + 1
+        here, there = found.get(before[i], beyond), found.get(after[i], beyond)
+        exponent = {"paper": there + 1, "code": there, "progress": there - here + 1}[edge]
+        result.append(scale * decay**exponent)
+    return result
+
+
+def differences(rows, gamma):
+    """gamma V(s') - V(s), V by solving the linear equations of the graph."""
+    state = states(rows)
+    names = sorted(set(state), key=state.index)
+    a, b = np.eye(len(names)), np.zeros(len(names))
+    target = [None] * len(rows)
+    for members in trajectories(rows):
+        for i, after in zip(members, [*members[1:], None], strict=True):
+            outcome = rows[i].get("score", sum(rows[j]["reward"] for j in members))
+            target[i] = outcome if after is None else state[after]
+    for s in names:
+        taken = [i for i in range(len(rows)) if state[i] == s]
+        for i in taken:
+            if isinstance(target[i], tuple):
+                a[names.index(s), names.index(target[i])] -= gamma / len(taken)
+            else:
+                b[names.index(s)] += gamma * target[i] / len(taken)
+    value = dict(zip(names, np.linalg.solve(a, b).tolist(), strict=True))
+    pairs = [(gamma * (value[t] if isinstance(t, tuple) else t), value[s]) for s, t in zip(state, target, strict=True)]
+    return [0.0 if same(after, before) else after - before for after, before in pairs]

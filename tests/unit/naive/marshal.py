@@ -1,0 +1,61 @@
+import math
+
+from naive.common import constant, less_penalties, mean, same, standardise
+
+
+def role_turns(rows):
+    """The row numbers of each role's part of a trajectory, in step order."""
+    found = {}
+    for i in sorted(range(len(rows)), key=lambda i: rows[i]["step"]):
+        found.setdefault((rows[i]["trajectory"], rows[i]["role"]), []).append(i)
+    return list(found.values())
+
+
+def of_role(rows, values, i):
+    return [v for v, row in zip(values, rows, strict=True) if row["role"] == rows[i]["role"]]
+
+
+def tokens(rows, values, alone=False):
+    """The value of every response token: that of its turn, or (alone) on one token of the turn and 0 on the others."""
+    found = []
+    for value, row in zip(values, rows, strict=True):
+        n = row.get("tokens", 1)
+        found += [value] + [0.0] * (n - 1) if alone and n else [value] * n
+    return found
+
+
+def deviation(values):
+    return math.sqrt(math.fsum((v - mean(values)) ** 2 for v in values) / (len(values) - 1) + 1e-8)
+
+
+def marshal(rows, gamma=1.0, reward_norm="none", whiten_rewards=False, advantage_norm="mean", whiten_advantages=False):
+    def against(values, norm):
+        if norm == "none":
+            return values
+        return [standardise(v, of_role(rows, values, i), norm, 1e-6) for i, v in enumerate(values)]
+
+    reward = against([row["reward"] for row in rows], reward_norm)
+    if whiten_rewards:
+        carried = tokens(rows, reward, alone=True)
+        flat = len(carried) < 2 or constant(carried)
+        reward = [0.0 if flat else v / deviation(carried) for v in reward]
+    returns = [0.0] * len(rows)
+    for members in role_turns(rows):
+        total = 0.0
+        for i in reversed(members):
+            total = returns[i] = reward[i] + gamma * total
+    if advantage_norm == "distinct_mean":
+        advantage = []
+        for i, value in enumerate(returns):
+            different = []
+            for v in sorted([0.0, *of_role(rows, returns, i)]):
+                if not different or not same(different[-1], v):
+                    different.append(v)
+            advantage.append(value - mean(different))
+    else:
+        advantage = against(returns, advantage_norm)
+    if whiten_advantages:
+        every = tokens(rows, advantage)
+        flat = len(every) < 2 or constant(every)
+        advantage = [0.0 if flat else (v - mean(every)) / deviation(every) for v in advantage]
+    return less_penalties(advantage, rows)
