@@ -60,6 +60,11 @@ class Adapter:
         return self.id.rpartition("/")[2].rpartition("-v")[0]
 
     @property
+    def switch(self) -> str:
+        """What chooses it on a launch line."""
+        return f"+turnkey/env={self.recipe}" if self.recipe else f"turnkey.env.id={self.id}"
+
+    @property
     def module(self) -> str:
         """Of ``envs/adapters``, a file or a folder."""
         return self.entry_point.removeprefix(f"{_HERE}.").partition(":")[0].partition(".")[0]

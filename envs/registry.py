@@ -30,12 +30,14 @@ def register_adapters() -> None:
 def listing(known: Collection[str] = ()) -> list[dict[str, Any]]:
     """Our environments, and those in gymnasium's registry beside ``known``, as plain JSON values.
 
-    ``version`` is None when the package is not installed; ``install`` is then the command. ``needs`` says what else has
-    to be there and whether it was ``found`` (None: cannot be looked for).
+    ``switch`` chooses the environment on a launch line. ``version`` is None when the package is not installed;
+    ``install`` is then the command. ``needs`` says what else has to be there and whether it was ``found`` (None: cannot
+    be looked for).
     """
     ours = [
         {
             "id": adapter.id,
+            "switch": adapter.switch,
             "summary": adapter.summary,
             "package": adapter.package or "verl-turnkey",
             "version": adapter.version,
@@ -46,7 +48,7 @@ def listing(known: Collection[str] = ()) -> list[dict[str, Any]]:
     ]
     ids = {adapter.id for adapter in ADAPTERS}
     others = [
-        {"id": env_id, "summary": _summary(spec), "install": None, "needs": []}
+        {"id": env_id, "switch": f"turnkey.env.id={env_id}", "summary": _summary(spec), "install": None, "needs": []}
         | {name: value for name, value in spec_of(env_id).items() if name in ("package", "version")}
         for env_id, spec in gymnasium.registry.items()
         if env_id not in ids and env_id not in known
@@ -101,7 +103,8 @@ def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise UnknownEnvironmentError(
             f"no environment {env_id!r} is registered{did_you_mean(env_id, gymnasium.registry) or '.'} An environment "
-            f"of your own must be registered with gymnasium in a module listed in turnkey.modules. ({error})"
+            "of your own must be registered with gymnasium in a module that is named by --module in the commands of "
+            f"turnkey, and by turnkey.modules on a launch line. ({error})"
         ) from error
     try:
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
@@ -160,8 +163,8 @@ def _check_kwargs(spec: EnvSpec, creator: Callable[..., Any], kwargs: Mapping[st
     if missing := [name for name in required if name not in kwargs and name not in spec.kwargs]:
         keys = " and ".join(f"turnkey.env.kwargs.{name}" for name in missing)
         raise EnvironmentKwargsError(
-            f"environment {spec.id!r} needs {', '.join(map(repr, missing))}, which nobody gives: set {keys}, or the "
-            "tasks' own arguments (`turnkey tasks --kwargs`)"
+            f"environment {spec.id!r} needs {', '.join(map(repr, missing))}, which nobody gives: set {keys} on a "
+            "launch line, or --kwargs of the commands `turnkey tasks` and `turnkey env-check`"
         )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def split_seeds(n_train: int, n_val: int, seed: int) -> tuple[list[int], list[in
 
 
 def write_parquet(path: str | PathLike[str], tasks: Sequence[Task], data_source: str, split: str) -> None:
-    """Write ``tasks`` as a parquet file in verl's format, one row per task.
+    """Write ``tasks`` as a parquet file in verl's format, one row per task; its folder is made if it is not there.
 
     The task travels as a JSON string: parquet cannot hold an empty dict and gives every row the union of all keys.
     The ``prompt`` is only what verl's data loader asks for, the agent loop writes its own.
@@ -89,4 +90,5 @@ def write_parquet(path: str | PathLike[str], tasks: Sequence[Task], data_source:
         }
         for index, task in enumerate(tasks)
     ]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(path, index=False)

@@ -16,20 +16,22 @@ from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.errors import ModuleImportError
 
 
-def import_modules(names: Sequence[str]) -> None:
+def import_modules(names: Sequence[str], key: str = "turnkey.modules") -> None:
     """Import each of ``names`` once: dotted modules, or paths of ``.py`` files (relative to the working directory).
 
+    ``key`` is named in errors: the configuration key, or the option of a command, that lists the modules.
+
     Raises:
-        ModuleImportError: names the module, the error in it and the config key.
+        ModuleImportError: names the key, the module and the error in it.
     """
     if isinstance(names, str):
-        raise ModuleImportError(f"turnkey.modules is a list of modules, not the text {names!r}: write [{names}]")
+        raise ModuleImportError(f"{key} is a list of modules, not the text {names!r}: write [{names}]")
     for name in names:
         try:
             _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
         except (Exception, SystemExit) as error:
             raise ModuleImportError(
-                f"turnkey.modules: cannot import {name!r} ({type(error).__name__}: {error}). "
+                f"{key}: cannot import {name!r} ({type(error).__name__}: {error}). "
                 f"Give a dotted module that every process can import, or the path of a .py file."
             ) from error
 

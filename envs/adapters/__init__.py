@@ -1,1 +1,1 @@
-"""Other people's environments in this package's contract; the registry names them by string, nobody imports them."""
+"""Adapters: one environment package each, as a ``TextEnv``. ``catalog`` names their classes by string."""

@@ -1,4 +1,4 @@
-"""Where adapters keep what takes long to make or to find."""
+"""The folder in which adapters keep generated games and lists of games between runs."""
 
 from __future__ import annotations
 

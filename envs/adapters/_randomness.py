@@ -1,4 +1,4 @@
-"""For engines that draw from the global random state of their process: each instance has one of its own."""
+"""A random state per instance, for engines that draw from the global one of their process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 
 class OwnRandom:
-    """The global state of ``random`` and numpy as one instance sees it; the same for all until it is seeded."""
+    """The states of ``random`` and ``numpy.random`` that one instance sees; equal in all new instances."""
 
     def __init__(self) -> None:
         self.state: tuple[Any, Any] = random.Random(1).getstate(), np.random.RandomState(1).get_state()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """While the engine's code runs its own state is the global one; afterwards everything is as it was outside."""
+        """Within this context the instance's state is the global one; afterwards the program's is back."""
         outside = random.getstate(), np.random.get_state()
         random.setstate(self.state[0])
         np.random.set_state(self.state[1])

@@ -27,7 +27,7 @@ KEY = "turnkey.env.kwargs.urls"
 LEASE_SECONDS = 30.0
 _PORTS = re.compile(r"(.*):(\d+)-(\d+)/*")
 _FENCE = re.compile(r"```[\w+]*\n(.*?)```", re.DOTALL)
-# What the server answers to code that it has not begun to run.
+# Beginnings of the server's answers to code that it did not run.
 _FAILED = "Execution failed. Traceback:\n"
 _NOT_RUN = (f"{_FAILED}Syntax error", f"{_FAILED}Usage of the following", "No code available to execute.")
 
@@ -86,7 +86,7 @@ class AppWorldText(TextEnv):
         self._ran = []
         world = self._ask(
             "initialize",
-            # Servers of one AppWorld folder would otherwise write and read each other's results of the same task.
+            # A name per server: those that share a folder would overwrite each other's results of the same task.
             experiment_name=f"turnkey-{digest(self._lease[0])}",
             timeout_seconds=self._code_timeout,
         )
@@ -103,8 +103,8 @@ class AppWorldText(TextEnv):
         try:
             ast.parse(code)
         except SyntaxError:
-            pass  # the server has its own words for it, and perhaps another Python
-        except Exception as error:  # null bytes, endless nesting: it would be an error of the server's, not of the code
+            pass  # left to the server: its message is AppWorld's, and its Python may be another one
+        except Exception as error:  # null bytes, deep nesting: the server would fail on them
             return self._result(f"This cannot be read as Python: {error}", invalid=True)
         output = self._ask("execute", code=code)
         if output.startswith(_NOT_RUN):
@@ -119,7 +119,7 @@ class AppWorldText(TextEnv):
         return self._result(output, reward=share, success=success, terminated=True)
 
     def close(self) -> None:
-        """Leave the server to others."""
+        """Release the server."""
         if self._lease is not None:
             self._lease[1].close()
             self._lease = None
@@ -163,9 +163,10 @@ def _task_ids(tasks: str | Sequence[str]) -> list[str]:
 
 
 def _lease(urls: Sequence[str]) -> tuple[str, IO[str]]:
-    """A server that nobody else on this machine uses, and the lock that says so until it is closed.
+    """A server that no other episode on this machine uses, and the lock file that reserves it until it is closed.
 
-    The operating system drops the lock of a process that dies. Raises ``ServerError`` after half a minute.
+    The operating system releases the lock of a process that dies. Raises ``ServerError``: at once when no server can be
+    reached, else after half a minute without a free one.
     """
     folder = Path(tempfile.gettempdir(), f"turnkey-appworld-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)

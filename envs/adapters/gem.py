@@ -1,7 +1,7 @@
 """The games of GEM (Liu et al. 2025, "GEM: a gym for agentic LLMs"): Sokoban, Mastermind, Minesweeper, Hanoi, ...
 
-GEM's games are text environments already. Here they get a key of the state, one flag for one end, a random state of
-their own, and a reply to a text that is no action that does not end the episode.
+GEM's games read and write text already. This adapter adds a state key, sets either ``terminated`` or ``truncated`` at
+the end, gives each instance its own random state, and lets the episode go on after a malformed action.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _handlers, _level = logging.root.handlers[:], logging.root.level
 from gem.envs.registration import ENV_REGISTRY  # noqa: E402
 from gem.envs.registration import make as make_game  # noqa: E402
 
-logging.root.handlers[:], logging.root.level = _handlers, _level  # GEM sets up logging for the whole process
+logging.root.handlers[:], logging.root.level = _handlers, _level  # importing GEM configures the root logger
 
 REWARDS = ("native", "success")
 ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -84,7 +84,7 @@ def _fifteen(game: Any) -> list[str] | None:
 
 
 def _minesweeper(game: Any) -> list[str]:
-    game.step("\\boxed{reveal 0 0}")  # the mines are laid now
+    game.step("\\boxed{reveal 0 0}")  # GEM places the mines at the first reveal
     flags, reveals = [], ["reveal 0 0"]
     for row in range(game.rows):
         for column in range(game.cols):
@@ -93,7 +93,7 @@ def _minesweeper(game: Any) -> list[str]:
             elif not game.revealed[row][column]:
                 reveals.append(f"reveal {row} {column}")
                 game._update_grid(row, column)
-    return flags + reveals  # GEM notices a win only when a cell is revealed
+    return flags + reveals  # reveals last: GEM tests for a win only after one
 
 
 def _sudoku(game: Any) -> list[str]:
@@ -116,18 +116,18 @@ def _word_search(game: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Game:
-    """What GEM does not say about a game of its own."""
+    """What the adapter needs to know about a game and GEM does not tell."""
 
     state: tuple[str, ...]
-    """the attributes that are its state, hidden parts included: two games equal in them go on alike"""
+    """the attributes that make up its state, hidden parts included"""
     actions: tuple[str, ...] | None = None
-    """all actions, where they are few"""
+    """all actions; None: they are too many, and ``form`` describes them"""
     form: str = ""
-    """elsewhere: the regular expression of an action, as GEM reads it inside the braces of ``\\boxed{}``"""
+    """regular expression of an action, as GEM reads it inside the braces of ``\\boxed{}``"""
     solve: Callable[[Any], list[str] | None] = lambda game: None
-    """actions that win; gets a copy of the game and may read what the player must not"""
+    """actions that win; gets a copy of the game, and may change it and read its hidden state"""
     guesses: bool = False
-    """a wrong guess leaves no trace in the state, so that an unchanged state does not mean a refused action"""
+    """whether a wrong guess leaves the state unchanged; elsewhere an unchanged state means a refused action"""
 
 
 GAMES = {
@@ -183,11 +183,12 @@ class GEMText(TextEnv):
         **kwargs: arguments of the game, over those that GEM registered for the id: ``max_turns`` (the limit of the
             episode), ``num_boxes``, ``dim_room``, ...
 
-    An action is what GEM reads inside the braces of ``\\boxed{}``: ``up``, ``reveal 1 2``, ``A C``. Another text
-    leaves the state as it is, takes a turn and is ``invalid``; GEM would end the episode. Where the game has no list of
-    ``admissible`` actions, one that GEM refuses (out of bounds, a guess made before) is ``invalid`` too; a move of the
-    list, such as one into a wall, is not, and leads nowhere. ``state_key`` is a hash of the game's state, hidden parts
-    included, without the turn number. One seed is one start, and the global random state is left alone.
+    An action is what GEM reads inside the braces of ``\\boxed{}``: ``up``, ``reveal 1 2``, ``A C``. Any other text
+    leaves the state unchanged, takes a turn and is ``invalid``; GEM would end the episode. Where the game has no list
+    of ``admissible`` actions, one that GEM refuses (out of bounds, a repeated guess) is ``invalid`` too. A listed
+    action is always valid, also one without effect, such as a move into a wall. ``state_key`` is a hash of the game's
+    state, hidden parts included, without the turn number. The seed determines the start; the program's random state is
+    not changed.
 
     Raises:
         UnknownEnvironmentError: no such game.
@@ -228,10 +229,10 @@ class GEMText(TextEnv):
         with self._own_random():
             text, reward, ended, truncated, info = game.step(f"\\boxed{{{action}}}")
         key = self._key()
-        # GEM sets both flags at its turn limit, and there alone now that it gets no text of the wrong form.
+        # At its turn limit GEM sets both flags.
         terminated = ended and not truncated
         success = terminated and text.startswith("Congratulations")
-        text = re.sub(r"^At turn \d+, ", "", text)  # the turn is no part of the state, and prompts count on their own
+        text = re.sub(r"^At turn \d+, ", "", text)  # prompts number the turns themselves
         return StepResult(
             observation=f"{text[:1].upper()}{text[1:]}\n{info['suffix']}",
             state_key=key,
@@ -244,7 +245,7 @@ class GEMText(TextEnv):
         )
 
     def oracle(self) -> list[str] | None:
-        """The fewest moves in Sokoban, Hanoi and the tile puzzle, the hidden solution elsewhere; none for 2048."""
+        """A shortest solution of Sokoban, Hanoi and the tile puzzle, else the hidden solution; None for 2048."""
         kept = self._own_random.state
         with self._own_random():
             plan = self.rules.solve(copy.deepcopy(self.game))
@@ -261,7 +262,7 @@ class GEMText(TextEnv):
                 f"{id} needs the package {error.name!r}, which is not installed: pip install {error.name}"
             ) from error
         accepted = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
-        for name in kwargs:  # GEM would ignore an unknown one
+        for name in kwargs:  # GEM ignores unknown ones
             if name not in accepted:
                 raise EnvironmentKwargsError(
                     f"{id} takes no argument {name!r}{did_you_mean(name, accepted) or '.'} "
@@ -284,7 +285,7 @@ class GEMText(TextEnv):
 
 
 def _plain(value: Any) -> Any:
-    """Equal for equal values: sets and dicts in order, arrays as lists."""
+    """The value with sets and dicts sorted and arrays as lists, so that equal values have equal hashes."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """MiniGrid and BabyAI as text: what the agent sees, how far away it is, and what it carries.
 
-In the manner of the BabyAI-Text literature (Carta et al. 2023, "Grounding large language models in interactive
-environments with online reinforcement learning"): the partial, egocentric view that MiniGrid gives is put into words.
+As in BabyAI-Text (Carta et al. 2023, "Grounding large language models in interactive environments with online
+reinforcement learning"), the text describes the partial, egocentric view that MiniGrid gives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACTIONS = {
     "drop": Actions.drop,
     "toggle": Actions.toggle,
 }
-# The agent itself has to declare success in these; elsewhere "done" would only waste a step.
+# Levels in which the agent declares success with the action "done"; in the others it has no effect.
 NEEDS_DONE = ("MiniGrid-GoToDoor", "MiniGrid-GoToObject")
 REWARDS = ("success", "time_decay")
 DOOR_STATES = ("open", "closed", "locked")
@@ -48,9 +48,9 @@ class MiniGridText(TextEnv):
             reward, ``1 - 0.9 * steps / max_steps``.
         max_steps: steps after which the episode is truncated; ``None`` leaves the level's own limit.
 
-    ``info`` holds ``state_key`` (hash of the full state: grid, pose, carried object, mission, progress; not of the
-    text), ``admissible``, ``success``, ``invalid`` and, from ``reset``, the mission as ``task``. An action that is none
-    of the words leaves the state as it is, counts as a step and sets ``invalid``. One seed is one episode start.
+    ``state_key`` is a hash of the full state, not of the text: grid, pose, carried object, mission, progress. ``task``
+    is the mission. An action that is none of the words leaves the state unchanged, counts as a step and sets
+    ``invalid``. The seed determines the start.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 1}
@@ -112,7 +112,7 @@ def _encode(thing: Any) -> Any:
 
 
 def _progress(env: MiniGridEnv) -> list[str]:
-    """Which parts of a BabyAI instruction with several parts are done: no trace of it is in the grid."""
+    """Which parts of a compound BabyAI instruction are done, which the grid does not show."""
     found: list[str] = []
     todo = [getattr(env, "instrs", None)]
     while todo:
@@ -123,9 +123,9 @@ def _progress(env: MiniGridEnv) -> list[str]:
 
 
 def describe(image: Any, carrying: Any) -> str:
-    """Words for MiniGrid's view: an array (width, height, 3) with the agent in the middle of the last column of cells.
+    """Words for MiniGrid's view: an array (width, height, 3), the agent at (width // 2, height - 1), facing y = 0.
 
-    The number of free steps in three directions stands for the walls, then follow the things in sight, nearest first.
+    Walls are described by the number of free steps in three directions; things in sight follow, nearest first.
     """
     width, height = image.shape[:2]
     middle, last = width // 2, height - 1

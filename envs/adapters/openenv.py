@@ -1,8 +1,8 @@
 """Any environment behind an OpenEnv server: the package's own client, and a mapping between its fields and text.
 
-An OpenEnv server holds one environment per WebSocket session. Its actions and observations are objects with fields of
-the environment's choosing; which of them hold what is said by arguments. Environments whose actions are calls of MCP
-tools speak the same protocol: ``tools: true``.
+An OpenEnv server holds one environment per WebSocket session. Actions and observations are objects whose fields differ
+from environment to environment; arguments say what each field holds. ``tools: true`` is for environments whose actions
+are calls of MCP tools.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class OpenEnvText(TextEnv):
         action: how an action is sent: the name of the field that takes its text; or a whole action, in which every
             text ``{action}`` is replaced by it, such as ``{"command": "{action}", "timeout": 5}``; or None: the action
             is itself the JSON of one.
-        fields: where in the observation things are, as dotted paths, any of ``observation`` (text, or anything that
-            is shown as JSON; absent: all fields), ``task`` (after a reset), ``success`` (or ``won``; absent: ended
-            with a reward above 0), ``truncated`` (absent: never), ``admissible``, ``invalid``, ``state_key`` (absent:
-            all fields). Of ``metadata`` only what a path leads to is read.
+        fields: dotted paths into the observation, any of ``observation`` (text, or anything that is shown as JSON;
+            absent: all fields), ``task`` (after a reset), ``success`` (or ``won``; absent: ended with a reward above
+            0), ``truncated`` (absent: never), ``admissible``, ``invalid``, ``state_key`` (absent: all fields). "All
+            fields" leaves out ``metadata``; a path may lead into it.
         tools: the actions are calls of MCP tools, written as ``{"name": ..., "arguments": {...}}``. The server's list
-            of tools becomes part of the task. Without a field for it, ``state_key`` is then made of all calls and
-            answers so far: what a single answer shows is no state.
+            of tools becomes part of the task. Without a field for it, ``state_key`` is then a hash of all calls and
+            answers so far, since one answer does not show the state.
         reset: further arguments of the server's ``reset``, beside the seed.
         headers: HTTP headers of the connection, such as an authorization.
         timeout: seconds to wait for an answer.
         max_steps: steps before truncation.
 
-    A seed is one start only if the server's environment takes ``seed`` in its ``reset``: others ignore it.
+    The seed determines the start only where the server's environment takes ``seed`` in its ``reset``.
     """
 
     metadata = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 20}  # noqa: RUF012 - gymnasium's own attribute
@@ -92,27 +92,27 @@ class OpenEnvText(TextEnv):
         except ServerError:
             if fresh:
                 raise
-            answer = self._ask("reset", seed=seed, **self._reset_arguments)  # a server that was started anew
+            answer = self._ask("reset", seed=seed, **self._reset_arguments)  # the server may have been restarted
         task = str(self._find(answer.observation, "task") or "")
         if self._with_tools:
             listed = self._ask("step", {"type": "list_tools"}).observation
             self._tools = [tool["name"] for tool in listed.get("tools", [])]
             task = "\n".join([task, "Tools:", *map(_described, listed.get("tools", []))]).strip()
-        self._past = [answer.observation]
+        self._past = [_plain(answer.observation)]
         return self._now(answer), task
 
     def act(self, action: str) -> StepResult:
         payload = self._payload(action)
         if payload is None:
             return self.refused()
-        # Half a surrogate pair, which a decoder can leave in a text, is nothing that servers expect.
+        # A lone surrogate, which a tokenizer can decode to, is not valid UTF-8.
         payload = json.loads(json.dumps(payload, ensure_ascii=False).encode("utf-8", "replace"))
         try:
             answer = self._ask("step", payload)
         except _RefusedError:
             return self.refused()
         if not _failed(answer.observation):
-            self._past += [payload, answer.observation]
+            self._past += [payload, _plain(answer.observation)]
         return self._now(answer)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class OpenEnvText(TextEnv):
                 client.close()
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the server. Whatever goes wrong ends the session, except an action that it finds malformed."""
+        """Call the server. Any error ends the session, except the refusal of a malformed action."""
         try:
             if self._client is None:
                 client = GenericEnvClient(self._url, message_timeout_s=self._timeout, headers=self._headers or None)
@@ -156,7 +156,7 @@ class OpenEnvText(TextEnv):
         return {"type": "call_tool", "tool_name": name, "arguments": arguments}
 
     def _find(self, observation: Any, name: str) -> Any:
-        """What a path of ``fields`` leads to; None when there is no path of that name, or nothing there."""
+        """The value at the path ``fields[name]``; None without such a path or value."""
         place = observation
         for key in self._fields[name].split(".") if name in self._fields else ():
             place = place.get(key) if isinstance(place, Mapping) else None
@@ -170,7 +170,7 @@ class OpenEnvText(TextEnv):
 
     def _now(self, answer: Any) -> StepResult:
         seen = answer.observation
-        plain = {key: value for key, value in seen.items() if key != "metadata"}
+        plain = _plain(seen)
         if "observation" in self._fields:
             text = _text(self._find(seen, "observation"))
         else:
@@ -192,12 +192,17 @@ class OpenEnvText(TextEnv):
         )
 
 
+def _plain(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """An observation without what servers say about it, such as the time: equal states have to be equal."""
+    return {key: value for key, value in seen.items() if key != "metadata"}
+
+
 class _RefusedError(Exception):
-    """The server finds an action malformed; its environment has not seen it."""
+    """The server refused an action as malformed and did not pass it to its environment."""
 
 
 def _filled(template: Any, action: str) -> Any:
-    """``template`` with the action in its place, or places."""
+    """``template`` with every ``{action}`` replaced."""
     if isinstance(template, str):
         return template.replace(PLACE, action)
     if isinstance(template, Mapping):
@@ -208,7 +213,7 @@ def _filled(template: Any, action: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Text as it is; the fields of an object a line each, a single one without its name; anything else as JSON."""
+    """Text unchanged; an object as a line per field, a single field without its name; anything else as JSON."""
     if isinstance(value, Mapping):
         shown = {name: part if isinstance(part, str) else json.dumps(part, default=str) for name, part in value.items()}
         return "\n".join(shown.values() if len(shown) == 1 else (f"{name}: {part}" for name, part in shown.items()))
@@ -221,12 +226,12 @@ def _described(tool: Mapping[str, Any]) -> str:
 
 
 def _failed(seen: Mapping[str, Any]) -> bool:
-    """Whether a tool was called in a way that it cannot be."""
+    """Whether the observation is an error of a tool call."""
     return "tool_name" in seen and bool(seen.get("error"))
 
 
 def _answer(seen: Mapping[str, Any]) -> str:
-    """What a tool answered: its text, where it is text."""
+    """The answer of a tool, or the error of the call, as text."""
     if _failed(seen):
         return f"Error: {seen['error'].get('message', seen['error'])}"
     result = seen.get("result")

@@ -48,14 +48,14 @@ class ScienceWorldText(TextEnv):
         split: which variations are played: ``train``, ``dev`` or ``test``, as the package divides them.
         simplification: the package's own, separated by commas: ``easy`` (all of the others), ``teleportAction``,
             ``openDoors``, ``openContainers``, ``selfWateringFlowerPots``, ``noElectricalAction``; empty: none.
-        admissible: list the commands that are possible now: 100 to 3,000, most of a step's time; some do nothing.
+        admissible: list the possible commands: 100 to 3,000, some without effect; it takes most of a step's time.
         max_steps: steps before truncation; the package's own limit is 100.
-        heap_mb: limit of the Java heap. An option ``-Xmx`` in ``$JAVA_TOOL_OPTIONS`` goes before it.
+        heap_mb: limit of the Java heap. An option ``-Xmx`` in ``$JAVA_TOOL_OPTIONS`` overrides it.
 
     A step's reward is the change of the score (0 to 100) divided by 100, so that an episode's rewards add up to at most
     1. Focusing on the wrong thing ends most tasks: the score drops to -100, the rewards add up to -1. ``success`` means
-    score 100. ``state_key`` is made of what the agent can see, its inventory and the task's progress. What is not seen
-    is left out: other rooms, and temperatures, which drift with every turn, so that with them no state would come back.
+    score 100. ``state_key`` is a hash of what the agent sees, its inventory and the task's progress. Other rooms are
+    left out, and temperatures, which change with every turn: with them no state would occur twice.
     """
 
     metadata = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 400}  # noqa: RUF012 - gymnasium's own attribute
@@ -97,7 +97,7 @@ class ScienceWorldText(TextEnv):
     def begin(self, seed: int) -> tuple[StepResult, str]:
         engine = self._engine = self._engine or _start(self._heap_mb)
         task = self._tasks[seed % len(self._tasks)]
-        if task not in self._variations:  # the simulator tells only those of the task that is loaded
+        if task not in self._variations:  # the simulator lists those of the loaded task only
             self._load(task, 0)
             self._variations[task] = getattr(engine, f"get_variations_{self._split}")()
         of_task = self._variations[task]
@@ -106,9 +106,9 @@ class ScienceWorldText(TextEnv):
         return self._now(self._simulator.step("look around")), engine.get_task_description()
 
     def act(self, action: str) -> StepResult:
-        # The package's own step() lists all commands every time, which takes longer than the step itself.
+        # Not the package's own step(): it lists all commands every time, which takes longer than the step itself.
         answer = self._simulator.step(action)
-        # Some of the commands that the simulator lists, it does not know: who chose from the list did nothing wrong.
+        # The simulator lists some commands that it then refuses: an action from the list is valid all the same.
         listed = action in (self._last_result.admissible or ())
         return self._now(answer, invalid=answer.startswith(UNKNOWN) and not listed)
 
@@ -140,7 +140,7 @@ class ScienceWorldText(TextEnv):
 
     @property
     def engine(self) -> ScienceWorldEnv:
-        """The package's environment underneath; there is one from the first reset on, until ``close``."""
+        """The package's environment, from the first reset until ``close``."""
         assert self._engine is not None, "reset comes first"
         return self._engine
 
@@ -173,7 +173,7 @@ class ScienceWorldText(TextEnv):
 
 
 def _task(name: Any) -> str:
-    """The name by which the simulator knows a task that is given by its name or its id in the paper."""
+    """The simulator's name of a task that is given by name, or by its id in the paper."""
     task = infer_task(name) if isinstance(name, str) else name
     if task not in TASKS:
         raise UnknownEnvironmentError(
@@ -184,7 +184,7 @@ def _task(name: Any) -> str:
 
 def _start(heap_mb: int) -> ScienceWorldEnv:
     # The simulator keeps things in sets ordered by identity hashes, which depend on all that the process did before:
-    # rooms would list their things in another order after every load. One hash for all of them gives one order.
+    # rooms would list their things in another order after every load. With equal hashes the order is fixed.
     same_order = "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockExperimentalVMOptions -XX:hashCode=2"
     with _starting, _java_options(f"-Xmx{heap_mb}m -XX:+UseSerialGC {same_order}"):
         return ScienceWorldEnv("", envStepLimit=2**31 - 1)  # steps are counted by TextEnv
@@ -192,7 +192,7 @@ def _start(heap_mb: int) -> ScienceWorldEnv:
 
 @contextlib.contextmanager
 def _java_options(options: str) -> Iterator[None]:
-    """The package gives no way to pass options to Java, except the variable that Java itself reads."""
+    """Pass options to Java by the variable that it reads; the package has no argument for them."""
     name = "JAVA_TOOL_OPTIONS"
     before = os.environ.get(name)
     os.environ[name] = f"{options} {before}" if before else options  # Java takes the last one of several

@@ -1,7 +1,7 @@
 """TextArena's games for one player: puzzles, board games and guessing games.
 
-Guertler et al. 2025, "TextArena". The games draw from Python's and numpy's global random state and seed it anew; here
-each environment keeps a random state of its own, and the program's is put back after every call.
+Guertler et al. 2025, "TextArena". The games seed the global random states of Python and numpy and draw from them; here
+each environment keeps a random state of its own, and the program's is restored after every call.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from verl_turnkey.envs.errors import (
 
 GAMES = sorted(name for name in ENV_REGISTRY if not name.endswith(("-train", "-raw")))
 REWARDS = ("raw", "success")
-COUNTERS = ("moves_made", "num_turns", "hand_number")  # of steps: the same state has one key whenever it is reached
-LARGE = 5000  # characters
+COUNTERS = ("moves_made", "num_turns", "hand_number")  # count steps; left out of the state key
+LARGE = 5000  # characters of an attribute's repr
 OUT_OF_TURNS = re.compile(r"\b(turn|move) limit\b", re.IGNORECASE)
 
 
@@ -39,13 +39,13 @@ class TextArenaText(TextEnv):
     Args:
         game: its id, such as ``Sokoban-v0`` or ``TowerOfHanoi-v0-medium``.
         options: arguments of the game, such as ``{"num_boxes": 1}``.
-        reward: of the last step, the only one that has any: ``raw``, the game's own, which for most games is the share
-            that is solved; or ``success``: 1.0 for a game that is solved, else 0.0.
-        error_allowance: invalid moves in a row that a game forgives before it ends; None: its own choice, mostly one.
+        reward: given at the last step: ``raw`` is the game's own, in most games the share that is solved; ``success``
+            is 1.0 for a solved game, else 0.0.
+        error_allowance: invalid moves in a row that do not end the game yet; None: the game's own limit, mostly one.
         max_steps: steps before truncation, beside the limit of the game itself.
 
-    ``success`` means a final reward of 1 or more. ``state_key`` is made of the game's own data: board, hidden and found
-    things, score, and the invalid moves in a row, of which one too many ends it; not of the number of moves.
+    ``success`` means a final reward of 1 or more. ``state_key`` is a hash of the game's data: board, hidden and found
+    things, score, and the number of invalid moves in a row, which decides when the game ends; not the number of moves.
     """
 
     metadata = {**TextEnv.metadata, "memory_mb": 220}  # noqa: RUF012 - gymnasium's own attribute
@@ -68,12 +68,12 @@ class TextArenaText(TextEnv):
         self._own_random = OwnRandom()
         with self._own_random():
             self._game = self._blank = _make(game, dict(options or {}))
-        # Word lists and the like, which the constructor has made: they are not the state, and slow to look through.
+        # What the constructor made that is large, such as word lists: it does not change, and is slow to hash.
         self._fixed = {name: value for name, value in vars(self._blank).items() if len(repr(value)) > LARGE}
         self._board = ""
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
-        # Some keep things from one episode to the next: each one gets a game that was never played.
+        # Some games keep data from one episode to the next: each episode gets a copy of the unplayed one.
         self._game = copy.deepcopy(self._blank, {id(value): value for value in self._fixed.values()})
         with self._own_random():
             random.seed(seed)
@@ -122,7 +122,7 @@ class TextArenaText(TextEnv):
             success=success,
             terminated=done and not truncated,
             truncated=truncated,
-            # A valid move sets the count of errors back; the one that ends the game is only told at the end.
+            # A valid move resets the count of errors; an invalid one that ends the game is reported at its end only.
             invalid=bool(ended.get("invalid_move", False)) or (not done and state.error_count > 0),
         )
 
@@ -131,7 +131,7 @@ class TextArenaText(TextEnv):
         return _plain({**own, "state": self._game.state.game_state})
 
     def _heard(self) -> list[tuple[str, ObservationType]]:
-        """What the game has said since the last time. Some say the player's own action in a malformed way: left out."""
+        """The game's messages since the last call, without echoes of the player's action, which some games garble."""
         echo = ObservationType.PLAYER_ACTION
         said = self._game.get_observation()[1]
         return [(message.strip(), kind) for _, message, kind in said if isinstance(message, str) and kind != echo]
@@ -151,13 +151,13 @@ def _make(game: str, options: dict[str, Any]) -> Any:
         ) from error
     except TypeError as error:
         raise EnvironmentKwargsError(f"{game!r} does not take the options {options}: {error}") from error
-    while isinstance(made, textarena.Wrapper):  # they gather the whole dialogue; here prompts are made elsewhere
+    while isinstance(made, textarena.Wrapper):  # wrappers repeat the whole dialogue; the agent loop builds the prompts
         made = made.env
     return made
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in plain types, in an order of its own: the same state gives the same text in every process."""
+    """``value`` in plain types and sorted: the same state gives the same text in every process."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -23,7 +23,7 @@ from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count,
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 FLAG = (False, True)
-# For every challenge its options: the default and what is allowed.
+# Options of each challenge: the default and the allowed values.
 OPTIONS: dict[str, dict[str, tuple[Any, Collection[Any]]]] = {
     "coin_collector": {"level": (5, range(1, 301)), "only_last_action": (False, FLAG)},
     "treasure_hunter": {"level": (5, range(1, 31)), "only_last_action": (False, FLAG)},
@@ -57,26 +57,26 @@ _WANTED = EnvInfos(
     win_facts=True,
     won=True,
 )
-# TextWorld's parser is one per process: games are made and loaded by one thread at a time, and compiled and played by
-# many. Nobody waits for a compiler or another process while holding this lock.
+# TextWorld has one parser per process: one thread at a time makes or loads a game. Compiling and playing need no lock,
+# and no thread waits for a compiler or another process while it holds this one.
 _LOADING = threading.Lock()
 
 
 class TextWorldText(TextEnv):
-    """A text adventure. The seed chooses the game; it is made and compiled when first asked for, and kept on disk.
+    """A text adventure. The seed chooses the game, which is generated and compiled at its first use and kept on disk.
 
     Args:
         challenge: ``coin_collector``, ``treasure_hunter``, ``simple`` or ``cooking``.
-        games: number of different games: the seed is taken modulo it; None: every seed is a game of its own.
+        games: number of different games: the seed is taken modulo it; None: a different game for every seed.
         path: a ``.z8`` game that TextWorld made, or a folder of such games, instead of a challenge: the games sorted by
             path, ``seed % count``.
         reward: ``score`` gives the points of the step (they sum to the game's maximum); ``success`` gives 1.0 for
             winning and 0.0 otherwise.
         max_steps: steps after which an episode is truncated; None: never.
-        options: the challenge's own, see ``OPTIONS``; those of the command ``tw-make``.
+        options: of the challenge, named as in the command ``tw-make``: see ``OPTIONS``.
 
-    ``state_key`` is a hash of objective, facts of the world and quests done so far. An action that is not admissible
-    changes nothing and is invalid. A lost game (burned food, the wrong treasure) terminates without success.
+    ``state_key`` is a hash of the objective, the facts of the world and the completed quests. An action that is not
+    admissible changes nothing and is invalid. A lost game (burned food, the wrong treasure) terminates without success.
 
     Generated games are kept in ``$TURNKEY_CACHE/textworld``, by default ``~/.cache/verl-turnkey/textworld``.
     """
@@ -126,7 +126,7 @@ class TextWorldText(TextEnv):
         state, score, terminated = self._engine.step(command)
         points, self._score = score - self._score, score
         reward = points if self._reward == "score" else float(state.won)
-        # A quest done stays done, also when its facts are undone: its points come once.
+        # A completed quest stays completed when its facts change again: its points are given once.
         facts = {str(fact) for fact in state.facts}
         self._done.update(i for i, quest in enumerate(self._quests) if any(event <= facts for event in quest))
         return self._now(state, state.feedback, reward, bool(terminated))
@@ -189,8 +189,8 @@ def compiled(challenge: str, options: Mapping[str, Any], seed: int) -> Path:
         return game
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{seed}.lock", "w") as lock:
-        # A group asks several threads and processes for one game at the same moment.
-        with contextlib.suppress(OSError):  # a file system without locks: the game is made more than once, that is all
+        # The episodes of a group need the same game at the same moment, in several threads and processes.
+        with contextlib.suppress(OSError):  # a file system without locks: several may make the game, and one is kept
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not game.is_file():
             with tempfile.TemporaryDirectory(prefix="new-", dir=folder) as scratch:
@@ -198,9 +198,9 @@ def compiled(challenge: str, options: Mapping[str, Any], seed: int) -> Path:
                 new.mkdir()
                 _compile(challenge, options, seed, new / game.name)
                 try:
-                    new.rename(game.parent)  # at once: nobody ever sees half a game
+                    new.rename(game.parent)  # atomic: no process finds half a game
                 except OSError:
-                    if not game.is_file():  # otherwise another one was faster
+                    if not game.is_file():  # else another process has made it
                         raise
     return game
 
@@ -216,8 +216,8 @@ def _compile(challenge: str, options: Mapping[str, Any], seed: int, path: Path) 
             game = make({"test": False, **options}, wanted)
         except (ValueError, AssertionError) as error:
             raise EnvironmentKwargsError(f"TextWorld makes no {challenge} with {dict(options)}: {error}") from error
-    compile_game(game, wanted)  # writes out what was made, and runs compilers; it parses nothing
-    path.with_suffix(".ni").unlink()  # the source, of no use to a player
+    compile_game(game, wanted)  # runs compilers, and does not use the parser
+    path.with_suffix(".ni").unlink()  # the source, which playing does not need
 
 
 def _clean(text: str | None) -> str:

@@ -1,8 +1,7 @@
 """gymnasium's toy-text games in words: FrozenLake, Taxi and CliffWalking.
 
-The rules are gymnasium's own classes. Its coloured maps are not shown: the observation says where the agent stands,
-what is beside it, and how far away everything is, seen from the agent. It holds the whole state, so that equal states
-read the same.
+The rules are gymnasium's own classes. In place of their maps the observation says where the agent is, what is next to
+it, and how far away everything else is. Until the episode ends it contains the whole state.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ LARGEST = 16
 
 
 class _Table(TextEnv):
-    """A game that gymnasium describes by a table, ``P[state][move] = [(chance, after, reward, terminated)]``.
+    """A game that gymnasium describes by a table, ``P[state][move] = [(probability, next state, reward, terminated)]``.
 
-    An action that is none of the words leaves the state as it is, counts as a step and sets ``invalid``.
+    An action that is none of ``moves`` leaves the state unchanged, counts as a step and sets ``invalid``.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 1}
@@ -61,7 +60,7 @@ class _Table(TextEnv):
         return StepResult(event + self._words(state), self._key(state), list(self.moves), **outcome)
 
     def _plan(self) -> list[str] | None:
-        """The fewest actions that win; where the game is one of chance, those that may."""
+        """A shortest list of actions that wins; in a slippery game, that wins with luck."""
 
         def moves(state: int) -> Iterator[tuple[str, int, bool]]:
             for word, move in self.moves.items():
@@ -71,7 +70,7 @@ class _Table(TextEnv):
         return shortest_plan(int(self.world.s), moves)
 
     def _words(self, state: int) -> str:
-        """The whole state, as the agent sees it."""
+        """The whole state in words."""
         raise NotImplementedError
 
     def _key(self, state: int) -> str | int:
@@ -82,7 +81,7 @@ class _Table(TextEnv):
         return True
 
     def _event(self, reward: float) -> str:
-        """What happened, where the state alone does not tell."""
+        """What the last step did, where the new state does not show it."""
         return ""
 
 
@@ -90,14 +89,14 @@ class FrozenLakeText(_Table):
     """Walk over a frozen lake to the goal; a hole ends the episode.
 
     Args:
-        size: rows and columns of a random lake, 2 to 16. One seed is one lake, with a way to the goal.
-        map: a lake that is always the same: ``4x4`` or ``8x8`` (gymnasium's), or its rows, such as
-            ``["SFH", "FFF", "HFG"]`` (start, frozen, hole, goal). None: a random one.
-        slippery: whether two moves of three go to the one or the other side instead (gymnasium's default, not ours).
+        size: rows and columns of a random lake, 2 to 16. The seed determines the lake; a path leads to the goal.
+        map: a fixed lake: ``4x4`` or ``8x8`` (gymnasium's), or its rows, such as ``["SFH", "FFF", "HFG"]`` (start,
+            frozen, hole, goal). None: a random one.
+        slippery: whether a move slides to either side with a probability of 1/3 each (gymnasium's default is true).
         max_steps: steps after which the episode is truncated.
 
     The reward is 1 at the goal. Actions are ``left``, ``down``, ``right``, ``up``. ``state_key`` is a hash of the
-    lake and the place on it. ``oracle`` knows the shortest way when the lake is not slippery.
+    lake and the position. ``oracle`` gives a shortest path, and None for a slippery lake.
     """
 
     moves: ClassVar[dict[str, int]] = {"left": 0, "down": 1, "right": 2, "up": 3}
@@ -163,7 +162,7 @@ class FrozenLakeText(_Table):
 
 
 class _PaidTable(_Table):
-    """A game whose own rewards may be exchanged for success."""
+    """A game that rewards each step: ``reward`` chooses between that and success."""
 
     def __init__(self, reward: str, max_steps: int | None) -> None:
         super().__init__(max_steps)
@@ -179,7 +178,7 @@ class TaxiText(_PaidTable):
             delivery. ``success`` gives 1.0 for the delivery and 0.0 otherwise.
         max_steps: steps after which the episode is truncated.
 
-    One seed is one start (taxi, passenger, destination). Actions are ``south``, ``north``, ``east``, ``west``,
+    The seed determines the start (taxi, passenger, destination). Actions are ``south``, ``north``, ``east``, ``west``,
     ``pick up``, ``drop off``. ``state_key`` is gymnasium's number of the state.
     """
 
@@ -214,14 +213,14 @@ class TaxiText(_PaidTable):
 
 
 class CliffWalkingText(_PaidTable):
-    """Walk along a cliff to the goal; who steps into it starts again.
+    """Walk along a cliff to the goal; a step off the cliff leads back to the start.
 
     Args:
         reward: ``native`` is gymnasium's own: -1 a step, -100 for a fall. ``success`` gives 1.0 at the goal and 0.0
             otherwise.
         max_steps: steps after which the episode is truncated.
 
-    There is one start: the seed makes no difference. Actions are ``up``, ``right``, ``down``, ``left``. ``state_key``
+    The seed has no effect: there is one start. Actions are ``up``, ``right``, ``down``, ``left``. ``state_key``
     is gymnasium's number of the state.
     """
 

@@ -64,7 +64,7 @@ def examine(job: Job, tell: Tell, printed: Callable[[], str]) -> None:
 
     Raises the errors of ``make`` that are the user's, not the environment's: unknown id, package, arguments.
     """
-    import_modules(job.modules)
+    import_modules(job.modules, "--module")
     examination = _Examination(job, tell)
     with contextlib.suppress(_Enough):
         if job.replays:

@@ -1,1 +1,1 @@
-"""Hosts run environments beside an agent-loop worker: in threads, or in processes that may die alone."""
+"""Hosts run environments beside an agent-loop worker: in threads, or in processes that can die without it."""

@@ -28,7 +28,7 @@ class Admission:
         self._budget = budget
         self._taken = 0  # by open episodes; idle environments use what is left
         self._waiting: deque[tuple[str, asyncio.Future[int]]] = deque()
-        self._asking: set[str] = set()  # ids whose class is being asked, by the start of an episode, what it declares
+        self._asking: set[str] = set()  # ids whose first episode is reading what the class declares
         self.declared: dict[str, Declared] = {}
 
     @property
@@ -63,13 +63,13 @@ class Admission:
         return cost
 
     def settle(self, env_id: str, cost: int) -> int:
-        """The cost of an environment now that its class has been asked; admits those who waited for the answer."""
+        """The cost of an environment now that its declaration is known; admits episodes that waited for it."""
         settled = self._cost(env_id)
         self.leave(env_id, cost - settled)
         return settled
 
     def leave(self, env_id: str, cost: int) -> None:
-        """Give room back. If this episode was asking the class what it declares, it no longer is."""
+        """Give room back. If this episode was reading what the class declares, the next one may do so."""
         self._taken -= cost
         self._asking.discard(env_id)
         self._admit_waiting()
@@ -83,10 +83,10 @@ class Admission:
             env_id, grant = self._waiting[0]
             if not grant.cancelled():
                 unknown = not self._counting and env_id not in self.declared
-                if unknown and env_id in self._asking:  # the first one asks the class, the others wait
+                if unknown and env_id in self._asking:  # the first episode reads the declaration, the others wait
                     return
                 cost = self._cost(env_id)
-                if self._taken and self._taken + cost > self._room:  # alone, an environment may be larger than the room
+                if self._taken and self._taken + cost > self._room:  # a single environment may exceed the room
                     return
                 self._taken += cost
                 if unknown:

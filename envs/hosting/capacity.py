@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_SHARE_OF_MEMORY = 0.5  # of what is free when a host starts; the rest is left to what grows later
+_SHARE_OF_MEMORY = 0.5  # of the memory that is free when a host starts; the rest is for what grows later
 _CPUS_PER_HOST = 4
 _MAX_HOSTS = 4
 _CGROUP = Path("/sys/fs/cgroup")
@@ -31,7 +31,7 @@ def free_memory_mb() -> int:
         limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
         used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
         if limit and used and limit[0] != "max":
-            # The page cache (a model's weights, just read) counts as used, and is dropped when memory is needed.
+            # The page cache (such as weights just read) counts as used, but is freed when memory is needed.
             stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
             names = ("inactive_file", "active_file")  # version 1 has the sums over its children beside its own
             cache = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)

@@ -35,21 +35,21 @@ class EnvHost:
     """Runs environments for many episodes. A plain asyncio class; ``HostPool`` puts it into Ray actors.
 
     An environment whose class declares ``metadata["thread_safe"] = True`` lives in a thread of this process, any other
-    one in a process of its own. The class is first imported in a process, where the import can do no harm, to read what
-    it declares.
+    one in a process of its own. To read what it declares, the class is first imported in such a process, where the
+    import can do no harm.
 
     Args:
         modules: user modules to import first (see ``import_modules``).
         places: open episodes at most; ``auto``: as many as fit into this host's part of the free memory, counted by
             what the classes declare (``metadata["memory_mb"]``). Further ``start`` calls wait, without a deadline.
         sharers: hosts that share this machine's CPUs and memory, this one included.
-        restarts: threads and processes that may be lost (killed at a deadline, or dead) within ten minutes beyond the
-            number of episodes that went well; while they are more, every ``start`` fails with kind ``restarts``.
+        restarts: threads and processes that may be lost (killed at a deadline, or dead) within ten minutes, beyond the
+            number of episodes that ended without failure; while more are lost, every ``start`` fails (``restarts``).
         calls: environment calls that may run at the same time; ``auto``: by the number of CPUs.
 
-    Episodes are named by the caller; a name must never come again. ``timeout`` (seconds) counts from the moment the
-    environment's code starts running: waiting for room, for another call or for an interpreter does not
-    count. All failures are ``EnvironmentFailure``.
+    The caller names the episodes, each name once. ``timeout`` (seconds) counts from the moment the environment's code
+    starts: waiting for room, for another call or for an interpreter does not count. All failures are
+    ``EnvironmentFailure``.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class EnvHost:
     async def clone(self, name: str, original: str, reset_timeout: float, step_timeout: float) -> None:
         """Open the episode ``name`` in the state that ``original`` is in; both go on independently.
 
-        By the class's own ``clone()`` or, where allowed, ``copy.deepcopy`` when it is thread-safe; else by playing the
-        same actions after the same reset in another instance, which must show the same states on the way. A clone
-        does not wait for room: it might wait for its own original.
+        A thread-safe environment is copied by its ``clone()``, or by ``copy.deepcopy`` where its metadata allows that.
+        Any other one plays the same actions after the same reset in another instance, and must show the same states. A
+        clone does not wait for room, which its own original may occupy.
         """
         source = self._episode(original)
         with self._cancellable(name):
@@ -110,11 +110,11 @@ class EnvHost:
             self._open[name] = clone
 
     async def close(self, name: str) -> None:
-        """Give up an episode, also one that is still waiting or starting; does nothing after its end."""
+        """Close an episode, also one that is waiting or starting; does nothing after its end."""
         if name in self._opening:
             self._opening[name].cancel()
             await asyncio.wait({self._opening[name]})
-        if name in self._open:  # also when it was opened in spite of the cancellation
+        if name in self._open:  # perhaps opened before the cancellation took effect
             episode = self._open[name]
             async with episode.lock:
                 if episode.open:
@@ -126,7 +126,7 @@ class EnvHost:
         return {**numbers, "process": os.getpid()}
 
     async def shutdown(self) -> None:
-        """End everything that runs here; nothing may be started after it."""
+        """End all episodes and environments; nothing may be started afterwards."""
         for task in list(self._opening.values()):
             task.cancel()
         for name in list(self._open):
@@ -136,7 +136,7 @@ class EnvHost:
     async def _begin(
         self, env_id: str, kwargs: dict[str, Any], seed: int | None, timeout: float, cost: int
     ) -> tuple[_Episode, str, Info]:
-        """Start an episode on an idle environment or a new one. ``cost`` is taken already; a failure gives it back."""
+        """Start an episode in an idle or a new environment. ``cost``: the room already taken; a failure frees it."""
         instance = None
         try:
             instance = await self._instances.acquire(env_id, repr((env_id, sorted(kwargs.items()))), timeout)
@@ -196,7 +196,7 @@ class EnvHost:
         return episode
 
     async def _clone_in_process(self, name: str, original: _Episode, timeout: float) -> _Episode | None:
-        """A clone by the class's own means; None when it has none, or lives in another process."""
+        """A clone by the class's own ``clone()`` or a deep copy; None without either, or in another process."""
         instance = original.instance
         if not isinstance(instance.worker, ThreadWorker):
             return None
@@ -226,13 +226,13 @@ class EnvHost:
                     raise EnvironmentFailure(
                         "clone",
                         f"{_named(env_id, original.kwargs)} with seed {original.seed} came to another state {where} "
-                        "when it was played again: it does not draw all its chance from the seed of its reset",
+                        "when it was replayed: not all of its randomness comes from the seed of its reset",
                     )
                 if n < len(actions):
                     _, _, terminated, truncated, _ = await self._step(clone, actions[n], step_timeout)
                     if terminated or truncated:
                         raise EnvironmentFailure(
-                            "clone", f"{_named(env_id, original.kwargs)} ended earlier when it was played again"
+                            "clone", f"{_named(env_id, original.kwargs)} ended earlier when it was replayed"
                         )
         except BaseException:
             clone.instance.worker.kill()

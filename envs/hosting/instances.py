@@ -15,7 +15,7 @@ from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.runner import Declared, EnvRunner
 from verl_turnkey.envs.hosting.threads import ThreadWorker
 
-CLOSE_SECONDS = 5.0  # an environment that is not needed any more has these to close itself
+CLOSE_SECONDS = 5.0  # for the ``close`` of an environment that is no longer needed
 RESET_KEY, STEP_KEY = "turnkey.env.reset_timeout", "turnkey.env.step_timeout"
 
 
@@ -24,7 +24,7 @@ Worker = ThreadWorker | ProcessWorker
 
 @dataclass(eq=False)
 class Instance:
-    """An environment that exists, where it runs, and what it was made for."""
+    """An environment, where it runs, and for which id and arguments it was made."""
 
     worker: Worker
     env_id: str
@@ -76,7 +76,7 @@ class InstancePool:
         return Instance(ThreadWorker(self._idle_threads, runner), instance.env_id, instance.made_for, cost)
 
     async def call(self, worker: Worker, method: str, args: tuple[Any, ...], timeout: float, what: str) -> Any:
-        """Run environment code, when it is its turn. A thread or process that is lost is spent from the budget."""
+        """Run environment code within the limit on calls. A lost thread or process is spent from the budget."""
         key = STEP_KEY if method == "step" else RESET_KEY
         async with self._calls:
             try:
@@ -87,7 +87,7 @@ class InstancePool:
                 raise
 
     async def shutdown(self) -> None:
-        """Close the idle instances, and wait for all that are being closed."""
+        """Close the idle instances, and wait until all are closed."""
         while self.idle:
             self._retire(self.idle.pop().worker)
         while self._background:
@@ -100,7 +100,7 @@ class InstancePool:
                 return self.idle.pop(position)
         if self._is_full():
             for position, instance in enumerate(self.idle):
-                if instance.env_id == env_id:  # its process has imported the class already
+                if instance.env_id == env_id:  # its process has imported the class
                     return self.idle.pop(position)
         while self._is_full():
             self._retire(self.idle.pop(0).worker)
@@ -117,7 +117,7 @@ class InstancePool:
     async def _new_worker(self, env_id: str, timeout: float) -> Worker:
         if not self._is_thread_safe(env_id):
             async with self._starts:
-                if not self._is_thread_safe(env_id):  # nobody has found out that it is while this one waited
+                if not self._is_thread_safe(env_id):  # nor found thread-safe by another start meanwhile
                     try:
                         worker = await ProcessWorker.spawn(self._modules)
                     except EnvironmentFailure as failure:

@@ -1,8 +1,7 @@
 """The client of the environment hosts: one remote call per step, to a Ray actor in which the environments live.
 
 An environment's code may block, hang, crash or be unsafe in threads. It therefore runs in other processes than the
-agent loops (see ``EnvHost``), with a deadline per call, and whatever goes wrong ends one episode with an
-``EnvironmentFailure``.
+agent loops (see ``EnvHost``), with a deadline per call. A failure ends one episode with an ``EnvironmentFailure``.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
 from verl_turnkey.envs.hosting.host import EnvHost, not_open
 
-LIVENESS_SECONDS = 60.0  # how long a host may be silent before it is asked whether it lives, and to answer that
-PAUSE_SECONDS = 30.0  # at least, from a host's creation, or from its exceeding the restart budget, to its successor
-TRIES = 3  # hosts that one start may lose: an environment whose start kills its host must not kill every host
+LIVENESS_SECONDS = 60.0  # without an answer before a host is probed, and for the answer to the probe
+PAUSE_SECONDS = 30.0  # least time from a host's creation, or its exceeding the restart budget, to its successor
+TRIES = 3  # hosts that one start may lose: an environment whose start kills its host must not kill them all
 logger = logging.getLogger(__name__)
 
 
 class Episode:
-    """An open episode in some host: ``observation`` and ``info`` of its start, then ``step`` until it ends."""
+    """An open episode in a host. ``observation`` and ``info`` are those of its start; ``step`` until it ends."""
 
     def __init__(self, pool: HostPool, host: _Host, name: str, observation: str, info: Info) -> None:
         self._pool, self._host, self._name = pool, host, name
@@ -56,8 +55,8 @@ class Episode:
         """Another open episode in the same state: its ``observation`` and ``info`` are the latest of this one.
 
         Thread-safe environments copy themselves (a method ``clone()``, or ``metadata["deepcopy"] = True``); all others
-        play this episode's actions again, after a reset with the same seed. A clone is admitted at once, even when the
-        host is full.
+        replay this episode's actions after a reset with the same seed. A clone is admitted at once, even when the host
+        is full.
 
         Raises:
             EnvironmentFailure: of kind ``clone`` when the replay shows other states than this episode did, or the
@@ -69,7 +68,7 @@ class Episode:
         return await self._pool.clone(self, *self._latest)
 
     def close(self) -> None:
-        """Give the episode up without waiting for the host. Closing twice, or after its end, does nothing."""
+        """Close the episode without waiting for the host. Closing it twice, or after its end, does nothing."""
         if self._open:
             self._pool.tell_close(self._host, self._name)
             self._end()
@@ -89,7 +88,7 @@ class _Host:
     actor: Any
     created: float
     load: int = 0  # episodes that are open or being opened
-    successor_due: float | None = None  # None: it takes episodes; else the time at which another host replaces it
+    successor_due: float | None = None  # None: it takes episodes; else the time of its replacement
 
 
 class HostPool:
@@ -99,8 +98,8 @@ class HostPool:
     again. A host that exceeds its restart budget gets no more episodes and is replaced after a pause; those open in it
     go on to their end.
 
-    Every process that names the same ``namespace_tag`` shares the same hosts. To be used inside one asyncio loop of a
-    process that is connected to Ray.
+    Processes with the same ``namespace_tag`` share the hosts. To be used in one asyncio loop of a process that is
+    connected to Ray.
 
     Args:
         hosts: number of host processes (Ray actors that reserve no CPU); ``auto``: by this machine's CPUs.
@@ -132,19 +131,19 @@ class HostPool:
         self._tag = namespace_tag
         self._arguments = (tuple(modules), places, sharers * count, restarts, calls)
         self._hosts = [self._new(number, 0) for number in range(count)]
-        self._turn = os.getpid()  # breaks ties in turn; not every process begins with the same host
+        self._turn = os.getpid()  # breaks ties in turn, in each process from another host on
 
     def _new(self, number: int, generation: int) -> _Host:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         host = ray.remote(EnvHost).options(
-            # On the node of its agent loop, not on one that is kept free of work.
+            # Preferably on the node of its agent loop.
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
             name=f"turnkey_env_host_{self._tag}_{number}_{generation}",
             get_if_exists=True,
             num_cpus=0,
-            max_concurrency=10_000,  # starts that wait for room must not block the steps they wait for
+            max_concurrency=10_000,  # waiting starts must not block the steps of other episodes
         )
         return _Host(number, generation, host.remote(*self._arguments), time.monotonic())
 
@@ -199,23 +198,23 @@ class HostPool:
         answer = asyncio.wrap_future(getattr(host.actor, method).remote(*args).future())
         try:
             while not (await asyncio.wait({answer}, timeout=LIVENESS_SECONDS))[0]:
-                await self._check_alive(host)  # a slow answer is no failure: its deadline runs in the host
+                await self._check_alive(host)  # a slow answer is no failure: the host keeps its deadline
             return answer.result()
-        except EnvironmentFailure as error:  # Ray's own subclass of it, with a remote traceback: keep the plain message
+        except EnvironmentFailure as error:  # Ray's subclass of it adds a remote traceback: keep the message alone
             if error.kind == "host":
                 self._replace(host, host.created, error.message)
             elif error.kind == "restarts":
                 self._replace(host, time.monotonic(), error.message)
             raise EnvironmentFailure(error.kind, error.message) from None
         except RayActorError as error:
-            if isinstance(error, ActorUnavailableError):  # it may be alive, with episodes that nobody would close
+            if isinstance(error, ActorUnavailableError):  # it may be alive, with episodes that would stay open
                 ray.kill(host.actor)
             message = f"environment host {host.number} died: {error}"
             self._replace(host, host.created, message)
             raise EnvironmentFailure("host", message) from error
 
     async def _check_alive(self, host: _Host) -> None:
-        """Kill a host that does not answer ``load`` either: an environment blocks its whole process."""
+        """Kill a host that does not answer ``load`` either: an environment is blocking its whole process."""
         import ray
 
         try:
@@ -228,7 +227,7 @@ class HostPool:
             raise EnvironmentFailure("host", message) from None
 
     def _replace(self, host: _Host, since: float, reason: str) -> None:
-        """Give a host no more episodes, and replace it a pause after ``since``; once for each host."""
+        """Give a host no more episodes, and replace it ``PAUSE_SECONDS`` after ``since``; the first call counts."""
         if host.successor_due is None:
             host.successor_due = since + PAUSE_SECONDS
             wait = max(0.0, host.successor_due - time.monotonic())

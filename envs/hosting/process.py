@@ -1,7 +1,7 @@
 """Environments that are not thread-safe: one process each, watched and killed by its host.
 
-A process is started afresh (no fork of the host: no Ray, no CUDA, no threads come along), leads a session of its
-own, and has no stdin. What it and its descendants print goes into a ring buffer, whose end is shown on a failure.
+A process is started afresh, not forked, so that it inherits neither Ray nor CUDA nor threads. It leads a session of its
+own and has no stdin. What it and its descendants print goes into a ring buffer, whose end is shown on a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from verl_turnkey.envs.hosting import reaper
 from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
 from verl_turnkey.envs.hosting.threads import deadline_exceeded
 
-BOOT_SECONDS = 120.0  # for an interpreter and gymnasium, on a machine that is busy with everything else
+BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
 _DUMP_SECONDS = 0.1
 _EXIT_SECONDS = 1.0
 _RING_BYTES = 1 << 16
@@ -43,7 +43,7 @@ _numbers = itertools.count()
 
 @functools.cache
 def _start_reaper() -> tuple[str, IO[bytes]]:
-    """Start the reaper of this process: the mark of the processes that it kills when the returned pipe is closed."""
+    """Start the reaper of this process. Returns the mark of the processes to kill, and the pipe whose end does it."""
     mark = uuid4().hex
     command = [sys.executable, "-I", "-S", reaper.__file__, f"{mark}."]
     started = subprocess.Popen(
@@ -51,7 +51,7 @@ def _start_reaper() -> tuple[str, IO[bytes]]:
     )
     started.wait()  # short: the script forks, and its parent exits
     assert started.stdin is not None
-    return mark, started.stdin  # cached, and so open as long as this process lives
+    return mark, started.stdin  # cached, so it stays open until this process ends
 
 
 class ProcessWorker:
@@ -121,7 +121,7 @@ class ProcessWorker:
         """Run a method of the runner. The process is killed at the deadline, or when the caller is cancelled."""
         if method == "start":
             self._collect()
-            self._ring.clear()  # of the last episode
+            self._ring.clear()  # the previous episode's output
         try:
             failure, result = await asyncio.wait_for(self._exchange(method, args), timeout)
         except (asyncio.TimeoutError, TimeoutError):
@@ -149,7 +149,7 @@ class ProcessWorker:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and all that it has started. Again, or after its death, this does nothing."""
+        """Kill the process and all that it has started. A second call does nothing."""
         if not self._alive:
             return
         self._alive = False
@@ -208,7 +208,7 @@ class ProcessWorker:
         return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")
 
     def _collect(self) -> None:
-        """Read what was printed into the ring buffer; a few reads at most, since it may print faster than we read."""
+        """Read new output into the ring buffer; a few reads at most, since output may come faster than it is read."""
         for _ in range(8):
             try:
                 chunk = os.read(self._output, _RING_BYTES)

@@ -1,6 +1,6 @@
 """The process of one environment: answers the host's requests until the host closes it or is gone.
 
-Imports neither Ray nor torch: it starts as fast as gymnasium imports, and inherits nothing from the host.
+It imports neither Ray nor torch, so that it starts about as fast as gymnasium imports.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(fd: int, modules: list[str]) -> None:
     open_fds = [fd]
     os.register_at_fork(after_in_child=lambda: os.close(open_fds.pop()) if open_fds else None)
     faulthandler.enable()
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)  # written in C: also shows where an extension module hangs
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)  # works in C, so also while an extension module hangs
     runner = EnvRunner(modules)
     _write(fd, (None, None))  # ready
     while True:
@@ -44,10 +44,10 @@ def main(fd: int, modules: list[str]) -> None:
         except EnvironmentFailure as error:
             failure = (error.kind, error.message)
         if os.getpid() != own_pid:
-            os._exit(0)  # a copy that the environment forked and let return from its method
+            os._exit(0)  # a fork that the environment let return from its method
         _write(fd, (failure, result))
         if method == "close":
-            sys.exit()  # in order, so that exit handlers clean up
+            sys.exit()  # not os._exit: exit handlers clean up
 
 
 def _read(fd: int, size: int) -> bytes:

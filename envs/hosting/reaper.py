@@ -1,6 +1,6 @@
 """The reaper: a script that outlives a host and kills the processes which the host's environments have started.
 
-It waits until its stdin is closed, which happens when the host ends, however that comes about.
+It waits until its stdin is closed, which happens when the host ends for whatever reason.
 
 Environments start servers, browsers and planners; a host that is killed cannot clean them up. They are found by a mark
 in their environment variables, which every descendant inherits, even one that left its process group. Standard
@@ -21,7 +21,7 @@ MARK = "TURNKEY_ENV_PROCESS"
 def sweep(mark: str) -> None:
     """Kill all processes of this user whose variable ``TURNKEY_ENV_PROCESS`` starts with ``mark``; Linux only."""
     wanted = f"{MARK}={mark}".encode()
-    for _ in range(100):  # until none is left: one may have been forked while the others were killed
+    for _ in range(100):  # until none is left: one may fork while others are killed
         found = [pid for pid in _pids() if any(v.startswith(wanted) for v in _variables(pid))]
         if not found:
             return
@@ -48,6 +48,6 @@ def _variables(pid: int) -> list[bytes]:
 
 if __name__ == "__main__":
     if os.fork():
-        os._exit(0)  # not a child of the host any more: what kills a host's children does not find it
+        os._exit(0)  # no longer a child of the host, so not killed with its children
     sys.stdin.buffer.read()
     sweep(sys.argv[1])

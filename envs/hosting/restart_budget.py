@@ -7,13 +7,13 @@ from collections import deque
 
 from verl_turnkey.envs.errors import EnvironmentFailure
 
-WINDOW_SECONDS = 600.0  # a loss that is older says nothing about now
+WINDOW_SECONDS = 600.0  # older losses do not count
 _REASONS = 3
 _REASON_CHARS = 500
 
 
 class RestartBudget:
-    """Counts the threads and processes lost in the last ten minutes; a finished episode takes one off the count.
+    """Counts the threads and processes lost in the last ten minutes; an episode without failure takes one off.
 
     Args:
         limit: losses that are allowed.
@@ -28,7 +28,7 @@ class RestartBudget:
         self._losses.append((time.monotonic(), reason[:_REASON_CHARS]))
 
     def refund(self) -> None:
-        """Take the oldest loss off the count, for an episode that went well."""
+        """Take the oldest loss off the count, for an episode that ended without failure."""
         if self._losses:
             self._losses.popleft()
 

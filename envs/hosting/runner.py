@@ -1,7 +1,7 @@
-"""Runs one environment and speaks plain types: the only code of ours in its thread or process.
+"""Runs one environment, in a thread or a process, behind plain Python types.
 
-Whatever an environment raises leaves as an ``EnvironmentFailure``, and whatever it returns is read by the rules of
-``answers`` into plain types, so that no object of the environment has to be pickled.
+What the environment raises becomes an ``EnvironmentFailure``; what it returns is read by the rules of ``answers`` into
+plain types, so that none of its objects has to be pickled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRACEBACK_CHARS = 1500
 
 @dataclass(frozen=True)
 class Declared:
-    """What a class says about itself in ``metadata``; the defaults are for one that says nothing."""
+    """What a class declares in its ``metadata``; the defaults are for what it does not declare."""
 
     thread_safe: bool = False
     memory_mb: int = 200
@@ -52,7 +52,7 @@ class EnvRunner:
         self._made_for: tuple[str, Mapping[str, Any]] | None = None
 
     def load(self, env_id: str) -> Declared | None:
-        """Import the class of ``env_id``; None when that fails, because ``start`` says better what is wrong."""
+        """Import the class of ``env_id``; None when that fails, because ``start`` reports the reason better."""
         with _failures("reset"):
             import_modules(self._modules)
             try:
@@ -65,7 +65,7 @@ class EnvRunner:
             return Declared(metadata.get("thread_safe") is True, max(1, math.ceil(memory)))
 
     def start(self, env_id: str, kwargs: Mapping[str, Any], seed: int | None) -> tuple[str, Info]:
-        """Reset, after making the environment if another one, or none, is here. First observation and info."""
+        """Reset; makes the environment first, unless it is here already. Returns the first observation and info."""
         with _failures("reset"):
             import_modules(self._modules)
             if self._env is None or self._made_for != (env_id, kwargs):
@@ -94,7 +94,7 @@ class EnvRunner:
         with _failures("clone"):
             core = self._env.unwrapped
             if callable(make_clone := getattr(core, "clone", None)):
-                env = copy.deepcopy(self._env, {id(core): make_clone()})  # the wrappers are copied around it
+                env = copy.deepcopy(self._env, {id(core): make_clone()})  # copies the wrappers
             elif type(core).metadata.get("deepcopy") is True:
                 env = copy.deepcopy(self._env)
             else:
@@ -113,7 +113,7 @@ class EnvRunner:
 
 @contextlib.contextmanager
 def _failures(kind: str) -> Iterator[None]:
-    """Any exception of an environment, ``SystemExit`` included, as text: its class may not exist elsewhere."""
+    """Turn any exception, ``SystemExit`` included, into text: its class may not be importable in the host."""
     try:
         yield
     except EnvironmentFailure:

@@ -1,4 +1,4 @@
-"""Thread-safe environments: many in the host's process, their code in threads that can be abandoned."""
+"""Thread-safe environments: many in the host's process, called in threads that can be abandoned."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ThreadWorker:
     """Runs the calls of one environment in threads of the host's process.
 
     Args:
-        idle_threads: shared by all thread workers of a host; grows as more calls run at the same time.
+        idle_threads: shared by all thread workers of a host; a call takes one or starts one.
     """
 
     def __init__(self, idle_threads: list[_WorkerThread], runner: EnvRunner) -> None:
@@ -76,7 +76,7 @@ class ThreadWorker:
                 thread.abandon()
 
     async def retire(self, timeout: float) -> None:
-        """Close the environment, in a thread and within ``timeout``, as any of its code."""
+        """Close the environment in a thread, within ``timeout``."""
         with contextlib.suppress(EnvironmentFailure):
             await self.call("close", (), timeout, "close", "")
 

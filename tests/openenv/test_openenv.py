@@ -111,7 +111,7 @@ class Boxes(MCPEnvironment):
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         self.place, self.taken = (seed or 0) % 3, False
-        return Observation(metadata={"task": "Take the coin."})
+        return Observation(metadata={"task": "Take the coin.", "at": time.monotonic()})
 
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         raise ValueError("tools only")

@@ -1,7 +1,7 @@
 """ALFWorld's text games (Shridhar et al. 2021) through ALFWorld's own engine.
 
 The games come from ``alfworld-download`` or from ``turnkey alfworld-generate``; the wording of commands and answers is
-the engine's and the data's, so both old ("put apple 1 in/on desk 1") and new ("move apple 1 to desk 1") data work.
+the engine's and the data's, so old data ("put apple 1 in/on desk 1") and new ("move apple 1 to desk 1") both work.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from verl_turnkey.envs.errors import EnvironmentKwargsError
 TREE = "json_2.1.1"  # where ALFWorld keeps its problems
 SPLITS = ("train", "valid_seen", "valid_unseen")
 TYPES = tuple(TASK_TYPES.values())
-# It only prints the list of command forms; the literature's prompts leave it out too.
+# It only prints the forms of commands; published prompts leave it out too.
 NOT_OFFERED = {"help"}
-# What the engine notes about the past and no rule, goal or wording ever asks for.
+# Facts about the past that no rule, goal or text of the engine depends on.
 BOOKKEEPING = {"checked", "examined", "wasinreceptacle"}
 
 _INTRO = re.compile(r"(?:-= .* =-\s+)?(?P<room>.*?)\s*Your task is to: (?P<task>.*)", re.DOTALL)
@@ -57,7 +57,7 @@ class ALFWorldText(TextEnv):
         FileNotFoundError: no data folder, or no solvable game in it; says which commands make one.
     """
 
-    # One global parser per process: instances in threads break each other.
+    # The parser is global in its process: instances in several threads would disturb each other.
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": False, "memory_mb": 150}
 
     def __init__(
@@ -124,7 +124,7 @@ class ALFWorldText(TextEnv):
 
 @contextlib.contextmanager
 def own_argv() -> Iterator[None]:
-    """The planner's translator writes over ``sys.argv``, which belongs to the program."""
+    """Restore ``sys.argv``, which the planner's translator overwrites."""
     kept = sys.argv
     try:
         yield
@@ -144,8 +144,8 @@ def data_folder(data: str | None) -> Path:
 def find_games(folder: Path, split: str, task_types: Sequence[str]) -> list[Path]:
     """The solvable games of these task types, sorted by path, so that a seed means the same game everywhere.
 
-    ALFRED names a problem's folder after its task type; what ALFWorld cannot play (movable receptacles, sliced things)
-    is left out by the same rule as there. Which are solvable is read once and kept in ``$TURNKEY_CACHE/alfworld``.
+    ALFRED names a problem's folder after its task type. What ALFWorld cannot play (movable receptacles, sliced things)
+    is left out by its own rule. The list of solvable games is cached in ``$TURNKEY_CACHE/alfworld``.
     """
     found = sorted((folder / TREE / split).glob("*/*/game.tw-pddl"))
     playable = [path for path in found if path.parts[-3].split("-")[0] in TYPES and "Sliced" not in path.parts[-3]]
@@ -161,22 +161,22 @@ def find_games(folder: Path, split: str, task_types: Sequence[str]) -> list[Path
 
 
 def _solvable(split: Path, games: Sequence[Path]) -> set[Path]:
-    """Those of ``games`` that are marked solvable. The official ones are thousands, and every process asks."""
+    """Those of ``games`` that are marked solvable. Cached, since every process needs it of thousands of files."""
     split = split.absolute()
     names = {str(path.absolute().relative_to(split)): path for path in games}
     looks = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, games)]
-    version = digest(list(zip(names, looks, strict=True)))  # other once any game has come, gone or been written anew
+    version = digest(list(zip(names, looks, strict=True)))  # changes when a game is added, removed or rewritten
     file = cache_folder("alfworld") / f"{digest(str(split))}.json"
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["version"] == version:
             return {names[name] for name in kept["solvable"]}
-    except (OSError, ValueError, LookupError, TypeError):  # not there, or not whole
+    except (OSError, ValueError, LookupError, TypeError):  # absent or incomplete
         pass
     found = [name for name, path in names.items() if _SOLVABLE.search(path.read_bytes())]
     part = file.with_suffix(f".{uuid4().hex}")
-    with contextlib.suppress(OSError):  # then the next one reads them again
+    with contextlib.suppress(OSError):  # without a cache the next process reads the games again
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps({"version": version, "solvable": found}), encoding="utf-8")
-        part.replace(file)  # at once, for processes that read meanwhile
+        part.replace(file)  # atomic, for processes that are reading it
     return {names[name] for name in found}

@@ -1,8 +1,8 @@
 """Small household problems in ALFWorld's own format, to test or try ALFWorld without its download.
 
-A problem is a room of ALFRED's floor plans with a dozen things in it and a task of one of the six types. Rooms, kinds
-of things, what fits where and the goals are ALFWorld's own tables; which things there are, where they are and what is
-asked for is drawn from the seed. ALFWorld's planner must solve a problem before it is written.
+A problem is a room of ALFRED's floor plans with about ten things in it and a task of one of the six types. Rooms, kinds
+of things, what fits where and the goals come from ALFWorld's own tables; the things, their places and the goal of a
+problem are drawn from the seed. A problem is written only if ALFWorld's planner solves it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SAME_KIND = 3
 OTHER_THINGS = 8
 """things in a room beside those the task is about"""
 DRAWS = 20
-"""problems drawn for one place in the data set before giving up; the planner takes nearly every first one"""
+"""attempts to draw one problem of the data set; the planner solves nearly every first one"""
 
 LAMP, LAMP_STANDS = "DeskLamp", ("Desk", "Dresser", "SideTable")
-# ALFWorld's domain file speaks of these types, so every problem has to declare them.
+# ALFWorld's domain file names these types, so every problem has to declare them.
 DOMAIN_RECEPTACLES, DOMAIN_THINGS = {"Fridge", "Microwave", "SinkBasin"}, {"ButterKnife", "Knife"}
 
 
@@ -118,7 +118,7 @@ def generate(out: Path, counts: Mapping[str, int], seed: int = 0) -> Iterator[Pa
 
 
 def solved(seed: int, split: str, number: int) -> tuple[Problem, dict[str, Any]]:
-    """The problem of this place in the data set, and its game with the planner's walkthrough."""
+    """Problem ``number`` of a split, and its game with the planner's walkthrough."""
     types = list(RULES)
     # Seeded by a text, which Python hashes the same way in every process.
     rng = random.Random(f"{seed}/{split}/{number}")
@@ -189,7 +189,7 @@ def goals(rule: Rule, receptacles: set[str], kinds: list[str]) -> list[tuple[str
         lit = LAMP in kinds and receptacles.intersection(LAMP_STANDS)
         return [(kind, "") for kind in kinds if kind != LAMP and homes(kind, receptacles)] if lit else []
     able = [kind for kind in kinds if not rule.ability or kind in constants.VAL_ACTION_OBJECTS[rule.ability]]
-    # Two homes at least: the thing must not begin where it has to go.
+    # At least two kinds may hold it: the thing must not begin where it has to go.
     return [
         (kind, target)
         for kind in able
@@ -218,7 +218,7 @@ def symbol(name: str) -> str:
 
 def pddl(problem: Problem) -> str:
     """The problem in PDDL. The planner reads the sections in this order only."""
-    # A location for each receptacle: the engine's wording takes those of one location for one.
+    # A location for each receptacle: the engine's text does not distinguish several at one location.
     location = {r.id: f"loc|{number}" for number, r in enumerate(problem.receptacles, start=1)}
     start = "loc|0"
     thing_kinds = sorted({t.kind for t in problem.things} | DOMAIN_THINGS)
@@ -246,7 +246,7 @@ def pddl(problem: Problem) -> str:
         facts += [
             f"{ability.lower()} {name}" for ability, able in constants.VAL_ACTION_OBJECTS.items() if t.kind in able
         ]
-    goal = gdict[problem.task_type]["pddl"].replace("#", "-")  # ALFWorld's templates spell the dash so
+    goal = gdict[problem.task_type]["pddl"].replace("#", "-")  # ALFWorld's templates write # for the dash
     goal = goal.format(obj=problem.thing, recep=problem.target, toggle=problem.toggle)
     lines = ["(define (problem generated)", "(:domain alfred)", "(:objects"]
     lines += [f"{name} - {kind}" for kind, names in declared.items() for name in names]
@@ -254,7 +254,7 @@ def pddl(problem: Problem) -> str:
 
 
 def traj_data(problem: Problem) -> dict[str, Any]:
-    """What ALFWorld reads of ALFRED's ``traj_data.json``; the sentence stands where people's own words would."""
+    """What ALFWorld reads of ALFRED's ``traj_data.json``; the sentence is in the place of a human annotation."""
     return {
         "task_type": problem.task_type,
         "pddl_params": {
@@ -270,9 +270,9 @@ def traj_data(problem: Problem) -> dict[str, Any]:
 
 
 def game_of(problem: Problem) -> dict[str, Any]:
-    """What stands in ``game.tw-pddl``, not solved yet."""
+    """The content of ``game.tw-pddl``, before the planner has solved it."""
     grammar = Path(ALFRED_TWL2_PATH).read_text()
-    # Probability one: always the sentence of traj_data, ALFWorld's own choice of a template is not seeded.
+    # Probability 1: always the sentence of traj_data, since ALFWorld's choice of a template cannot be seeded.
     grammar = add_task_to_grammar(grammar, traj_data(problem), goal_desc_human_anns_prob=1.0, rng=random.Random(0))  # type: ignore[arg-type]
     return {
         "pddl_domain": Path(ALFRED_PDDL_PATH).read_text(),

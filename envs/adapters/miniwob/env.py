@@ -1,7 +1,7 @@
 """MiniWoB++: small web pages in a real, headless Chromium, as a list of numbered elements and actions in words.
 
 Shi et al. 2017, "World of Bits"; Liu et al. 2018, "Reinforcement learning on web interfaces using workflow-guided
-exploration". The pages and their reward are the package's own; this file opens them and puts them into words.
+exploration". Pages and rewards are the package's own; this file opens the pages and describes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError
 
 gymnasium.register_envs(miniwob)
-# The package's flight tasks want an HTTP server and look different in every respect: they are left out.
+# Without the package's flight tasks, which need an HTTP server and another way of reading their pages.
 TASKS = sorted(
     name.removeprefix("miniwob/").removesuffix("-v1")
     for name in gymnasium.registry
@@ -36,7 +36,7 @@ TASKS = sorted(
 )
 REWARDS = ("raw", "time", "success")
 MAX_TEXT = 1000
-NEVER = 2**31 - 1  # milliseconds; the longest time that a page's timer can wait: 24 days
+NEVER = 2**31 - 1  # milliseconds (24 days): the longest that a timer of JavaScript can wait
 _named = {key.replace("<", "").replace(">", ""): key for key in DEFAULT_ALLOWED_KEYS}
 KEYS = {**{name.lower(): key for name, key in _named.items()}, **_named}
 
@@ -50,14 +50,14 @@ FLAGS = (
         "--lang=en-US",
         "--window-size=500,320",
     ),
-    # The browser calls nobody, and ends with its driver.
-    *("--lang=en-US", "--no-first-run", "--disable-background-networking", "--disable-component-update"),
+    # No network traffic of the browser's own; the pipe ends it with its driver.
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--disable-quic", "--disable-extensions", "--disable-default-apps", "--remote-debugging-pipe"),
 )
 START = """
 const [seed, limit] = arguments;
 if (limit !== null) core.EPISODE_MAX_TIME = limit;
-// Animations and suggestions that come late would make what is seen a matter of time.
+// Animations and delayed suggestions would make the observation depend on time.
 if (window.jQuery) jQuery.fx.off = true;
 Math.seedrandom(seed);
 core.startEpisodeReal();
@@ -80,7 +80,7 @@ requestAnimationFrame(() => setTimeout(() => {
 }, 0));
 """
 CLICK = "return core.elementClick(arguments[0]);"
-# Clicks, and gives the kind of field that has the focus then. What is typed takes the place of what is in it.
+# Clicks, selects the text of the focused field, so that typing replaces it, and returns the kind of the field.
 FOCUS = """
 if (core.elementClick(arguments[0]) !== true) return null;
 const field = document.activeElement;
@@ -104,17 +104,17 @@ class MiniWoBText(TextEnv):
     in the last observation. Tasks that need the mouse at a point of a picture cannot be solved with them.
 
     Args:
-        task: name of a task (``click-test-2``), or several of them, which seeds go round.
-        reward: what the page gives at the end: ``raw`` (-1 to 1, without the time); ``time`` (a positive reward shrinks
-            with the seconds that have passed, as in the papers; the same actions then never give the same reward
-            twice); ``success`` (1.0 for a solved task, else 0.0).
-        time_limit: seconds after which the page fails the episode, while the model thinks too; None: never, except
+        task: name of a task (``click-test-2``), or several of them: ``seed % count``.
+        reward: given at the end. ``raw``: the page's, -1 to 1, whatever the time. ``time``: a positive one falls with
+            the seconds that have passed, as in the papers, so equal actions do not give equal rewards.
+            ``success``: 1.0 for a solved task, else 0.0.
+        time_limit: seconds after which the page fails the episode, the model's time included; None: never, except
             that ``reward: time`` keeps the page's own limit, mostly 10 seconds.
         max_steps: steps before truncation.
 
     ``$MINIWOB_CHROME_BINARY`` and ``$MINIWOB_CHROMEDRIVER`` name the browser and its driver when they are not on the
-    PATH. ``success`` means a raw reward of 1. ``state_key`` is made of the task, and of text, values, marks and focus
-    of all elements. Elements are numbered anew in each observation, so that equal pages read equal.
+    PATH. ``success`` means a raw reward of 1. ``state_key`` is a hash of the task and of text, value, marks and focus
+    of all elements. Each observation numbers its elements from 1, so that equal pages give equal texts.
     """
 
     metadata = {**TextEnv.metadata, "memory_mb": 500}  # noqa: RUF012 - gymnasium's own attribute
@@ -152,7 +152,7 @@ class MiniWoBText(TextEnv):
         self._name = self._tasks[seed % len(self._tasks)]
         try:
             self._open_page(seed)
-        except WebDriverException:  # a browser that has died since the last episode
+        except WebDriverException:  # the browser may have died since the last episode
             self.close()
             self._open_page(seed)
         seen = self._look()
@@ -173,19 +173,19 @@ class MiniWoBText(TextEnv):
 
     @property
     def driver(self) -> Chrome:
-        """Selenium's driver of the browser; there is one from the first reset on, until ``close``."""
+        """Selenium's driver of the browser, from the first reset until ``close``."""
         assert self._driver is not None, "reset comes first"
         return self._driver
 
     def _open_page(self, seed: int) -> None:
         if self._driver is None:
             self._driver = _start(*self._programs)
-        self._driver.get(f"{DEFAULT_BASE_URL}{self._name}.html")  # anew: pages keep things from one episode to the next
+        self._driver.get(f"{DEFAULT_BASE_URL}{self._name}.html")  # loaded anew: pages keep data between episodes
         self._driver.execute_script(START, seed, self._limit_ms)
         WebDriverWait(self._driver, 5, 0.05).until(lambda driver: driver.execute_script("return WOB_TASK_READY;"))
 
     def _apply(self, verb: str, target: str, text: str) -> bool:
-        """Do what an action says; False when it does not make sense on this page."""
+        """Carry out an action; False when the page does not allow it."""
         if verb == "press":
             if target not in KEYS and target.lower() not in KEYS:
                 return False
@@ -200,7 +200,7 @@ class MiniWoBText(TextEnv):
             kind = self.driver.execute_script(FOCUS, ref)
             if kind is None:
                 return False
-            if kind == "time" and text.lower().endswith("m"):  # it wants two digits for the hour, and no space
+            if kind == "time" and text.lower().endswith("m"):  # the hour in two digits, and no space
                 text = text.replace(" ", "").rjust(len("00:00AM"), "0")
             execute_type_text(text, self.driver)
             return True
@@ -247,5 +247,5 @@ def _start(browser: str, driver: str) -> Chrome:
     options.unhandled_prompt_behavior = "accept"
     for flag in FLAGS:
         options.add_argument(flag)
-    # With both paths given Selenium does not look for programs, and downloads none.
+    # With both paths given Selenium neither searches for programs nor downloads them.
     return Chrome(options=options, service=Service(driver))

@@ -9,7 +9,7 @@ from miniwob.dom import DOMElement
 
 WHOLE = ("select", "button", "a")  # numbered even with elements inside
 SHAPES = ("circle", "line", "path", "polygon", "rect", "canvas")
-HANDLES = ("ui-resizable", "ui-helper")  # jQuery's own, without a meaning of the task's
+HANDLES = ("ui-resizable", "ui-helper")  # of jQuery UI, without meaning for the task
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Page:
     refs: dict[str, int]
     options: dict[int, list[str]]
     marks: list[tuple[Any, ...]]
-    """all that tells two states of the page apart"""
+    """everything that belongs to the page's state"""
 
     @classmethod
     def read(cls, seen: dict[str, Any]) -> Page:
@@ -40,7 +40,7 @@ class Page:
 
 
 def _ornament(element: DOMElement) -> bool:
-    """An element that says nothing: empty and without a name, or one of jQuery's own."""
+    """Whether an element shows nothing: it is empty and has no name, or is one of jQuery UI's."""
     if element.text or element.value is not None or element.tag in SHAPES or _colour(element):
         return False
     return not _name(element) or element.id == "area" or any(word in element.classes for word in HANDLES)
@@ -69,7 +69,7 @@ def _name(element: DOMElement) -> str:
 
 
 def _colour(element: DOMElement) -> str:
-    """The colour of an empty area: some tasks ask for it."""
+    """The background colour of an element without a value, which some tasks ask for; empty without one."""
     *colour, alpha = element.bg_color
     filled = alpha > 0 and element.value is None and element.tag not in WHOLE
     return f"rgb({', '.join(str(round(255 * part)) for part in colour)})" if filled else ""

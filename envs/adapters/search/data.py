@@ -57,7 +57,7 @@ def generate(seed: int = 0) -> KnowledgeBase:
     names: dict[str, None] = {}
 
     def pick(choices: Any) -> Any:
-        return choices[int(rng.random() * len(choices))]  # `choice` may change between Python versions
+        return choices[int(rng.random() * len(choices))]  # the algorithm of `choice` may differ between Python versions
 
     def name(kind: str) -> str:
         while True:
@@ -112,7 +112,7 @@ def load_passages(path: str) -> tuple[str, ...]:
 
 
 def passage_text(document: Any, where: str) -> str:
-    """The text of a passage in one of the usual forms; ``where`` it came from is for the error."""
+    """The text of a passage in one of the usual forms; ``where`` names its source in the error."""
     if isinstance(document, str):
         return document
     if isinstance(document, dict):

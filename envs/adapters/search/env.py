@@ -1,4 +1,4 @@
-"""Questions to be answered with a search engine, in the manner of Search-R1 (Jin et al. 2025, arXiv:2503.09516)."""
+"""Questions to be answered with a search engine, as in Search-R1 (Jin et al. 2025, arXiv:2503.09516)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class SearchText(TextEnv):
     """One question; search as often as needed, then answer. The episode ends with the answer.
 
     Actions are ``search: <query>`` and ``answer: <text>``; Search-R1's ``<search>...</search>`` and
-    ``<answer>...</answer>`` work too, the last one counts. Anything else is invalid and changes nothing.
+    ``<answer>...</answer>`` work too; of several the last one counts. Anything else is invalid and changes nothing.
 
     Args:
         url: a retriever with Search-R1's wire format; null: BM25 in this process.
         corpus: JSON lines of passages for BM25; null: a generated fictional world.
         questions: JSON lines or parquet with ``question`` and ``golden_answers``; null: those of the generated world.
         split: ``train`` leaves out every fifth question, ``test`` has only those, ``all`` has all.
-        hops: 1 or 2 keeps the generated questions that take so many searches; null: both.
+        hops: 1 or 2: only generated questions that take this many searches; null: both.
         topk: passages per search.
-        reward: ``em`` gives 1 for an exact match with one of the answers and else 0; ``f1`` the best overlap in
-            words, 0 to 1. Both compare lower case, without punctuation and articles.
+        reward: ``em`` gives 1 for an exact match with one of the answers, else 0; ``f1`` gives the best F1 score of
+            words, 0 to 1. Both compare in lower case, without punctuation and articles.
         world: seed of the generated world.
-        timeout: seconds that the retriever server has for one answer.
+        timeout: seconds for one answer of the retriever server.
         max_steps: steps before truncation; null: never.
 
-    ``success`` is an exact match. ``state_key`` is the question with the set of passages seen: what can be known.
+    ``success`` is an exact match. ``state_key`` is a hash of the question and the set of passages seen.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "memory_mb": 1}
@@ -104,7 +104,7 @@ class SearchText(TextEnv):
         return self._known(f"That is neither a search nor an answer. {HOW}", invalid=True)
 
     def oracle(self) -> list[str]:
-        """The searches that lead to the answer, where they are known, and an answer."""
+        """The searches that find the answer, where they are known, and an answer."""
         searches = [f"search: {query}" for query in self._question.searches]
         return [*searches, f"answer: {self._question.answers[0]}"]
 

@@ -57,7 +57,7 @@ class HTTPRetriever:
 
     Args:
         url: the whole address, such as ``http://127.0.0.1:8000/retrieve``.
-        timeout: seconds for one answer; a question that got none is asked again, three times in all.
+        timeout: seconds for one answer; a call without one is repeated, three calls in all.
     """
 
     def __init__(self, url: str, timeout: float = 10.0) -> None:

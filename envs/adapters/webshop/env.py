@@ -1,7 +1,7 @@
 """WebShop (Yao et al. 2022, arXiv:2207.01206): find and buy the product that an instruction describes.
 
-WebShop needs an interpreter of its own. ``webshop_server.py`` runs there, and this adapter talks to it; a shop that can
-be imported in this process works too.
+WebShop needs an interpreter of its own. ``webshop_server.py`` runs in it, and this adapter calls that server; a shop
+that can be imported in this process works too.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class WebShopText(TextEnv):
     """A shop with a search bar, pages of results, products with options, and one purchase that ends the episode.
 
     Actions are ``search[words]`` on the page with the search bar and ``click[name]`` elsewhere. ``admissible`` lists
-    the clicks, and is None where words can be searched for. What is not possible on a page is invalid and does not
-    reach the shop, nor do queries that begin with ``<``: WebShop takes them for commands, one of them random.
+    the clicks, and is None on pages with the search bar. An action that the page does not allow is invalid and not sent
+    to the shop, nor is a query that begins with ``<``, which WebShop takes for a command of its own.
 
     Args:
         url: a running ``webshop_server.py``.
-        factory: instead, ``module:function`` that makes a shop in this process. Its calls run one at a time.
-        goals: the first goal and the one after the last, such as ``[500, 1500]``; null: all that there are.
+        factory: instead of ``url``, a ``module:function`` that makes a shop in this process. Calls run one at a time.
+        goals: the first goal and the one after the last, such as ``[500, 1500]``; null: all goals of the shop.
         reward: ``score`` gives WebShop's own at the purchase, 0 to 1; ``success`` gives 1 for a full score, else 0.
         timeout: seconds for one answer of the server.
         max_steps: steps before truncation; null: never.
 
     The seed chooses the goal. ``success`` is a full score. The observation is the page without the instruction, which
-    is the task. ``state_key`` is goal, page and the options chosen on it, which WebShop's plain text does not show.
+    is the task. ``state_key`` is a hash of goal, page and chosen options (the page may not show these).
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "memory_mb": 1}
@@ -110,7 +110,7 @@ class WebShopText(TextEnv):
         self._page = page
         text = page["observation"]
         instruction = _INSTRUCTION.search(text)
-        # It is shown as the task, not on every page. What a product says ("Care Instruction: ...") stays.
+        # The instruction is the task, and left out of pages. That of a product ("Care Instruction: ...") stays.
         if instruction is not None and instruction[1] == self._task:
             text = text[instruction.end() :].strip()
         clicks = [f"click[{name}]" for name in _buttons(page)]
@@ -126,7 +126,7 @@ class WebShopText(TextEnv):
 
 
 def _buttons(page: dict[str, Any]) -> list[str]:
-    """What can be clicked. The button `search` is listed by WebShop, but only searching with words does anything."""
+    """What can be clicked, without the button `search`, which WebShop lists and which has no effect."""
     return [name for name in page["clickables"] if words(name) != "search"]
 
 
@@ -134,7 +134,7 @@ def _remote(url: str, timeout: float) -> Call:
     base = check_url(url, "turnkey.env.kwargs.url")
 
     def call(path: str, payload: dict[str, Any]) -> Any:
-        # A repeated reset does no harm, a repeated step would be one more.
+        # A reset can be repeated; a repeated step would be another step.
         return post_json(
             base + path, payload, timeout=timeout, key="turnkey.env.kwargs.url", repeatable=path != "/step"
         )
@@ -147,7 +147,7 @@ _SHOPS: dict[str, Shops] = {}
 
 
 def _in_process(factory: str) -> Call:
-    """The shops of ``factory``, one set for the whole process, since a catalogue is large."""
+    """The shops of ``factory``; all instances in this process share them, since a catalogue is large."""
     with _LOADING:
         if factory not in _SHOPS:
             try:

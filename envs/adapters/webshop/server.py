@@ -49,7 +49,7 @@ class Shops:
 
     Args:
         factory: makes a shop for one more shopper.
-        limit: shoppers kept; beyond it the one that was idle for longest has to leave.
+        limit: shoppers kept; beyond it the least recently used one is dropped.
     """
 
     def __init__(self, factory: Callable[[], Any], limit: int = 1000) -> None:
@@ -91,7 +91,7 @@ class Shops:
         if id in self._shops:
             self._shops.move_to_end(id)
             return id  # type: ignore[return-value]
-        new = uuid.uuid4().hex  # never the id of a shopper before a restart
+        new = uuid.uuid4().hex  # random, so that ids from before a restart stay unknown
         self._shops[new] = self._factory()
         if len(self._shops) > self._limit:
             self._shops.popitem(last=False)
@@ -112,7 +112,7 @@ class Shops:
 
 
 class _WebShop:
-    """WebShop's own text environment, with what it does not tell by itself."""
+    """WebShop's own text environment, with ``goals`` and ``options``."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -121,7 +121,7 @@ class _WebShop:
         self.goals = len(env.server.goals)
 
     def reset(self, session: int) -> Any:
-        self._env.server.user_sessions.pop(self._env.session, None)  # the catalogue keeps every session otherwise
+        self._env.server.user_sessions.pop(self._env.session, None)  # else the catalogue keeps every session
         return self._env.reset(session=session)
 
     @property
@@ -138,7 +138,7 @@ def webshop(products: int | None = None, human_goals: bool = True, observation_m
     arguments = {"observation_mode": observation_mode, "num_products": products, "human_goals": human_goals}
     catalogue = WebAgentTextEnv(**arguments).server
     numbers = itertools.count()
-    # A prefix each: shoppers with the same goal would share one basket.
+    # A prefix for each: shoppers with the same goal would share a session.
     return lambda: _WebShop(WebAgentTextEnv(server=catalogue, session_prefix=f"{next(numbers)}-", **arguments))
 
 
@@ -165,7 +165,7 @@ def serve(shops: Shops, host: str, port: int) -> ThreadingHTTPServer:
                 status, answer = 200, shops.call(self.path, payload)
             except CallError as error:
                 status, answer = error.status, {"error": str(error)}
-            except Exception as error:  # the shop's: only this call has failed
+            except Exception as error:  # an error of the shop fails this call only
                 traceback.print_exc()
                 status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
             body = json.dumps(answer).encode()
@@ -181,7 +181,7 @@ def serve(shops: Shops, host: str, port: int) -> ThreadingHTTPServer:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
-        request_queue_size = 1024  # a group of rollouts calls at the same moment
+        request_queue_size = 1024  # the episodes of a batch call at the same moment
 
     return Server((host, port), Handler)
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--factory", help="module:function that makes a shop, instead of WebShop")
     parser.add_argument("--limit", type=int, default=1000, help="shoppers at the same time")
     options = parser.parse_args()
-    sys.path[0] = ""  # the current folder; in ours modules are named after the packages that they wrap
+    sys.path[0] = ""  # the working directory in place of this file's folder, whose modules would hide others
     factory = (
         load_factory(options.factory)
         if options.factory

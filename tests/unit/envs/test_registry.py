@@ -154,6 +154,8 @@ def test_command_envs(tmp_path):
     shown = run()
     assert all(adapter.id in shown for adapter in ADAPTERS)
     assert "needed: a running webshop_server.py" in shown
+    assert {row["id"]: row["switch"] for row in rows}["own/Listed-v0"] == "turnkey.env.id=own/Listed-v0"
+    assert all(adapter.switch in shown for adapter in ADAPTERS)
 
 
 def test_importing_the_room_imports_no_environment_package_and_no_ray():
