@@ -19,12 +19,12 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_turnkey.losses.registry import LossSpec, TokenLoss, token_loss
-from verl_turnkey.plugins.actor import loss_inputs
+from verl_turnkey.plugins.actor import loss_inputs, weighing
 from verl_turnkey.plugins.verl_api import internals
 
 ROW = "turnkey_row"
@@ -158,7 +158,8 @@ def _bias(
     weights = padded.get("rollout_is_weights", None)
     assert term.bias is not None
     bias = term.bias if weights is None else term.bias * weights
-    return agg_loss(bias, mask, config.loss_agg_mode, **config.global_batch_info), {}
+    with weighing.applied(data):
+        return core_algos.agg_loss(bias, mask, config.loss_agg_mode, **config.global_batch_info), {}
 
 
 def _total_norm(engine: Any) -> float:
@@ -188,6 +189,6 @@ def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        delattr(thing, name)  # the class's own comes back
+        delattr(thing, name)  # uncovers the class's attribute
         if before is not None:
             setattr(thing, name, before)

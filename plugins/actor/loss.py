@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo import core_algos
 
 from verl_turnkey.losses.registry import loss_spec, scales_gradient, token_loss
 from verl_turnkey.plugins.actor import clipping_bias, loss_inputs
 
 _params: dict[str, Any] = {}
 _found_finite: set[str] = set()
-"""losses whose result was checked for finite numbers in this process: once, because the check waits for the device"""
+"""losses found finite in this process; each is checked once, because the check synchronizes with the device"""
 
 
 def use(worker: Any, name: str, params: Any) -> None:
@@ -56,11 +56,12 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
             extra=loss_inputs.current(),
             finite=name not in _found_finite,
         )
-        if name not in _found_finite and response_mask.any():  # a micro-batch of padding alone says nothing
+        if name not in _found_finite and response_mask.any():  # a micro-batch of padding alone proves nothing
             _found_finite.add(name)
         clipping_bias.seen.note(term)
         per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights
-        total = agg_loss(per_token, response_mask, loss_agg_mode, **config.global_batch_info)
+        # Looked up at each call, because verl_api/aggregation.py replaces it while token weights apply.
+        total = core_algos.agg_loss(per_token, response_mask, loss_agg_mode, **config.global_batch_info)
         return total, {f"actor/{key}": value for key, value in term.metrics.items()}
 
     loss.__qualname__ = f"verl_loss({name})"

@@ -17,7 +17,6 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.workers.utils.padding import response_to_nested
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec, turn_ids
@@ -29,6 +28,7 @@ from verl_turnkey.plugins.verl_api import internals
 _columns: ContextVar[dict[str, torch.Tensor] | None] = ContextVar("turnkey_loss_inputs", default=None)
 
 GROUP_LOG_RATIO = "group_log_ratio"
+STALENESS = "staleness"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Batch:
     """The data that the columns are computed from."""
 
     table: Callable[[], Rows]
-    """the table of steps; an error where there is none"""
+    """returns the table of steps; raises ConfigError without one"""
     given: Mapping[str, Any]
     """the estimator's further columns, (S,) each"""
     tags: Sequence[Mapping[str, Any]]
@@ -61,8 +61,23 @@ def staleness(batch: Batch) -> torch.Tensor:
     return torch.tensor([float(batch.global_steps - 1 - tag["max_global_steps"]) for tag in batch.tags])
 
 
+def staleness_of_turns(batch: Batch) -> torch.Tensor | None:
+    """(B, L) nested: staleness of each turn, by its own newest version; None if no record states one.
+
+    A turn without a version in its record gets the staleness of its row.
+    """
+    try:
+        rows = batch.table()
+    except ConfigError:  # no table of steps
+        return None
+    if np.isnan(rows.version).all():
+        return None
+    of_row = staleness(batch).numpy()[rows.row]
+    return rows.to_tokens(np.where(np.isnan(rows.version), of_row, batch.global_steps - 1 - rows.version))
+
+
 def outcome(batch: Batch) -> torch.Tensor:
-    """(B,) score of each row's trajectory; 0 for rows of no trajectory."""
+    """(B,) score of each row's trajectory; 0 for rows without steps (failed episodes, padding)."""
     return _per_row(batch, batch.table().steps.score)
 
 
@@ -87,7 +102,7 @@ def _per_row(batch: Batch, per_step: np.ndarray) -> torch.Tensor:
 
 
 PROVIDERS: dict[str, Callable[[Batch], torch.Tensor]] = {
-    "staleness": staleness,
+    STALENESS: staleness,
     "rewards": outcome,
     "group_reward": group_outcome,
     GROUP_LOG_RATIO: no_log_ratio,
@@ -100,7 +115,7 @@ def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KV
     rows = {"keys": batch.keys, "partition_id": batch.partition_id}
     found = columns(spec, made_of)
     if weighs(spec, params):
-        # The weights are known before any update: normalised over the whole batch, they do not depend on the split.
+        # Computed before the update and over the whole batch: independent of the split into mini-batches.
         now = tq.kv_batch_get(**rows, select_fields=["old_log_probs", "response_mask"]).to_padded_tensor()
         share = weight_share(
             spec,
@@ -116,27 +131,28 @@ def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KV
 def columns(spec: LossSpec, batch: Batch) -> TensorDict:
     """The columns that a loss needs, and the accepted ones that are available, as the queue has them.
 
-    The columns of an estimator are copied to the tokens of each step's turn.
+    The columns of an estimator are copied to the tokens of each step's turn, and so is the staleness of a turn, except
+    for a loss that takes one number per row.
     """
     result: dict[str, torch.Tensor] = {}
     for name in spec.inputs:
-        if name in PROVIDERS:
+        if name == STALENESS and not spec.per_row and (of_turns := staleness_of_turns(batch)) is not None:
+            result[queue_name(name)] = of_turns
+        elif name in PROVIDERS:
             try:
                 result[queue_name(name)] = PROVIDERS[name](batch)
             except ConfigError:  # no table of steps
                 if name in spec.needs:
                     raise
         elif name in batch.given:
-            on_tokens = batch.table().to_tokens(batch.given[name], batch.response_mask.to_padded_tensor(0))
-            result[queue_name(name)] = response_to_nested(on_tokens, batch.response_mask)
+            result[queue_name(name)] = batch.table().to_tokens(batch.given[name])
         elif name == TURN and batch.rejects:
-            numbers = turn_ids(batch.response_mask.to_padded_tensor(0))
-            result[queue_name(name)] = response_to_nested(numbers, batch.response_mask)
+            result[queue_name(name)] = turn_ids(batch.response_mask)
     return TensorDict(result, batch_size=len(batch.tags))
 
 
 def read(data: TensorDict, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Those of the columns ``names`` that the rows have, as a loss takes them: (B,) or (B, L) each."""
+    """The columns among ``names`` that the rows have, as a loss takes them: (B,) or (B, L) each."""
     there = [name for name in names if queue_name(name) in data]
     padded = data.select(*map(queue_name, there)).to_padded_tensor() if there else {}
     return {name: padded[queue_name(name)] for name in there}

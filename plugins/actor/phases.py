@@ -31,9 +31,9 @@ class Calls(NamedTuple):
     """The trainer's functions that a phase calls."""
 
     log_probs: Callable[[KVBatchMeta], Any]
-    """run the actor's forward pass over the rows; leaves ``log_probs`` in the queue"""
+    """runs the actor's forward pass over the rows, and writes ``log_probs`` to the queue"""
     update: Callable[[KVBatchMeta, int], Metrics]
-    """one update over the rows, of which the given number is real; returns verl's metrics"""
+    """one update on the rows, of which the given number are not padding; returns verl's metrics"""
 
 
 class Phase:
@@ -116,8 +116,8 @@ def reverse_turns(
     """
     if table.turn.size and table.turn.max() > 0:
         raise ConfigError(
-            "turnkey.update.order=reverse_turns needs a row per turn, but the agent loop gives rows with several: use "
-            "the loop turnkey_env, or turnkey.update.order=batch"
+            "turnkey.update.order=reverse_turns needs a row per turn, but the agent loop gives rows with several: set "
+            "turnkey.rollout.layout=steps (with the loop turnkey_env), or turnkey.update.order=batch"
         )
     ratio = torch.ones(table.steps.n_trajectories)
     trajectory = torch.from_numpy(table.steps.trajectory.copy())
@@ -150,7 +150,7 @@ def group_log_ratios(
     """REBEL: before each optimizer step the log-ratios of its groups are computed under the current policy.
 
     A mini-batch holds whole groups. A trajectory's log-ratio is the sum over all its rows, while a loss sees one row:
-    each row is given its group's mean minus the log-ratio of the trajectory's other rows. ``current``: as above; then
+    each row is given its group's mean minus the log-ratio of the trajectory's other rows. If ``current``, as above,
     all log-ratios are 0 before the first step.
     """
     steps = table.steps
@@ -184,7 +184,7 @@ def _group_log_ratio(phase: Phase, table: Rows) -> torch.Tensor:
 
 
 class _Gathered:
-    """verl's metrics of several updates as those of one: means weighted by rows."""
+    """Combines verl's metrics of several updates: means weighted by rows."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}

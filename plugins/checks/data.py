@@ -1,4 +1,4 @@
-"""Checks of the data in the driver: files that verl can read, and every row of them that an episode plays."""
+"""Checks of the data in the driver: whether verl can read the files, and the task of every row."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
 
 
 def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[str, ...]]) -> None:
-    """Format, environment and names of its arguments; each kind of task is looked at once."""
+    """Check the format of a task, and once for each environment and set of argument names, whether these exist."""
     try:
         task = Task.from_json(text)
     except TaskFormatError as error:
@@ -118,7 +118,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[s
 
 
 def _check_number(config: DictConfig, key: str, rows: int) -> None:
-    """verl divides by the number of batches in the data."""
+    """Refuse data that fill no batch: verl divides by the number of batches."""
     limit = config.data.get(key.replace("files", "max_samples"), -1)
     rows = min(rows, limit) if limit > 0 else rows
     for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():

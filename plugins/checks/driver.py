@@ -12,7 +12,7 @@ from hydra.errors import CompactHydraException
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
 
-# What the user's input raises: its message says what to change, and no traceback adds to it.
+# Errors in the user's input: their messages say what to change, and are shown without a traceback.
 EXPECTED = (
     ConfigError,
     errors.UnknownEnvironmentError,

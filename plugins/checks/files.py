@@ -1,4 +1,4 @@
-"""The data files of a run, as far as they lie on this machine: which there are, their columns, their rows."""
+"""The data files of a run, as far as they are on this machine: their names, columns and rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 FORMATS = (".parquet", ".json", ".jsonl")
-"""that verl reads"""
+"""suffixes that verl reads"""
 LOOP_COLUMN = "agent_name"
-"""in which a row names its own agent loop"""
+"""the column in which a row names its agent loop"""
 
 
 def listed(config: DictConfig, key: str) -> list[str]:
@@ -22,7 +22,7 @@ def listed(config: DictConfig, key: str) -> list[str]:
 
 
 def local_parquet(config: DictConfig) -> list[str]:
-    """The training files that `turnkey tasks` may have written, those that can be read here."""
+    """The training files in parquet, the format of `turnkey tasks`, that are on this machine."""
     files = [Path(file).expanduser() for file in listed(config, "train_files")]
     return [str(file) for file in files if file.suffix == ".parquet" and file.is_file()]
 
@@ -50,7 +50,7 @@ def rows(file: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def _json_rows(path: Path) -> list[Mapping[str, Any]]:
-    """A list, or an object per line."""
+    """The rows of a JSON file: one list of objects, or an object per line."""
     text = path.read_text()
     found = (
         json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line]

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN
+from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows
 from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
@@ -29,6 +30,16 @@ from verl_turnkey.plugins.config.schema import (
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 
 OURS = "turnkey_env"
+
+# What each of verl's means lets weigh alike, and its losses that take a mean over rows in any of them.
+ALIKE = {
+    "token-mean": "the tokens of a mini-batch alike",
+    "token-sum": "tokens alike, and more tokens make a larger gradient",
+    "seq-mean-token-sum": "tokens alike, divided by the number of rows",
+    "seq-mean-token-sum-norm": "tokens alike, divided by the number of rows and a constant",
+    "seq-mean-token-mean": "the rows of a mini-batch alike",
+}
+ROWS_THEMSELVES = ("geo_mean", "sapo")
 _WIDTH = 116
 
 
@@ -55,13 +66,14 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
     yield "estimator", _estimator(config, turnkey)
     yield "loss", _loss(config, turnkey)
     yield "trainer", mode if mode.startswith("turnkey_") else f"{mode} (verl's)"
-    yield "agent loop", _agent_loop(loop, any(LOOP_COLUMN in columns(file) for file in local_parquet(config)))
+    yield "agent loop", _agent_loop(loop, _named_by_data(config), turnkey.rollout)
     if loop == OURS:
         yield "environment", _environment(config, turnkey)
     episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     yield "per step", f"{_episodes(config, episodes)}, {_rows(loop, turnkey, episodes)}"
     if mode.startswith("turnkey_"):
         yield "update", _update(config, turnkey)
+        yield "weighs", _weighs(config, turnkey)
     yield "paid", _paid(loop, turnkey)
     for text in _ignored(config, turnkey, loop, mode):
         yield "ignored", text
@@ -91,11 +103,15 @@ def _loss(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     return f"{name}: {_changed(loss_params(config, turnkey))}"
 
 
-def _agent_loop(loop: str, named_by_data: bool) -> str:
+def _named_by_data(config: DictConfig) -> bool:
+    return any(LOOP_COLUMN in columns(file) for file in local_parquet(config))
+
+
+def _agent_loop(loop: str, named_by_data: bool, rollout: RolloutConfig) -> str:
     if named_by_data:
         return f"each row's own, as the column agent_name of the data says; {loop} without one"
     if loop == OURS:
-        return f"{loop}: a row per step"
+        return f"{loop}: a row per {'conversation' if rollout.rows_hold_turns else 'step'}"
     if loop in VERLS_LOOPS:
         return f"{loop} (verl's): a row per episode, its turns told apart by the response mask"
     return f"{loop} (your own): rows as its records say"
@@ -141,6 +157,22 @@ def _update(config: DictConfig, turnkey: TurnkeyConfig) -> str:
         number = math.ceil(config.data.train_batch_size / _syncs(config) / actor.ppo_mini_batch_size)
     batches = f"{number} mini-batches x {actor.ppo_epochs} epochs = {number * actor.ppo_epochs} optimizer steps"
     return f"{batches} per {'batch' if _syncs(config) == 1 else 'update of a step'}"
+
+
+def _weighs(config: DictConfig, turnkey: TurnkeyConfig) -> str:
+    """What weighs alike in the means of the actor's and the critic's losses."""
+    by, actor = turnkey.update.weight_by, config.actor_rollout_ref.actor
+    if by != "token":
+        return f"{by}s alike, over the whole batch, in the policy's loss, entropy, KL and the critic's loss"
+    mode = str(actor.loss_agg_mode)
+    own = str(actor.policy_loss.get("loss_mode", "vanilla"))
+    mean = f"{ALIKE[mode]} (loss_agg_mode={mode})"
+    spec = loss_of(config)
+    if own in ROWS_THEMSELVES:
+        return f"{mean}; {own} itself the rows"
+    if spec is not None and weighs(spec, loss_params(config, turnkey)):
+        return f"{mean}; {own} by weights of its own"
+    return mean
 
 
 def _syncs(config: DictConfig) -> int:

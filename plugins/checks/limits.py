@@ -48,12 +48,28 @@ def check_limits(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool
     """
     _check_mini_batches(config, turnkey)
     _check_micro_batches(config, turnkey, use_reference)
+    if use_critic:
+        _check_ranks(config)
     rollout = config.actor_rollout_ref.rollout
-    response = rollout.response_length
-    if rollout.agent.default_agent_loop == "turnkey_env" and turnkey.rollout.max_tokens_per_turn:
-        response = turnkey.rollout.max_tokens_per_turn
+    response, turn, written = rollout.response_length, turnkey.rollout.max_tokens_per_turn, "written"
+    if turnkey.rollout.prompt == "conversation":  # also where the data name our loop, row by row
+        if turn is None:
+            raise ConfigError(
+                "turnkey.rollout.prompt=conversation needs the tokens of one turn: set "
+                f"turnkey.rollout.max_tokens_per_turn, at most data.max_response_length={response}, which is what "
+                "a conversation may grow by"
+            )
+        if turn > response or (turn == response and turnkey.rollout.max_turns > 1):
+            raise ConfigError(
+                f"data.max_response_length={response} is what a conversation may grow by, turns and observations, "
+                f"and a turn alone may have turnkey.rollout.max_tokens_per_turn={turn}: every conversation would "
+                "end after its first turn. Raise data.max_response_length to what an episode takes"
+            )
+        written = "appended to it, turns and observations"
+    elif rollout.agent.default_agent_loop == "turnkey_env":
+        response = turn or response
     longest = rollout.prompt_length + response
-    what = f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} written)"
+    what = f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} {written})"
     _check_tokens(config, longest, what, use_critic, use_reference)
     room, key = positions(config)
     if room is not None and longest > room:
@@ -75,21 +91,31 @@ def check_counts(config: DictConfig) -> None:
 
 
 def _check_mini_batches(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """A mini-batch of padding rows alone would move the weights by the optimizer's momentum."""
+    """A mini-batch holds whole episodes."""
     asked = turnkey.update.mini_batches
     if asked is None:
         return
     mode = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_")
     parts = OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1
     episodes = config.data.train_batch_size // parts * config.actor_rollout_ref.rollout.n
-    said = f"turnkey.update.mini_batches={asked} with {episodes} episodes per update (data.train_batch_size x rollout.n"
-    turns = turnkey.rollout.max_turns
-    if asked > episodes * turns:
-        raise ConfigError(
-            f"{said}, turnkey.rollout.max_turns={turns}) is more than there can be rows: lower it to {episodes}"
-        )
     if asked > episodes:
-        warnings.warn(f"{said}): when episodes are short, some mini-batches will hold no row at all", stacklevel=2)
+        raise ConfigError(
+            f"turnkey.update.mini_batches={asked}: each holds whole episodes, and an update has {episodes} episodes "
+            f"(data.train_batch_size x rollout.n): lower it to {episodes}"
+        )
+
+
+def _check_ranks(config: DictConfig) -> None:
+    """Actor and critic take the same mini-batches of whole episodes, cut for as many data-parallel ranks."""
+    actor, key = config.actor_rollout_ref.actor, "critic.fsdp.ulysses_sequence_parallel_size"
+    if not str(config.trainer.v1.trainer_mode).startswith("turnkey_") or str(actor.strategy) not in ("fsdp", "fsdp2"):
+        return
+    spread = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+    if (own := OmegaConf.select(config, key)) != spread:
+        raise ConfigError(
+            f"{key}={own} and {ACTOR}.fsdp_config.ulysses_sequence_parallel_size={spread} give actor and critic "
+            f"different numbers of data-parallel ranks, but they share the mini-batches: set {key}={spread}"
+        )
 
 
 def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_reference: bool) -> None:

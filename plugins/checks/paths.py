@@ -38,12 +38,12 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
 
 
 def joins_cluster(config: DictConfig) -> bool:
-    """Whether the run goes to a Ray that is there already, so that files may lie on its machines only."""
+    """Whether the run joins a running Ray cluster, so that files may be on its machines only."""
     return bool(OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"))
 
 
 def absent(config: DictConfig, message: str) -> None:
-    """Something is not on this machine: an error, or a warning where other machines do the work.
+    """Report what is missing on this machine: an error, or a warning where the run joins a cluster.
 
     Raises:
         ConfigError: ``message``.
@@ -59,7 +59,7 @@ def is_local(path: str) -> bool:
 
 
 def positions(config: DictConfig) -> tuple[int | None, str]:
-    """How many tokens the rollout's model takes, None when that cannot be read here; and the key that says so."""
+    """How many tokens the rollout's model takes, None when that is not known here; and the key that sets it."""
     if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
         return limit, "actor_rollout_ref.rollout.max_model_len"
     model = config.actor_rollout_ref.model
@@ -86,7 +86,7 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
 
 
 def _default_critic(config: DictConfig) -> None:
-    """verl's own default is a model that hardly anybody has, and its error speaks of the form of repository names."""
+    """Use the actor's model where verl's default is not there: its error would be about names of repositories."""
     critic, actor = config.critic.model, config.actor_rollout_ref.model
     if critic.path == VERLS_CRITIC and not Path(critic.path).expanduser().is_dir():
         warnings.warn(

@@ -1,12 +1,13 @@
-"""The first task, played for a few steps before Ray starts: seconds instead of GPU-minutes to find what is wrong.
+"""Plays the first task for a few steps before Ray starts, to find errors in seconds instead of GPU-minutes.
 
-The environment lives in a process like those of the hosts and answers by the same rules, so what passes here can be
-played there, and what dies takes no driver along.
+The environment runs in a process like those of the hosts, under the same rules, so what passes here can be played
+there, and a crash does not end the driver.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 
@@ -51,15 +52,15 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
     """Play the first task for a few steps, in a process as a host's, and measure its first prompt.
 
     Raises:
-        ConfigError: the environment cannot be made, raises, hangs, dies or answers what is no answer; its prompt
-            exceeds the budget; or the model's chat template shows no tools although the action is a tool call.
+        ConfigError: the environment cannot be made, raises, hangs, dies or returns what it must not; its prompt exceeds
+            the budget; or the model's chat template shows no tools although the action is a tool call.
     """
     task = _configured(first_task(file), turnkey)
     try:
         observation, info = asyncio.run(play(turnkey, task))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
-    if not info.get("images"):  # the processor's tokens of an image are left to the agent loop
+    if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
         _measure(config, turnkey, observation, info["task"], info["admissible"])
 
 
@@ -143,11 +144,18 @@ def _measure(
 
     tokenizer = AutoTokenizer.from_pretrained(path)
     kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
+    tools = None
     if turnkey.rollout.action_format == TOOL_CALL:
         from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 
         check_tool_template(tokenizer, **kwargs)
-        kwargs["tools"] = [ACT]
+        tools = [ACT]
+    processors = ("preprocessor_config.json", "processor_config.json")  # with images: the workers look, which have one
+    if turnkey.rollout.prompt == "conversation" and not any((path / name).is_file() for name in processors):
+        from verl_turnkey.plugins.rollout.turn_tail import builder_of, learn
+
+        model_type = json.loads((path / "config.json").read_text()).get("model_type")
+        learn(builder_of(config, tokenizer, None, model_type), tokenizer, tools, turnkey.rollout.observation_role)
 
     def encode(past: PromptHistory) -> list[int]:
         messages = build_messages(
@@ -159,7 +167,9 @@ def _measure(
             admissible=admissible,
             instruction=INSTRUCTIONS.get(turnkey.rollout.action_format, ""),
         )
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+        text = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, tools=tools, **kwargs
+        )
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)

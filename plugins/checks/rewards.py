@@ -1,4 +1,4 @@
-"""Checks of who pays and who weighs, in the driver: verl's reward functions, rollout correction, teachers."""
+"""Checks of rewards and weights in the driver: reward functions, rollout correction, KL penalties, distillation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.rewards import compose
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, reward_entries
 
-# Keys of former versions, which verl's V1 trainers do not read, and what took their place.
+# Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {
     "custom_reward_function.path": "reward.custom_reward_function.path",
     "reward_model.enable": "reward.reward_model.enable",
@@ -23,7 +23,7 @@ KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 
 
 def check_algorithm(config: DictConfig) -> None:
-    """Refuse keys of former versions, and weights and penalties that the run would not compute.
+    """Refuse keys of former versions, weights that the run would not compute, and unknown KL penalties.
 
     Raises:
         ConfigError: names the key to change.
@@ -36,9 +36,9 @@ def check_algorithm(config: DictConfig) -> None:
 
 
 def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Compose what the loop turnkey_env pays, and refuse what it would ignore, or count twice.
+    """Compose the rewards of the loop turnkey_env, and refuse settings that it would ignore or count twice.
 
-    It pays by ``turnkey.rewards``; verl scores only rows that come without a score.
+    Its rewards are those of ``turnkey.rewards``: verl's reward functions see only rows that come without a score.
 
     Raises:
         ConfigError: names the key to change and the way out.
@@ -60,20 +60,20 @@ def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     asked = any(entry.get("name") == "verl" for entry in turnkey.rewards)
     if function and not asked:
         raise ConfigError(
-            f"{FUNCTION}={function} is not called: the agent loop turnkey_env pays by turnkey.rewards. Add "
-            "'turnkey.rewards=[{name: step},{name: verl}]' to pay what it returns too, or drop it"
+            f"{FUNCTION}={function} is not called: the rewards of the agent loop turnkey_env are turnkey.rewards. Add "
+            "its value to them with 'turnkey.rewards=[{name: step},{name: verl}]', or drop it"
         )
     if config.reward.reward_model.enable:
         raise ConfigError(
-            "reward.reward_model.enable=true has no effect on the agent loop turnkey_env, which pays by "
+            "reward.reward_model.enable=true has no effect on the agent loop turnkey_env, whose rewards are "
             "turnkey.rewards: set it to false and ask the model with the component judge "
             "(turnkey.rewards=[{name: judge, url: ..., model: ...}]) or with a function of your own"
         )
     manager = config.reward.reward_manager
     if manager.name != "naive" or manager.source != "register":
         warnings.warn(
-            f"reward.reward_manager.name={manager.name} has no effect with the agent loop turnkey_env, which pays by "
-            "turnkey.rewards",
+            f"reward.reward_manager.name={manager.name} has no effect with the agent loop turnkey_env, whose "
+            "rewards are turnkey.rewards",
             stacklevel=2,
         )
     if OmegaConf.select(config, "distillation.enabled"):
@@ -92,7 +92,7 @@ def _check_correction(config: DictConfig) -> None:
             raise ConfigError(
                 f"algorithm.rollout_correction.{key}={correction[key]} is not computed with "
                 f"algorithm.rollout_correction.bypass_mode=true{because}: set {key}=null, or bypass_mode=false with a "
-                "loss that can do without"
+                "loss that does not need it"
             )
         if correction.get(key) and not config.actor_rollout_ref.rollout.calculate_log_probs:
             raise ConfigError(
@@ -102,7 +102,7 @@ def _check_correction(config: DictConfig) -> None:
 
 
 def _check_kl(config: DictConfig) -> None:
-    """verl finds an unknown name after the first rollout."""
+    """Refuse an unknown KL penalty, which verl would refuse after the first rollout."""
     actor = config.actor_rollout_ref.actor
     used = {
         "actor_rollout_ref.actor.kl_loss_type": (actor.use_kl_loss, actor.kl_loss_type),

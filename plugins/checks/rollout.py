@@ -1,4 +1,4 @@
-"""Checks of what runs where, in the driver: engines, agent loops, the trainer's mode, loggers."""
+"""Checks in the driver of engines, agent loops, the trainer's mode and loggers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 
-# Strategies of each kind of actor that ``model_engine`` composes, by its dataclass; the first two are tested here.
+# Strategies of each kind of actor that ``model_engine`` composes, by its dataclass; those of FSDP are tested here.
 STRATEGIES = {
     "FSDPActorConfig": ("fsdp", "fsdp2"),
     "McoreActorConfig": ("megatron",),
@@ -26,12 +26,12 @@ STRATEGIES = {
 ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActorConfig": "veomni"}
 TESTED_ROLLOUT = "vllm"
 
-# Loggers that need a package of their own, and its module.
+# Loggers that need a further package, and its module.
 LOGGERS = {"wandb": "wandb", "mlflow": "mlflow", "swanlab": "swanlab", "tensorboard": "tensorboard"}
 
 
 def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
-    """Refuse engines, loops, modes and loggers that cannot work, say which ones nobody has tested with this package.
+    """Refuse engines, loops, modes and loggers that cannot work; warn of engines that this package is not tested with.
 
     Raises:
         ConfigError: names the key to change.
@@ -51,7 +51,7 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None
 
 
 def agent_loops(config: DictConfig) -> list[str]:
-    """Names of the agent loops that a worker will know: verl's, ours, those of the user's modules and YAML file.
+    """Names of the agent loops that workers know: verl's, ours, those of the user's modules and YAML file.
 
     Raises:
         ConfigError: the YAML file is not there or holds something else.
@@ -104,7 +104,7 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             f"turnkey.rollout.stop={turnkey.rollout.stop} needs SGLang's tokenizer, which "
             f"{ROLLOUT}.skip_tokenizer_init=true leaves out: set it to false, or use turnkey.rollout.stop_token_ids"
         )
-    try:  # what workers do, after the models are loaded
+    try:  # as workers do, but after they have loaded the models
         omega_conf_to_dataclass(rollout)
     except Exception as error:
         raise ConfigError(f"{ROLLOUT} is not valid: {_last_cause(error)}") from error
@@ -117,7 +117,7 @@ def _last_cause(error: BaseException) -> str:
 
 
 def _check_gpus(config: DictConfig, mode: str) -> None:
-    """A server of the rollout takes whole GPUs of one pool."""
+    """Refuse rollout servers whose GPUs do not divide those of their pool."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     each = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     pools = {"trainer": (trainer.nnodes, trainer.n_gpus_per_node)}
@@ -135,7 +135,7 @@ def _check_gpus(config: DictConfig, mode: str) -> None:
 
 
 def _check_separate(config: DictConfig) -> None:
-    """What verl's separate_async demands, which it says in an assertion inside Ray."""
+    """Refuse what verl's separate_async would refuse by an assertion inside Ray."""
     rollout, sync = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async.parameter_sync_step
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     here = "trainer.v1.trainer_mode=turnkey_separate_async"
@@ -175,7 +175,7 @@ def _check_loggers(config: DictConfig) -> None:
 
 
 def _warn_turns(config: DictConfig) -> None:
-    """verl's keys of its own multi-turn loops."""
+    """Warn of the keys of verl's multi-turn loops that turnkey_env does not read."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
     ours = {
         "max_assistant_turns": "turnkey.rollout.max_turns",

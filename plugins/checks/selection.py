@@ -17,7 +17,7 @@ from verl_turnkey.plugins.verl_api.ledger import TRAINERS
 def uses_us(config: DictConfig) -> bool:
     """Whether trainer, agent loop, estimator or loss is one of ours: without any of them stock verl runs.
 
-    The names of estimators and losses may be another plugin's: they count beside a ``turnkey:`` node.
+    Another plugin may use the names of our estimators and losses: they count only beside a ``turnkey:`` node.
     """
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
@@ -54,7 +54,7 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
 
 def _check_trainer_name(mode: str) -> None:
-    """A misspelt name of ours would be taken for a trainer of somebody else's."""
+    """Refuse a misspelt name of ours, which would pass as another plugin's trainer."""
     others = {name.removeprefix("turnkey_") for name in TRAINERS}
     close = difflib.get_close_matches(mode, TRAINERS, n=1, cutoff=0.8)
     if mode not in TRAINERS and mode not in others and close:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, EstimatorSpec
 from verl_turnkey.losses import LossSpec
 from verl_turnkey.losses.registry import scales_gradient, weighs
+from verl_turnkey.plugins.checks.weighing import check_weights
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, loss_params
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.verl_api import ledger
@@ -40,7 +41,15 @@ def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
     """
     _check_loss(config, turnkey, mode)
     _check_order(config, turnkey, mode)
+    check_weights(config, turnkey, mode)
     _warn_levels(config, turnkey)
+    for key in ("actor_rollout_ref.actor.shuffle", "critic.shuffle"):
+        if mode.startswith("turnkey_") and OmegaConf.select(config, key):
+            warnings.warn(
+                f"{key}=true draws the rows of each rank anew: mini-batches do not hold whole episodes then, and the "
+                "metrics dealing/* do not describe them",
+                stacklevel=2,
+            )
 
 
 def warn_ignored(
@@ -141,6 +150,11 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
             f"{key} needs a row per turn, but actor_rollout_ref.rollout.agent.default_agent_loop={loop} gives one row "
             "per episode: use turnkey_env, or turnkey.update.order=batch"
         )
+    if loop == "turnkey_env" and turnkey.rollout.rows_hold_turns:
+        raise ConfigError(
+            f"{key} needs a row per turn, but turnkey.rollout.prompt=conversation with turnkey.rollout.layout=merged "
+            "gives rows with several: set turnkey.rollout.layout=steps, or turnkey.update.order=batch"
+        )
     if turnkey.update.old_policy == "turn" and OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"):
         raise ConfigError(
             f"{key} computes the old log-probabilities again before each turn, but "
@@ -181,7 +195,8 @@ def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     estimator = str(config.algorithm.adv_estimator)
-    if name in RATIO_PER_ROW and loop in VERLS_LOOPS and estimator_of(config) is not None:
+    several = loop in VERLS_LOOPS or (loop == "turnkey_env" and turnkey.rollout.rows_hold_turns)
+    if name in RATIO_PER_ROW and several and estimator_of(config) is not None:
         warnings.warn(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} has one importance ratio per row, and a row of "
             f"{loop} holds several turns, each with an advantage of its own from {estimator}: one turn's tokens then "

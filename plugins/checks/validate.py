@@ -40,9 +40,9 @@ IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_ad
 
 
 def check(config: DictConfig, *, use_critic: bool) -> None:
-    """Refuse a configuration that cannot do what it asks for; does nothing to one that does not mention us.
+    """Refuse a configuration that cannot do what it asks for; one without anything of this package is left alone.
 
-    Later checks rely on earlier ones: names, paths, sizes, then what is read from files and played.
+    Later checks rely on earlier ones: names, paths, sizes, then data files, then the first task.
 
     Raises:
         ConfigError: names what was expected, what came and the key to change.
@@ -59,7 +59,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         registries.register_losses()
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     involved = mode.startswith("turnkey_") or "turnkey" in config
-    # Another plugin may hold the name: without a switch of ours the run is theirs.
+    # Another plugin may hold the name: without a switch of ours the run is that plugin's.
     ours = estimator_of(config) is not None and (
         involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
     )
@@ -84,19 +84,18 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     if loop != "turnkey_env" and turnkey.rewards != TurnkeyConfig().rewards:
         warnings.warn(
-            f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env pays by it", stacklevel=2
+            f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env reads it", stacklevel=2
         )
     if loop == "turnkey_env":
         check_rewards(config, turnkey)
         _check_agent_loop(config, turnkey, files)
     elif ours and loop in VERLS_LOOPS and not any(LOOP_COLUMN in columns(file) for file in files):
-        _check_derived(config, loop)
+        _check_derived(config, turnkey, loop)
     _hint_without_gpu(config)
 
 
 def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Workers have working directories of their own: what is relative to the driver's is made absolute here."""
-
+    """Make paths that are relative to the driver's working directory absolute: workers have others."""
     from verl_turnkey.envs.prompting.prompts import TEMPLATES
 
     def absolute(path: str) -> str:
@@ -123,7 +122,7 @@ def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
 
 def _check_root_keys(config: DictConfig) -> None:
-    """Hydra turns ``+turnkey/enviroment=x`` into a root key without a word."""
+    """Refuse root keys such as ``turnkey/enviroment``, which Hydra makes of ``+turnkey/enviroment=x``."""
     for key in map(str, config):
         if near_miss(key.split("/")[0]) or key.startswith("turnkey/"):
             raise ConfigError(f"there is no config group {key!r}{closest(key, list(groups()))}")
@@ -151,7 +150,9 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
                 f"algorithm.adv_estimator={spec.name} needs the Python package {module!r}, which is not installed: "
                 f'pip install "verl-turnkey[{spec.name}]" on every node'
             )
-    if config.actor_rollout_ref.rollout.n == 1 and hasattr(params, "norm"):  # all methods with it compare in groups
+    if config.actor_rollout_ref.rollout.n == 1 and (
+        hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"  # both are about groups of episodes
+    ):
         warnings.warn(
             f"actor_rollout_ref.rollout.n=1 leaves {spec.name} with one episode per group and nothing to compare it "
             "with: raise n, or take a method without groups (turn_gae, vc_gae, rebn)",
@@ -180,7 +181,7 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
 
 
 def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str]) -> None:
-    """Play the first moment of the first task: environment, task format, template and prompt budget."""
+    """Check limits, prompt settings and the first task, which is played for a few steps."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.get("enable_rollout_routing_replay", False):
         raise ConfigError(
@@ -204,13 +205,19 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """The template, and what functions and parsers the agent loop will ask."""
+    """Check the prompt template, and load the functions and parsers that the agent loop will call."""
     from verl_turnkey.envs.prompting.actions import TOOL_CALL, load_parser
     from verl_turnkey.envs.prompting.prompts import load_template
     from verl_turnkey.envs.user_modules import load_function
 
     options = turnkey.rollout
     template = load_template(options.template)
+    if options.prompt == "template":
+        for key in ("observation_role", "thinking", "when_full"):
+            if (value := getattr(options, key)) != getattr(type(options)(), key):
+                warnings.warn(
+                    f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template", stacklevel=2
+                )
     if options.action_format == TOOL_CALL:
         from verl_turnkey.plugins.rollout.action_reader import check_tool_parser
 
@@ -226,20 +233,20 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             )
 
 
-def _check_derived(config: DictConfig, loop: str) -> None:
-    """verl's loops write no records: a method must live on what can be derived from their rows."""
+def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> None:
+    """Refuse a method that needs more than the rows of verl's loops give, which write no record."""
     spec = estimator_of(config)
     assert spec is not None
     per_turn = {
         f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
     }
-    lacking = [column for column in spec.needs if column not in {*COLUMNS, *per_turn}]
+    lacking = [column for column in spec.columns(credit_params(config, turnkey)) if column not in {*COLUMNS, *per_turn}]
     if lacking:
         raise ConfigError(needs_record(spec.name, lacking))
 
 
 def _hint_without_gpu(config: DictConfig) -> None:
-    """verl's own error comes late and speaks of Ray resources; a head node without a GPU is none of our business."""
+    """Hint at the CPU mode: verl's error comes late and names Ray resources. A cluster's head node may have no GPU."""
     import torch
 
     from verl_turnkey.plugins import cpu

@@ -202,7 +202,7 @@ def _check_key(override: _Override, line: CommandLine) -> None:
             _check_parameter(override, part, line, "turnkey" if where == "turnkey.credit" else "turnkey/loss")
             return
         if not is_dataclass(node):
-            return  # free arguments, or too deep: Hydra's words are right
+            return  # free arguments, or a key too deep: Hydra's own message fits
         names = [entry.name for entry in fields(node)]
         if part not in names:
             raise ConfigError(

@@ -58,10 +58,22 @@ class EnvConfig:
 class RolloutConfig:
     """How an episode becomes rows."""
 
-    layout: Literal["steps"] = "steps"
-    """steps: one row per step"""
+    layout: Literal["steps", "merged"] = "merged"
+    """merged: consecutive steps are one row wherever the prompt of one extends the step before it (prompts of a
+    template never do); steps: one row per step"""
+    prompt: Literal["template", "conversation"] = "template"
+    """template: each prompt is rendered anew, with the last turns; conversation: each prompt is the one before, the
+    model's turn and what it led to"""
+    observation_role: Literal["auto", "user", "tool"] = "auto"
+    """conversation: role of the messages with observations; auto: tool after a tool call where the chat template has
+    such messages, else user"""
+    thinking: Literal["keep", "drop"] = "keep"
+    """conversation: drop cuts the thoughts out of past turns, so that each step with thoughts is a row of its own"""
+    when_full: Literal["end", "drop_oldest"] = "end"
+    """conversation without room for another turn: end truncates the episode, drop_oldest goes on without its first
+    turns, in a new row"""
     history: int = 2
-    """past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
+    """template: past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
     history_line: str = LINE
     """format of a past turn in a prompt, with {step}, {observation} and {action}"""
     keep_thinking: bool = False
@@ -100,6 +112,12 @@ class RolloutConfig:
             f"{', '.join(formats)} or module:function{did_you_mean(self.action_format, formats)}",
             self.action_format,
         )
+        check(
+            self.observation_role != "tool" or self.action_format == TOOL_CALL,
+            "observation_role",
+            f"auto or user with action_format={self.action_format}: only a tool call ({TOOL_CALL}) has a tool's answer",
+            self.observation_role,
+        )
         check(self.max_turns > 0, "max_turns", "positive", self.max_turns)
         check(
             self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0,
@@ -114,6 +132,11 @@ class RolloutConfig:
             self.invalid_action_penalty,
         )
 
+    @property
+    def rows_hold_turns(self) -> bool:
+        """Whether a row may hold several turns: only the prompts of a conversation extend each other."""
+        return self.layout == "merged" and self.prompt == "conversation"
+
 
 @dataclass(frozen=True)
 class UpdateConfig:
@@ -127,6 +150,8 @@ class UpdateConfig:
     old_policy: Literal["turn", "iteration"] = "turn"
     """reverse_turns: the policy in the denominator of the ratios, before the turn's update (SeeUPO's code) or at the
     beginning of the step (its paper)"""
+    weight_by: Literal["token", "step", "episode", "task"] = "token"
+    """what weighs alike in the losses of actor and critic; token: as loss_agg_mode says"""
     ratio_clip: float = 0.2
     """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
 
@@ -245,7 +270,7 @@ def params_by_name(node: Literal["credit", "loss"]) -> dict[str, list[str]]:
 
 
 def not_a_parameter(key: str, chosen: str, known: dict[str, list[str]]) -> str:
-    """What to tell who gives ``key`` to ``chosen``, which has no such parameter: whose it is, or what was meant."""
+    """The message for ``key``, which ``chosen`` does not have: the closest match, or the owners of that parameter."""
     name = key.rpartition(".")[2]
     owners = [other for other, names in known.items() if name in names]
     hint = f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it" if owners else ""

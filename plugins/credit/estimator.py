@@ -1,8 +1,9 @@
 """The bridge between verl's advantage step and our estimators.
 
 The trainer runs verl's own ``_compute_advantage`` (KL in the reward, rollout correction, writing back to the queue)
-inside :func:`credit_step`; verl calls the function registered under the estimator's name, and that function finds
-there what verl does not pass: keys, records, values. Outside of it (a stock trainer) the call is an error.
+inside :func:`credit_step`. verl calls the function registered under the estimator's name, and that function reads
+what verl does not pass (keys, records, values) from the current :class:`CreditStep`. Without one, as under a stock
+trainer, the call is an error.
 """
 
 from __future__ import annotations
@@ -17,36 +18,40 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import ConfigError, compute_credit, estimators
-from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics
-from verl_turnkey.plugins.credit.row_turns import record_of
+from verl_turnkey.losses.turns import like
+from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics
+from verl_turnkey.plugins.credit.row_turns import Padded, record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.unrecorded import needs_record
 
 
 @dataclass
 class CreditStep:
-    """One advantage step: what the estimator needs of the batch, and what it leaves behind."""
+    """The inputs of one advantage step, and its results."""
 
     params: Any
     keys: Sequence[str]
     tags: Sequence[Mapping[str, Any]]
     extra_fields: Sequence[Mapping[str, Any]]
     response_mask: torch.Tensor
-    """(B, L) as the agent loop wrote it: a rejection by rollout correction masks tokens, it does not merge turns"""
+    """jagged, as the agent loop wrote it: a rejection by rollout correction masks tokens, it does not merge turns"""
     scores: torch.Tensor | None = None
-    """(B, L) rewards before KL, when ``algorithm.use_kl_in_reward``"""
+    """jagged rewards before KL, when ``algorithm.use_kl_in_reward``"""
     values: torch.Tensor | None = None
+    """jagged: the critic's"""
     lists: Sequence[str] = ()
     """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
     metrics: dict[str, float] = field(default_factory=dict)
     rows: Rows | None = None
     """the table of steps, once it has been read"""
+    advantage: np.ndarray | None = None
+    """(S,); None with an estimator of verl's"""
     extra: dict[str, np.ndarray] = field(default_factory=dict)
     """the estimator's further columns, (S,) each"""
 
     @property
     def has_records(self) -> bool:
-        """Whether the agent loop says what its steps were; verl's own loops do not."""
+        """Whether every row has a record. verl's own agent loops write none."""
         rows = [fields for fields, tag in zip(self.extra_fields, self.tags, strict=True) if not tag.get("is_padding")]
         return all(record_of(fields) is not None for fields in rows)
 
@@ -62,7 +67,11 @@ class CreditStep:
             values=self.values,
             lists=self.lists,
         )
-        self.metrics = episode_metrics(rows) | reward_metrics(rows, self.keys, self.extra_fields)
+        self.metrics = (
+            episode_metrics(rows)
+            | reward_metrics(rows, self.keys, self.extra_fields)
+            | row_metrics(rows, self.tags, self.extra_fields)
+        )
         self.rows = rows
         return rows
 
@@ -71,28 +80,32 @@ class CreditStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Advantages and returns, (B, L) float32 each; the metrics stay in this object.
 
-        Each token of a turn carries the turn's return as its target, so the critic learns, from every prefix of a
-        turn, what the turn came to. Estimators read it before the first token only; verl's value loss has no mask
-        but the response mask, and a target on the first token alone would need a loss of our own. The price: turns
-        weigh by their length, as they do in the actor's token-mean loss.
+        The arguments are verl's, (B, L), too. Padding takes no part in the computation.
+
+        Every token of a turn gets the turn's return as its target: the critic learns to predict it from each prefix of
+        the turn. Estimators read only the value before the first token, but a target there alone would need a value
+        loss of our own, since verl's has no mask but the response mask. The price: with ``weight_by=token`` turns
+        weigh by their length in the critic's loss, as they do in the actor's token-mean.
 
         Raises:
             ConfigError: the rows have no records, and the estimator needs what only a record can say.
         """
         # verl subtracted beta * KL from the reward of every token.
-        kl = None if self.scores is None else token_level_rewards - self.scores
-        rows = self.read(token_level_rewards if self.scores is None else self.scores, kl)
-        needs = estimators()[name].needs if name in estimators() else ()
+        padded = Padded(self.response_mask, response_mask.shape[1])
+        rewards, left = padded.jagged(token_level_rewards), padded.jagged(response_mask)
+        kl = None if self.scores is None else like(rewards.values() - self.scores.values(), rewards)
+        rows = self.read(rewards if self.scores is None else self.scores, kl)
+        needs = estimators()[name].columns(self.params) if name in estimators() else ()
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
         credit = compute_credit(name, rows.steps, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
-        self.extra = credit.extra
-        advantages = rows.to_tokens(credit.advantage, response_mask)
+        self.advantage, self.extra = credit.advantage, credit.extra
+        advantages = padded.fill(rows.to_tokens(credit.advantage) * left)
         if credit.returns is None:
-            return advantages, advantages.clone()
-        return advantages, rows.to_tokens(credit.returns, response_mask)
+            return advantages, advantages
+        return advantages, padded.fill(rows.to_tokens(credit.returns) * left)
 
 
 _current: ContextVar[CreditStep | None] = ContextVar("turnkey_credit_step", default=None)
@@ -100,7 +113,7 @@ _current: ContextVar[CreditStep | None] = ContextVar("turnkey_credit_step", defa
 
 @contextmanager
 def credit_step(step: CreditStep) -> Iterator[CreditStep]:
-    """Make ``step`` the one that our estimators find while verl's advantage step runs."""
+    """Make ``step`` the current one, which our estimators read while verl's advantage step runs."""
     token = _current.set(step)
     try:
         yield step

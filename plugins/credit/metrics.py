@@ -1,4 +1,4 @@
-"""What a training step logs of its episodes. verl's own metrics are per row, so long episodes weigh more there."""
+"""Metrics of the episodes of a training step. verl's own are means over rows: episodes with more rows weigh more."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import failure_kind
 
 REWARD = "reward/"
-"""begins the names of the reward components among verl's ``reward_extra_info``"""
+"""prefix of the reward components in verl's ``reward_extra_info``"""
+BREAK = "turnkey_break"
+"""extra field of a row: why it does not extend the row before it"""
+CACHED = "turnkey_cached"
+"""extra field of a row: for each turn the share of its prompt that the server had cached, if the server reports it"""
+BREAKS = "rows/break/"
+"""prefix of the counts of rows by ``turnkey_break``"""
+OF_EPISODES = ("episode/", "rows/", "credit/")
+"""prefixes of the metrics of this module and of the methods"""
 FAILED = "episode/failed/"
-"""begins the counts of failed episodes by kind"""
+"""prefix of the counts of failed episodes by kind"""
 
 
 def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean over the played episodes of what each reward component gave, and of what held no action."""
+    """Means over the played episodes: the sum of each reward component, and ``unparsed_rate``."""
     said: dict[str, Mapping[str, Any]] = {}
     for row in rows.row.tolist():
         said.setdefault(split_key(keys[row])[1], extra_fields[row].get("reward_extra_info") or {})
@@ -33,8 +41,8 @@ def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappi
 def episode_metrics(rows: Rows) -> dict[str, float]:
     """Per-episode figures of a training batch.
 
-    A failed episode counts as not solved; it has no length and no return. What nobody said is not reported: without
-    records there is no success and no validity.
+    A failed episode counts as not solved; it has no length and no return. Without records success and validity are
+    unknown and not reported.
     """
     steps = rows.steps
     index, played, failed = steps.trajectory, steps.n_trajectories, len(rows.failed)
@@ -58,14 +66,33 @@ def episode_metrics(rows: Rows) -> dict[str, float]:
     return metrics
 
 
-COUNTS = ("episode/count", "episode/failed", "episode/missing")
+def row_metrics(
+    rows: Rows, tags: Sequence[Mapping[str, Any]], extra_fields: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Metrics of the rows of played episodes. ``trained`` tokens are the model's, ``masked`` ones all others."""
+    held = np.unique(rows.row).tolist()
+    if not held:
+        return {}
+    reasons = Counter(str(why) for row in held if (why := extra_fields[row].get(BREAK)) not in (None, "first"))
+    trained = float(rows.steps.tokens.sum())
+    cached = [share for row in held for share in extra_fields[row].get(CACHED) or ()]
+    return {
+        "rows/per_episode": len(held) / rows.steps.n_trajectories,
+        "rows/trained_tokens": trained,
+        "rows/masked_tokens": sum(tags[row]["seq_len"] for row in held) - trained,
+        **({"rows/cached_prompt_share": float(np.mean(cached))} if cached else {}),
+        **{f"{BREAKS}{why}": float(number) for why, number in sorted(reasons.items())},
+    }
+
+
+COUNTS = ("episode/count", "episode/failed", "episode/missing", "rows/trained_tokens", "rows/masked_tokens")
 
 
 def combine(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several batches as those of one; those of one batch stay as they are.
+    """Combine the metrics of several batches into those of one; those of a single batch are returned unchanged.
 
-    verl would weigh each batch by its rows, average counts, and take a name with "min" or "max" anywhere in it for an
-    extreme. Standard deviations are averaged: those between the batches are not in them.
+    verl would weight each batch by its rows, average counts, and treat every name that contains "min" or "max" as an
+    extreme. Standard deviations are averaged, which leaves out the deviation between batches.
     """
     if len(parts) == 1:
         return dict(parts[0])
@@ -77,7 +104,7 @@ def _combined(name: str, parts: Sequence[Mapping[str, float]]) -> float:
     values = [part[name] for part in parts]
     last = name.rsplit("/", 1)[-1]
     groups = last == "groups" or (last.endswith("_groups") and not last.startswith("share_"))
-    if groups or name in COUNTS or name.startswith(FAILED):
+    if groups or name in COUNTS or name.startswith((FAILED, BREAKS)):
         return float(sum(values))
     if name.endswith("/max"):
         return max(values)
@@ -88,7 +115,7 @@ def _combined(name: str, parts: Sequence[Mapping[str, float]]) -> float:
 
 
 def _weight(name: str, part: Mapping[str, float]) -> float:
-    """Of how many things the metric is a mean: groups, episodes, played episodes or steps."""
+    """The number of groups, episodes, played episodes or steps that the metric is a mean over."""
     groups = f"{name.removesuffix('_size/mean')}s"  # of credit/anchor_group_size/mean: credit/anchor_groups
     if name.endswith("_group_size/mean") and groups in part:
         return part[groups]

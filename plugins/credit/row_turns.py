@@ -1,4 +1,4 @@
-"""Turns in verl's rows: runs of ones in a response mask, and what belongs to each."""
+"""Turns in verl's rows: the runs of ones in a response mask, and the tokens and values of each."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_turnkey.losses.turns import Turns, like
+
 
 @dataclass
 class Found:
     """The steps that a batch of rows holds, one entry per step in each list.
 
-    ``row``: position of its row in the batch; ``turn``: of its turn in the row; ``columns``: those of a StepBatch, an
-    estimator's ``needs`` apart; ``extra``: further ones by name; ``failed``: trajectory -> why it holds no steps.
+    ``row``: position of its row in the batch; ``turn``: position of its turn in the row; ``columns``: columns of a
+    StepBatch; ``extra``: its further columns by name, and ``text``; ``version``: newest weights version, nan if
+    unknown; ``failed``: trajectory -> why it has no steps.
     """
 
     row: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
     columns: dict[str, Sequence[Any]] = field(default_factory=dict)
     extra: dict[str, Sequence[Any]] = field(default_factory=dict)
+    version: list[float] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -32,32 +36,78 @@ def split_key(key: str) -> tuple[str, str, int]:
 
 
 def record_of(extra_fields: Any) -> Any:
-    """What an agent loop left as the record of a row, unchecked; None when it left nothing."""
+    """The record that the agent loop wrote for a row, unchecked; None without one."""
     return extra_fields.get("turnkey") if isinstance(extra_fields, Mapping) else None
 
 
-def turn_counts(ids: torch.Tensor) -> list[int]:
-    """Number of turns in each row of ``ids`` (B, L)."""
-    return (ids.max(1).values + 1).tolist() if ids.numel() else [0] * len(ids)
+def token_counts(mask: torch.Tensor) -> torch.Tensor:
+    """Number of the model's tokens in each row of the jagged ``mask`` -> (B,) int64."""
+    before = torch.nn.functional.pad(mask.values().bool().cumsum(0), (1, 0))
+    return before[mask.offsets()].diff()
 
 
-def sum_by_turn(values: torch.Tensor, ids: torch.Tensor, row: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """Sums of ``values`` (B, L) over the tokens whose id in ``ids`` (B, L) is that of the step -> (S,) float64."""
-    if not len(row):
-        return np.zeros(0)
-    width = int(max(ids.max(), turn.max())) + 2  # a turn without a token has no id of its own
-    table = torch.zeros(len(ids), width, dtype=torch.float64)
-    table.scatter_add_(1, ids + 1, values.double())
-    return table.numpy()[row, turn + 1]
+@dataclass(frozen=True)
+class Runs:
+    """The runs of ones in a jagged response mask of B rows, numbered row after row; n in all."""
+
+    turns: Turns
+    row_of_token: torch.Tensor
+    """(tokens,) the row of each response token"""
+    count: np.ndarray
+    """(B,) runs of each row"""
+    first: np.ndarray
+    """(B,) number of each row's first run; of a row without runs, the number of the next run"""
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> Runs:
+        turns = Turns.of(mask)
+        row_of_token = torch.repeat_interleave(mask.offsets().diff())
+        count = torch.bincount(row_of_token[turns.first()], minlength=len(mask)).numpy()
+        return cls(turns, row_of_token, count, count.cumsum() - count)
+
+    def as_steps(self, row: np.ndarray, turn: np.ndarray) -> Turns:
+        """The tokens of each step, as turns numbered like the steps. ``row`` and ``turn``, (S,), locate the steps.
+
+        All runs of a row with a single step belong to that step, which may have gaps (masked tokens) or no token.
+        """
+        of_run = np.full(self.turns.n + 1, len(row))  # the last entry: tokens outside of all runs
+        alone = np.bincount(row, minlength=len(self.count))[row] == 1
+        several = np.flatnonzero(~alone)
+        of_run[self.first[row[several]] + turn[several]] = several
+        step_of_row = np.full(len(self.count), len(row))
+        step_of_row[row[alone]] = np.flatnonzero(alone)
+        of_run[:-1] = np.minimum(of_run[:-1], step_of_row[np.repeat(np.arange(len(self.count)), self.count)])
+        index = torch.from_numpy(of_run)[self.turns.index.values()]
+        tokens = torch.bincount(index, minlength=len(row) + 1)[: len(row)]
+        return Turns(like(index, self.turns.index), len(row), tokens)
+
+    def owned(self, values: torch.Tensor) -> np.ndarray:
+        """Sum of ``values`` (tokens,) over each run and the masked tokens behind it -> (n,) float64.
+
+        Tokens before the first run of a row count for that run; rows without runs are left out.
+        """
+        index, none = self.turns.index.values(), self.turns.n
+        latest = torch.where(index < none, index, -1).cummax(0).values if len(index) else index
+        owner = torch.maximum(latest, torch.from_numpy(self.first)[self.row_of_token])
+        owner[torch.from_numpy(self.count == 0)[self.row_of_token]] = none
+        return torch.bincount(owner, weights=values.double(), minlength=none + 1)[:none].numpy()
 
 
-def at_turn_start(values: torch.Tensor, ids: torch.Tensor, row: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """The entry of ``values`` (B, L) at the first token of each step -> (S,) float64."""
-    if not len(row):
-        return np.zeros(0)
-    width = int(max(ids.max(), turn.max())) + 2  # as in sum_by_turn
-    length = ids.shape[1]
-    positions = torch.arange(length).expand_as(ids)
-    first = torch.full((len(ids), width), length).scatter_reduce_(1, ids + 1, positions, "amin")
-    first[first == length] = 0  # a turn without a token
-    return values.gather(1, first).double().numpy()[row, turn + 1]
+class Padded:
+    """Converts between a jagged tensor and the padded (B, ``width``) tensors of verl's functions."""
+
+    def __init__(self, jagged: torch.Tensor, width: int) -> None:
+        self._like, offsets = jagged, jagged.offsets()
+        lengths = offsets.diff()
+        row = torch.arange(len(lengths)) * width - offsets[:-1]
+        self._at = torch.arange(int(offsets[-1])) + torch.repeat_interleave(row, lengths)
+        self._shape = (len(lengths), width)
+
+    def jagged(self, padded: torch.Tensor) -> torch.Tensor:
+        return like(padded.reshape(-1)[self._at], self._like)
+
+    def fill(self, jagged: torch.Tensor) -> torch.Tensor:
+        """(B, ``width``), zero on the padding."""
+        flat = jagged.values().new_zeros(self._shape[0] * self._shape[1])
+        flat[self._at] = jagged.values()
+        return flat.view(self._shape)

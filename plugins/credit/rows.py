@@ -1,9 +1,9 @@
-"""verl's rows to the one table of steps, and credit back to tokens. Both rollout layouts go through here.
+"""Builds the table of steps from verl's rows, in any layout, and writes credit back to their tokens.
 
 A row is one training sample under the key ``{uid}_{session}_{index}``: group = uid, trajectory = uid and session.
-Its record (:mod:`verl_turnkey.advantage.record`) lists the steps that the row holds: one (a row per step) or one per
-turn (a row per trajectory). Turns are runs of ones in the row's response mask. Rows without records:
-:mod:`verl_turnkey.plugins.credit.unrecorded`.
+Its record (:mod:`verl_turnkey.advantage.record`) lists the steps that the row holds: one step, or several consecutive
+ones (merged steps, or a row per trajectory), each of which is a turn. Turns are runs of ones in the row's response
+mask. Rows without records: :mod:`verl_turnkey.plugins.credit.unrecorded`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
-from verl_turnkey.losses.turns import turn_ids
-from verl_turnkey.plugins.credit.row_turns import Found, at_turn_start, record_of, split_key, sum_by_turn, turn_counts
+from verl_turnkey.losses.turns import Turns
+from verl_turnkey.plugins.credit.row_turns import Found, Runs, record_of, split_key
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
 
 
 @dataclass
 class Rows:
-    """The steps of a batch of rows and where each one came from.
+    """The steps of a batch of rows, and the position of each.
 
     ``row`` and ``turn`` are (S,) int64: the position of a step's row in the batch, and of its turn in the row.
     """
@@ -31,27 +31,26 @@ class Rows:
     steps: StepBatch
     row: np.ndarray
     turn: np.ndarray
-    turn_ids: torch.Tensor
-    """(B, L) int64: turn of each response token, -1 off the model's own tokens"""
+    turns: Turns
+    """the response tokens of each step: ``index`` is jagged like the response mask, and S on tokens of no step"""
     reward_before_kl: np.ndarray
     """(S,) rewards as the agent loop gave them; ``steps.reward`` has verl's KL penalty in it"""
+    version: np.ndarray
+    """(S,) float64: the newest weights version that wrote a step's tokens, nan where its record does not say"""
     recorded: bool
-    """whether the agent loop told the steps, or they were derived"""
+    """whether the steps come from records; else they are derived from mask and rewards"""
     failed: dict[str, str] = field(default_factory=dict)
-    """trajectory -> reason, of the episodes that died; their masked rows are in no table"""
+    """trajectory -> reason, of failed episodes, which have no steps in the table"""
 
-    def to_tokens(self, per_step: np.ndarray, response_mask: torch.Tensor) -> torch.Tensor:
-        """Write one value per step, (S,), onto the tokens of its turn: (B, L) float32, zero elsewhere."""
-        turns = int(self.turn_ids.max()) + 1 if self.turn_ids.numel() else 0
-        table = torch.zeros(len(self.turn_ids), turns + 1)  # the last column serves turn id -1
-        table[torch.from_numpy(self.row), torch.from_numpy(self.turn)] = torch.tensor(per_step, dtype=torch.float32)
-        return table.gather(1, self.turn_ids % (turns + 1)) * response_mask
+    def to_tokens(self, per_step: np.ndarray) -> torch.Tensor:
+        """Write one value per step, (S,), onto the tokens of its turn: jagged float32, zero elsewhere."""
+        return self.turns.spread(torch.tensor(per_step, dtype=torch.float32))
 
 
 def failure(extra_fields: Any, has_tokens: bool) -> str | None:
-    """Why this row is no part of an episode that was played; None when it is, or when its record does not say.
+    """Why the episode of this row failed; None if it was played, or if its record is malformed.
 
-    ``has_tokens``: whether any token of the row is the model's, all there is to see without a record.
+    ``has_tokens``: whether any token of the row is the model's. Without a record an episode without tokens has failed.
     """
     record = record_of(extra_fields)
     if record is None:
@@ -70,57 +69,61 @@ def read_rows(
     values: torch.Tensor | None = None,
     lists: Sequence[str] = (),
 ) -> Rows:
-    """Build the table of steps from a batch.
+    """Build the table of steps from a batch. All tensors are jagged, with the rows' numbers of response tokens.
 
     Args:
         keys, tags: the batch's keys and tags, B each; rows whose tag says ``is_padding`` are left out.
         extra_fields: B dicts; ``extra_fields[i]["turnkey"]`` is the record. Either all rows have one or none.
-        response_mask: (B, L), as the agent loop wrote it (before any rejection).
-        scores: (B, L) verl's rewards per token (``rm_scores``), read when the rows have no records.
-        kl: (B, L) added to the reward of the turn that a token is in (verl's KL penalty, a negative one).
-        values: (B, L) critic values, left-shifted as verl has them: the value at a token is the state before it.
+        response_mask: as the agent loop wrote it (before any rejection).
+        scores: verl's rewards per token (``rm_scores``), read when the rows have no records.
+        kl: added to the reward of the turn that a token is in (verl's KL penalty, a negative one).
+        values: critic values, left-shifted as verl has them: the value at a token is the state before it.
         lists: see :func:`verl_turnkey.plugins.credit.unrecorded.derive`.
 
     Raises:
         RecordError: a malformed record, one whose steps do not match the row's turns, or one that is missing while
             other rows have theirs; names the row key.
     """
-    ids = turn_ids(response_mask)
+    runs = Runs.of(response_mask)
     real = [i for i, tag in enumerate(tags) if not tag.get("is_padding", False)]
     records = [record_of(extra_fields[i]) for i in real]
     recorded = not real or any(record is not None for record in records)
     if recorded:
-        found = _read_records(keys, real, records, turn_counts(ids))
+        found = _read_records(keys, real, records, runs.count.tolist())
     else:
         assert scores is not None, "rows without records need scores"
-        found = derive(keys, real, ids, scores, [tag["response_len"] for tag in tags], extra_fields, lists)
+        found = derive(keys, real, runs, scores, extra_fields, lists)
     row, turn = np.array(found.row, dtype=np.int64), np.array(found.turn, dtype=np.int64)
-    single = np.bincount(row, minlength=len(keys)) == 1
-    if single.any():  # the whole mask is the one turn
-        only = torch.from_numpy(single)
-        ids[only] = ids[only].clamp(max=0)
+    turns = runs.as_steps(row, turn)
     columns = dict(found.columns)
     reward = np.asarray(columns.pop("reward"), dtype=np.float64)
     return Rows(
         steps=StepBatch(
             **columns,
-            reward=reward if kl is None else reward + sum_by_turn(kl, ids, row, turn),
-            tokens=sum_by_turn(ids >= 0, ids, row, turn),
-            value=None if values is None else at_turn_start(values, ids, row, turn),
+            reward=reward if kl is None else reward + turns.sum(kl.double()).numpy(),
+            tokens=turns.tokens.numpy(),
+            value=None if values is None else _before_steps(values, turns, row),
             text=found.extra.pop("text", None),
             extra=found.extra,
         ),
         row=row,
         turn=turn,
-        turn_ids=ids,
+        turns=turns,
         reward_before_kl=reward,
+        version=np.array(found.version or [np.nan] * len(row), dtype=np.float64),
         recorded=recorded,
         failed=found.failed,
     )
 
 
+def _before_steps(values: torch.Tensor, turns: Turns, row: np.ndarray) -> np.ndarray:
+    """``values`` at the first token of each step, or of its row where the step has none -> (S,) float64."""
+    start = values.offsets()[torch.from_numpy(row)]
+    return values.values()[torch.where(turns.tokens > 0, turns.first(), start)].double().numpy()
+
+
 def _read_records(keys: Sequence[str], real: Sequence[int], records: Sequence[Any], turns: Sequence[int]) -> Found:
-    """The steps of the rows ``real`` as their ``records`` say; ``turns``: number of turns in each row of the batch."""
+    """The steps of the rows ``real`` from their ``records``; ``turns``: number of turns in each row of the batch."""
     if any(record is None for record in records):
         _raise_missing([keys[i] for i in real], records)
     found, group, trajectory = Found(), [], []
@@ -138,6 +141,7 @@ def _read_records(keys: Sequence[str], real: Sequence[int], records: Sequence[An
         found.turn += range(len(held))
     found.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}
     found.extra = _extra_columns(steps)
+    found.version = [step.get("version", np.nan) for step in steps]
     return found
 
 
@@ -151,11 +155,11 @@ def _raise_missing(keys: Sequence[str], records: Sequence[Any]) -> NoReturn:
 
 
 def _check_row(key: str, record: Any, turns: int) -> None:
-    """The border of trust: records come from users' loops too."""
+    """Check a record and whether it fits its row: it may come from a user's agent loop."""
     validate_record(record, key)
     if record["failed"] is not None and turns:
         raise RecordError(f"row {key}: a failed episode must be fully masked, but its response mask has ones")
-    # A row per step may hold gaps in its one turn (a rejected token); a row per trajectory may not.
+    # The turn of a row with one step may have gaps (masked tokens); turns of a row with several may not.
     if (held := len(record["steps"])) > 1 and held != turns:
         raise RecordError(
             f"row {key}: its record has {held} steps but its response mask has {turns} runs of ones; each "
@@ -167,17 +171,17 @@ _COLUMNS = ("step", "anchor", "action", "valid", "penalty", "terminated", "trunc
 
 
 def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The columns of a StepBatch. One that nobody filled is not there: the estimators that need it say so."""
+    """The columns of a StepBatch. A column without any value is left out; estimators that need it are refused."""
     columns = {name: [step[name] for step in steps] for name in _COLUMNS}
     columns["reward"] = [step.get("composed_reward", step["reward"]) for step in steps]
     return {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
 
 
 def _extra_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The further columns, of the names that all steps have.
+    """The further columns: the names that every step with an action has.
 
-    A turn without an action brought nothing about: what it lacks is 0 or None. Any other gap leaves the column out, so
-    that ``needs`` names it: no estimator could read it.
+    A step without an action changed nothing, so an entry that it lacks is 0, or None in a column of texts. A name that
+    a step with an action lacks is left out; an estimator that needs it is then refused by that name.
     """
     columns: dict[str, list[Any]] = {}
     for name in sorted({name for step in steps for name in step["extra"]}):

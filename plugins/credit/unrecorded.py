@@ -1,7 +1,7 @@
 """Steps of rows without a record: verl's own agent loops (``tool_agent``, ``single_turn_agent``) and users' loops.
 
-What such a row says of its steps is its response mask, its rewards per token and, sometimes, a list with one number
-per turn. That is enough for every method that compares no states.
+The steps are derived from a row's response mask, its rewards per token and, where present, lists with one number per
+turn. This suffices for methods that do not compare states.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from verl_turnkey.plugins.credit.row_turns import Found, split_key, sum_by_turn, turn_counts
+from verl_turnkey.plugins.credit.row_turns import Found, Runs, split_key
 
-# verl's own agent loops, and what of their extra fields has one number per turn.
+# verl's own agent loops, each with its extra fields that hold one number per turn.
 VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
 
 NO_TOKENS = "no token of its responses is the model's"
@@ -27,7 +27,8 @@ COLUMNS = ("terminated", "tokens", "value")
 def listed_per_turn(rollout: DictConfig) -> tuple[str, ...]:
     """The lists in verl's extra fields that hold one number per turn, under this ``actor_rollout_ref.rollout``.
 
-    ``tool_rewards`` has one number per tool *call*: with several calls a turn nobody can tell which belong together.
+    ``tool_rewards`` has one number per tool *call*: with several calls per turn its
+    entries cannot be assigned to turns.
     """
     return ("turn_scores", "tool_rewards") if rollout.multi_turn.max_parallel_calls == 1 else ("turn_scores",)
 
@@ -35,31 +36,30 @@ def listed_per_turn(rollout: DictConfig) -> tuple[str, ...]:
 def derive(
     keys: Sequence[str],
     real: Sequence[int],
-    ids: torch.Tensor,
+    runs: Runs,
     scores: torch.Tensor,
-    lengths: Sequence[int],
     extra_fields: Sequence[Mapping[str, Any]],
     lists: Sequence[str],
 ) -> Found:
     """The steps of rows without a record.
 
-    The turns of a trajectory are the runs of ones over its rows, in the order of their index. A turn's reward is the
-    sum of the rewards on its tokens and on the masked ones behind it, up to the next turn; what stands before the
-    first turn of a row belongs to that turn, what stands in a row without any to the trajectory's last. The last turn
-    counts as ``terminated``: these loops do not tell a cut from an end. A trajectory without any turn has failed.
+    The turns of a trajectory are the runs of ones in its rows, the rows ordered by their index. A turn's reward is the
+    sum of the rewards on its tokens and on the masked tokens after it, up to the next turn. Rewards before the first
+    turn of a row count for that turn, rewards in a row without turns for the trajectory's last turn. The last turn
+    counts as ``terminated``: these loops do not distinguish truncation from termination. A trajectory without any turn
+    has failed.
 
     Args:
-        keys: row keys, B; ``real``: the rows among them that are no padding.
-        ids: (B, L) turn of each token in its row, -1 off the model's own tokens.
-        scores: (B, L) ``rm_scores``. verl writes a trajectory's outcome on the last token of **each** of its rows; it
-            counts once, so that on the last token of earlier rows nothing is read.
-        lengths: number of response tokens of each row, B.
+        keys: row keys, B; ``real``: positions of the rows that are not padding.
+        runs: the runs of ones in their response mask.
+        scores: ``rm_scores``, jagged. verl writes a trajectory's outcome on the last token of **each** of its rows; it
+            counts once: the last token of earlier rows is ignored.
         extra_fields: B dicts; ``lists`` names the entries with one number per turn, which become ``extra`` columns. A
-            list that is one short gets a 0 for the last turn, in which no tool was called. One that no row fills, or
-            that has another length somewhere in the batch, is left out.
+            list that is one short gets a 0 for the last turn, in which no tool was called. A name is left out if no
+            row fills it, or if a list of any trajectory has another length.
     """
     found = Found()
-    turns = turn_counts(ids)
+    turns = runs.count.tolist()
     parts = {i: split_key(keys[i]) for i in real}
     trajectories: dict[str, list[int]] = {}
     for i in sorted(real, key=lambda i: parts[i][2]):
@@ -83,12 +83,12 @@ def derive(
         trajectory += [name] * size
         step += range(size)
         terminated += [False] * (size - 1) + [True]
-    scores = scores.clone()
-    scores[earlier, [lengths[i] - 1 for i in earlier]] = 0.0
-    owner = ids.cummax(1).values.clamp(min=0) if ids.numel() else ids
-    reward = sum_by_turn(scores, owner, np.array(found.row, dtype=np.int64), np.array(found.turn, dtype=np.int64))
+    ends = scores.offsets().tolist()
+    flat = scores.values().double()
+    flat[[ends[i + 1] - 1 for i in earlier]] = 0.0
+    reward = runs.owned(flat)[runs.first[found.row] + np.array(found.turn, dtype=np.int64)]
     for position, i in silent:
-        reward[position] += scores[i].double().sum().item()
+        reward[position] += flat[ends[i] : ends[i + 1]].sum().item()
     found.columns = {
         "group": group,
         "trajectory": trajectory,
@@ -104,7 +104,7 @@ def derive(
 def _column(
     name: str, played: Sequence[tuple[int, Sequence[int]]], extra_fields: Sequence[Mapping[str, Any]]
 ) -> list[float] | None:
-    """The list ``name`` of every trajectory, one number per turn; None when it is no such list."""
+    """The column ``name`` from the lists of all trajectories; None if one does not fit its turns, or all are empty."""
     column: list[float] = []
     filled = False
     for size, rows in played:
@@ -117,7 +117,7 @@ def _column(
 
 
 def needs_record(name: str, lacking: Sequence[str]) -> str:
-    """What to tell who wants the estimator ``name`` on rows without the columns ``lacking``: a loop that has them."""
+    """The message when rows lack the columns ``lacking`` of the estimator ``name``, with code that provides them."""
     given = {column.partition(".")[2] for column in lacking if column.startswith("extra.")}
     fields = [f"{column}={column}[t]" for column in lacking if not column.startswith("extra.") and column != "text"]
     extra = [f'"{column}": {column}[t]' for column in sorted(given | ({"text"} & set(lacking)))]

@@ -1,4 +1,4 @@
-"""What the agent loop reads an action with: a parser of text, or verl's own tool parsers for a tool call."""
+"""Readers of the action in a turn: a text parser, or one of verl's tool parsers for tool calls."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class TextReader:
     """Reads the formats that are text."""
 
     tools: list[dict[str, Any]] | None = None
-    """for the chat template"""
+    """the tools that the chat template shows; None: none"""
     stop_token_ids: Sequence[int] = ()
-    """to end a turn, beside those of the configuration"""
+    """ids that end a turn, besides those of the configuration"""
 
     def __init__(self, fmt: str) -> None:
         self._parse = load_parser(fmt)
@@ -46,7 +46,7 @@ class TextReader:
 
 
 class ToolCallReader:
-    """Reads the first call of the tool ``act``; what else a turn holds is its thoughts.
+    """Reads the first tool call of a turn, which must call ``act``; the rest of the turn is ignored.
 
     Args:
         parser: one of verl's (``actor_rollout_ref.rollout.multi_turn.format``).
@@ -64,7 +64,7 @@ class ToolCallReader:
     async def read(self, ids: list[int], text: str, admissible: Sequence[str] | None) -> ParsedAction:
         try:
             _, calls = await self._parser.extract_tool_calls(ids, self._schemas)
-        except Exception as error:  # verl's parsers are many, and what they read is the model's
+        except Exception as error:  # verl's parsers may raise anything on what the model wrote
             return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
         return _called(calls[0], admissible) if calls else ParsedAction(None, "no tool call")
 
@@ -78,7 +78,7 @@ def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedActio
         return ParsedAction(None, f"the arguments of the tool call are no JSON: {error}")
     action = arguments.get("action") if isinstance(arguments, Mapping) else None
     if isinstance(action, int | float) and not isinstance(action, bool):
-        action = str(action)  # the number of a menu
+        action = str(action)  # a numbered choice
     if not isinstance(action, str):
         return ParsedAction(None, f"the tool call must give the action as text, not {str(arguments)[:80]}")
     return admit(action, admissible, TOOL_CALL)

@@ -1,4 +1,4 @@
-"""An episode while it is played, and the rows that verl gets of it."""
+"""The state of an episode, and the rows that verl gets."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from verl_turnkey.advantage import make_record
 from verl_turnkey.envs.rewards import Composition, RewardStep
-from verl_turnkey.plugins.credit.metrics import REWARD
+from verl_turnkey.plugins.credit.metrics import BREAK, CACHED, REWARD
+from verl_turnkey.plugins.rollout.merging import merge_rows
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model is shown."""
+    """The prompt of one step."""
 
     ids: list[int]
     images: list[Any] | None = None
+    """all images in the prompt"""
+    broke: str | None = None
+    """why a conversation's prompt does not extend the one before: ``full``, ``thinking`` or ``boundary``"""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What the model wrote."""
+    """One response of the model."""
 
     ids: list[int]
     log_probs: list[float] | None
@@ -32,25 +36,31 @@ class Generated:
     num_preempted: int
     seconds: float
 
+    @property
+    def version(self) -> int | None:
+        """The newest weights version that wrote a token of it; None if the server reports none."""
+        newest = self.extra_fields.get("max_global_steps")
+        return None if newest is None else int(newest)
+
 
 @dataclass(frozen=True)
 class PlayedStep:
-    """One step of the episode, the last to know how it ends: ``record`` is filled in until then."""
+    """One step of the episode; ``record`` is complete when the episode has ended."""
 
     prompt: Prompt
     turn: Generated
     record: dict[str, Any]
     observation: str
     invalid: str | None
-    """why the action was none, if it was"""
+    """why the step had no valid action; None if it had one"""
     unparsed: bool
-    """the text held no action in the format at all"""
+    """the response contained no action in the format"""
     seconds: float
-    """of the environment"""
+    """duration of the environment's step"""
     extra: Mapping[str, Any]
     """``info["extra"]`` of the state the action was taken in"""
     next_extra: Mapping[str, Any]
-    """of the state it led to; the same object when it did not reach the environment"""
+    """of the state it led to; the same object if the action was not applied"""
 
     def for_reward(self, task: str, row: Mapping[str, Any], success: bool) -> RewardStep:
         """The step as the reward components see it."""
@@ -72,8 +82,14 @@ class PlayedStep:
             next_extra=self.next_extra,
         )
 
+    @property
+    def cached(self) -> dict[str, list[float]]:
+        """The share of the prompt that the server had cached, as an extra field; empty if it reports none."""
+        tokens = self.turn.extra_fields.get("num_cached_tokens")
+        return {} if tokens is None else {CACHED: [tokens / len(self.prompt.ids)]}
+
     def for_log(self) -> dict[str, Any]:
-        """What the record does not say."""
+        """The step's entry in the trajectory log, beside its record."""
         return {"observation": self.observation, "text": self.turn.text, "invalid": self.invalid}
 
 
@@ -85,12 +101,13 @@ class Episode:
     task: str = ""
     success: bool = False
     rewards: dict[str, float] = field(default_factory=dict)
-    """what each reward component gave to the whole episode, by label"""
+    """sum of each reward component over the episode, by label"""
 
     def end(self, success: bool | None) -> None:
-        """All steps are known; ``success``: what the environment said last of the task, None when it does not say.
+        """End the episode and write its success to every step.
 
-        It then solved the task by ending with a positive reward.
+        ``success``: the environment's last ``info["success"]``. If None, an episode is a success if it terminated with
+        a positive reward.
         """
         last = self.steps[-1].record
         self.success = success if success is not None else last["terminated"] and last["reward"] > 0
@@ -98,7 +115,7 @@ class Episode:
             step.record["success"] = self.success
 
     async def apply_rewards(self, composition: Composition, row: Mapping[str, Any]) -> None:
-        """Put the rewards of ``turnkey.rewards`` beside the environment's, once all steps are known.
+        """Write the composed reward of every step beside the environment's, after the episode has ended.
 
         ``row``: the fields of the data row.
 
@@ -114,7 +131,7 @@ class Episode:
         self.rewards = shaped.sums
 
     def info(self) -> dict[str, float]:
-        """verl's ``reward_extra_info``: the same keys as floats on every row, or verl drops the whole group."""
+        """verl's ``reward_extra_info``: floats under the same keys on every row, failed episodes included."""
         records = [step.record for step in self.steps]
         turns = max(1, len(records))
         return {
@@ -130,20 +147,28 @@ class Episode:
 
 @dataclass(frozen=True)
 class RowBuilder:
-    """Builds the rows: one constructor, every field always set; one that a row lacks is lost for the whole batch.
+    """Builds all rows with the same fields: a field that one row lacks is lost for the whole batch.
 
     Args:
-        eos: token that stands for an empty text.
+        eos: the token that replaces an empty prompt or response.
         log_probs: ``actor_rollout_ref.rollout.calculate_log_probs``.
         labels: of the reward components.
+        merged: ``turnkey.rollout.layout`` is merged.
+        max_response_length: ``data.max_response_length``, the budget of a merged row.
     """
 
     eos: int
     log_probs: bool
     labels: Sequence[str] = ()
+    merged: bool = False
+    max_response_length: int | None = None
 
     def played(self, episode: Episode) -> list[AgentLoopOutput]:
-        """One row per step, of an episode whose rewards are composed."""
+        """The rows of an episode whose rewards are composed: one per step, or fewer where steps extend each other."""
+        rows = self._steps(episode)
+        return merge_rows(rows, self.max_response_length) if self.merged else rows
+
+    def _steps(self, episode: Episode) -> list[AgentLoopOutput]:
         info = episode.info()
         score = float(sum(step.record["composed_reward"] for step in episode.steps))
         return [
@@ -163,15 +188,17 @@ class RowBuilder:
                     **step.turn.extra_fields,
                     "turnkey": make_record([step.record]),
                     "reward_extra_info": dict(info),
+                    BREAK: step.prompt.broke,
+                    **step.cached,
                 },
             )
             for t, step in enumerate(episode.steps)
         ]
 
     def failed(self, reason: str, global_steps: int) -> list[AgentLoopOutput]:
-        """The one masked row of an episode that broke down, whatever it had played before.
+        """The one masked row of a failed episode; its steps so far are left out.
 
-        ``global_steps``: the training step that asked for it, which began with the weights of the step before.
+        ``global_steps``: the training step that requested it, which began with the weights of the step before.
         """
         version = max(0, global_steps - 1)
         row = self._row(
@@ -183,11 +210,12 @@ class RowBuilder:
             num_turns=0,
             metrics=AgentLoopMetrics(),
             extra_fields={
-                # verl takes these two for the age of the row and cannot do without.
+                # verl requires these two, from which it computes the row's staleness.
                 "min_global_steps": version,
                 "max_global_steps": version,
                 "turnkey": make_record([], failed=reason),
                 "reward_extra_info": Episode(rewards=dict.fromkeys(self.labels, 0.0)).info(),
+                BREAK: None,
             },
         )
         return [row]
@@ -205,11 +233,11 @@ class RowBuilder:
         extra_fields: dict[str, Any],
     ) -> AgentLoopOutput:
         prompt_ids = prompt.ids
-        if not response_ids:  # verl cannot hold an empty response: one masked token stands for it
+        if not response_ids:  # verl accepts no empty response: one masked token replaces it
             prompt_ids, response_ids, response_mask, log_probs = prompt_ids or [self.eos], [self.eos], [0], [0.0]
         fields: dict[str, Any] = {}
         if self.log_probs:
-            # verl's asynchronous client answers with an empty list where the other has None.
+            # Without log-probabilities verl's asynchronous client returns an empty list, the synchronous one None.
             if log_probs is None or len(log_probs) != len(response_ids):
                 raise RuntimeError(
                     "the server returned no log-probabilities although actor_rollout_ref.rollout.calculate_log_probs "
@@ -230,7 +258,7 @@ class RowBuilder:
 
 
 def extras(info: dict[str, Any], next_info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``info["extra"]`` before a step and after it; one and the same object when the step brought nothing about."""
+    """``info["extra"]`` before a step and after it; the same object if the step changed nothing."""
     extra, next_extra = info.setdefault("extra", {}), next_info.setdefault("extra", {})
     if next_info["invalid"] and next_extra == extra:  # a refused action
         next_extra = next_info["extra"] = extra
@@ -240,8 +268,7 @@ def extras(info: dict[str, Any], next_info: dict[str, Any]) -> tuple[dict[str, A
 def countable(extra: Mapping[str, Any], next_extra: Mapping[str, Any]) -> dict[str, float | str]:
     """The columns ``extra.<name>`` that an estimator may read: numbers and texts of ``info["extra"]``, lists by length.
 
-    Those of the state that the action led to. What never reached the environment did nothing: 0 in the place of a
-    number.
+    The values are those of the state that the action led to. For an action that was not applied numbers are 0.
     """
     columns: dict[str, float | str] = {}
     for name, value in next_extra.items():

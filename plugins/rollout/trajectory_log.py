@@ -1,4 +1,4 @@
-"""One JSON line per episode, for people and for tests: what was seen, written, done and recorded."""
+"""The trajectory log: one JSON line per episode, with observations, responses, actions and records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JsonLines:
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"episodes-{socket.gethostname()}-{os.getpid()}.jsonl"
         self._file: FileIO | None = None
-        self._end: int | None = None  # of the last whole line
+        self._end: int | None = None  # position after the last whole line
 
     def __call__(self, line: Mapping[str, Any]) -> None:
         """Raises OSError when the line cannot be written; the next one may."""
@@ -33,10 +33,10 @@ class JsonLines:
         assert self._end is not None
         try:
             rest = memoryview(text)
-            while rest:  # a disk that is nearly full takes a part
+            while rest:  # a nearly full disk may write only a part
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            # Without the half line, now or, if even that fails, with the next; what failed once may need another file.
+            # Cut off the half line now, or else before the next line is written; that opens the file again.
             file, self._file = self._file, None
             with suppress(OSError), file:
                 file.truncate(self._end)
@@ -47,7 +47,7 @@ class JsonLines:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = FileIO(self._path, "a+")
         try:
-            if self._end is None:  # a process of the same number may have died while it wrote
+            if self._end is None:  # an earlier process with the same id may have died while writing
                 self._end = _whole_lines(file)
             file.truncate(self._end)
         except OSError:
@@ -74,9 +74,9 @@ class TrajectoryLog:
 
         Args:
             row: the data row, with ``uid``, ``session_id`` and ``global_steps``.
-            task: what was played, with the arguments of the configuration; None: it could not be read.
+            task: the task with the arguments of the configuration; None: it could not be read.
             outputs: the rows that verl gets; their keys are ``{uid}_{session_id}_{index}``.
-            turns: what was seen and written in each step that was played, also of a failed episode.
+            turns: observation and response of each step, also of a failed episode.
             failed: the reason, or None.
         """
         if self._writer is None:
@@ -102,7 +102,7 @@ class TrajectoryLog:
 
 
 def _plain(value: Any) -> Any:
-    """A task as its environment with the package behind it, whose version stands in a file."""
+    """A task as a dict: the environment, its package and version (read from disk), and the seed."""
     if isinstance(value, Task):
         return {**spec_of(value.env_id, value.kwargs), "seed": value.seed}
     raise TypeError(f"an episode to log holds a {type(value).__name__}")

@@ -1,7 +1,7 @@
-"""Writing that nobody waits for: items go through a bounded queue to a daemon thread.
+"""Writing in the background: items go through a bounded queue to a daemon thread.
 
-A disk that is full costs what is written meanwhile; a mount that hangs costs what the queue does not hold. Neither ever
-stops the caller, and what is lost is counted and said.
+While a disk is full the items written are lost; while a mount hangs those that the queue cannot hold. Neither ever
+stops the caller. Lost items are counted, and the log says when a loss begins and how much was lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Writer(Generic[Item]):
 
     Args:
         sink: writes one item; whatever it raises costs this item only.
-        what: whose loss is spoken of.
+        what: what the items are called in warnings.
         most: items that may wait; further ones are lost.
     """
 
@@ -31,11 +31,11 @@ class Writer(Generic[Item]):
         self._lock = threading.Lock()  # of the three below
         self.lost = 0
         """items that were not written"""
-        self._outage = 0  # of them, since the last one that was
+        self._outage = 0  # items lost since the last one that was written
         self._thread: threading.Thread | None = None
 
     def put(self, item: Item) -> None:
-        """Have ``item`` written some time; never waits."""
+        """Queue ``item`` for writing; never waits."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"writer of {self._what}", daemon=True)
@@ -64,7 +64,7 @@ class Writer(Generic[Item]):
                 continue
             try:
                 self._sink(item)
-            except Exception as error:  # the sink's affair; the next item may go well
+            except Exception as error:  # whatever the sink raises; the next item may be written
                 self._lose(f"{type(error).__name__}: {error}")
             else:
                 self._resume()

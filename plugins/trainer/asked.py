@@ -1,4 +1,4 @@
-"""How many rollouts were asked for: verl lets a data row say its own number (``__rollout_n__``)."""
+"""Counts the rollouts of a batch that left no row. A data row may set its number of rollouts (``__rollout_n__``)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ COLUMN = "__rollout_n__"
 
 
 class Asked:
-    """Remembers the prompts that a replay buffer hands out, also those of which no row is left.
+    """Remembers the prompts that a replay buffer samples, including those without any row.
 
     Args:
-        buffer: verl's, or one of the user's own, which need not have the method that tells.
-        prompts: in a batch.
-        each: rollouts of a prompt that does not say.
+        buffer: verl's replay buffer, or a user's, which may lack ``_materialize_batch``.
+        prompts: number of prompts in a batch.
+        each: rollouts of a prompt without a number of its own.
     """
 
     def __init__(self, buffer: Any, prompts: int, each: int) -> None:
@@ -29,7 +29,7 @@ class Asked:
             buffer._materialize_batch = self._on_batch
 
     def submit(self, batch: TensorDict) -> None:
-        """Take down what the prompts of ``batch`` say of themselves."""
+        """Store the numbers of rollouts that the prompts of ``batch`` set."""
         if COLUMN in batch:
             self._varies = True
             self._own.update(zip(batch["uid"], map(int, batch[COLUMN]), strict=True))
@@ -41,11 +41,11 @@ class Asked:
         return self._materialize(partition_id, selected_prompt_uids, partition_snapshot)
 
     def missing(self, found: Mapping[str, int]) -> int:
-        """Rollouts of the batch at hand that left no row; ``found``: prompt -> rollouts that did."""
+        """Number of rollouts of the current batch without a row; ``found``: prompt -> rollouts with rows."""
         prompts = {*self._sampled, *found}
         self._sampled = []
         asked = self._each * max(0, self._prompts - len(prompts))
         for uid in prompts:
-            # Of a prompt from before a resume nobody knows any more what it said.
+            # The number that a prompt from before a resume had set is no longer known.
             asked += self._own.pop(uid, found.get(uid, 0) if self._varies else self._each)
         return max(0, asked - sum(found.values()))

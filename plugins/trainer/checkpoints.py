@@ -1,4 +1,4 @@
-"""What a resumed run finds: no rows that nobody asks for, and a checkpoint of the last step before a stop."""
+"""Resuming: rows without prompts are cleared from the queue; a run that stops writes a checkpoint of its last step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Checkpoints:
     """the step of the newest checkpoint"""
 
     def _load_checkpoint(self) -> None:
-        """verl's own, without the rows that the batch of that step left in the queue.
+        """verl's own, then clears the rows that the batch of that step left in the queue.
 
-        A checkpoint is written when the prompts of the batch are out of the queue and its rows are not: without prompts
-        nobody would ever ask for them, or clear them, again.
+        verl writes a checkpoint when the prompts of the batch have left the queue, but its rows have not. Rows without
+        prompts would never be sampled or cleared.
         """
         super()._load_checkpoint()  # type: ignore[misc]
         self._saved = self.global_steps
@@ -38,10 +38,10 @@ class Checkpoints:
         self._saved = self.global_steps
 
     def _save_stopping(self, step: int) -> None:
-        """A checkpoint of ``step``, the last that came to its end, in runs that write any, unless it is there."""
+        """Write a checkpoint of ``step``, the last completed one, unless it exists or the run writes none."""
         if self.config.trainer.save_freq <= 0 or self._saved == step:
             return
-        self.on_sample_end()  # verl saves when the servers have given their memory back
+        self.on_sample_end()  # verl saves after the servers have released their memory
         now, self.global_steps = self.global_steps, step
         try:
             self._save_checkpoint()

@@ -1,44 +1,123 @@
-"""Which rows of a batch an optimizer step sees.
+"""Assigns whole episodes to mini-batches at random, and their rows to ranks so that the ranks have about equal work.
 
-verl hands out a batch in the order in which its rollouts finished, and every rank cuts its part into mini-batches from
-front to end: with a row per step the first would be the short episodes, which are the won or the lost ones.
+In verl the rows of a batch are in the order in which the rollouts finished, and every rank cuts its share into
+mini-batches of equal numbers of rows in that order. With a row per step the first mini-batches would hold the short
+episodes, many of which have the same outcome. Here episodes are dealt to *parts*, one or several of which are a
+mini-batch, and the rows of each part to the ranks. Padding rows bring every part to the same number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-
-def shuffled(keys: Sequence[str], seed: Sequence[int]) -> list[int]:
-    """An order of the rows: drawn by ``seed``, whatever the order in which they stand."""
-    by_key = sorted(range(len(keys)), key=keys.__getitem__)
-    return [by_key[i] for i in np.random.default_rng(seed).permutation(len(keys))]
+from verl_turnkey.plugins.credit.row_turns import split_key
 
 
-def spread(idle: Sequence[bool], ranks: int) -> list[int]:
-    """An order in which the idle rows of each rank, those without a token to train, stand evenly between its others.
+def parts(wanted: Iterable[int], played: int) -> int:
+    """Number of parts of a batch for roles that take ``wanted`` mini-batches each. Each part has an episode to train.
 
-    ``idle`` lists the ranks' parts, of equal length, one after the other; so does the result. The others keep their
-    order. Of a rank with at least as many others as mini-batches, each mini-batch gets one.
+    ``played``: number of episodes with a token to train. If it suffices, the number of parts is a multiple of each of
+    ``wanted``, else the one, at most ``played``, of which the roles together get the largest share of what they want.
     """
-    order: list[int] = []
-    share = len(idle) // ranks
-    for start in range(0, len(idle), max(1, share)):
-        part = range(start, min(start + share, len(idle)))
-        resting = [i for i in part if idle[i]]
-        others = iter([i for i in part if not idle[i]])
-        at = {int((k + 0.5) * len(part) / len(resting)): i for k, i in enumerate(resting)}
-        order += [at[place] if place in at else next(others) for place in range(len(part))]
-    return order
+    wanted = list(wanted)
+    every = math.lcm(*wanted)
+    if every <= played:
+        return every
+    shares = {number: sum(mini_batches(want, number) / want for want in wanted) for number in range(1, played + 1)}
+    return max(shares, key=lambda number: shares[number], default=1)
 
 
-def mini_batches(wanted: int, rows: int, trained: int, ranks: int) -> int:
-    """How many mini-batches, at most ``wanted``, each have something to train; one without would have no mean loss.
+def mini_batches(wanted: int, parts: int) -> int:
+    """The largest number of mini-batches, at most ``wanted``, that divides the number of parts."""
+    return next(number for number in range(min(wanted, parts), 0, -1) if parts % number == 0)
 
-    ``rows`` in all, ``trained`` of which are not idle, :func:`spread` over ``ranks``. Some rank has ``trained / ranks``
-    of them, rounded up. The result divides a rank's rows.
+
+def deal(
+    keys: Sequence[str], lengths: np.ndarray, trained: np.ndarray, roles: Iterable[int], seed: Sequence[int]
+) -> list[np.ndarray]:
+    """The rows of each part, drawn with ``seed``, independently of the order of the rows.
+
+    Episodes are dealt from the one with most rows down, those with equal numbers in random order. Each goes to the part
+    with the fewest rows so far, and among those with equal numbers to the one with the fewest tokens. Parts then differ
+    by at most the rows of one episode, and have about equal numbers of tokens. The order of the parts is random.
+
+    Args:
+        keys: keys of the rows, B.
+        lengths: (B,) tokens of each row, prompt included.
+        trained: (B,) tokens to train in each row. Episodes without any are dealt last.
+        roles: ``wanted`` of :func:`parts`.
+        seed: seed of the random generator.
     """
-    most = max(1, min(wanted, -(-trained // ranks)))
-    return next(number for number in range(most, 0, -1) if rows // ranks % number == 0)
+    rng = np.random.default_rng(seed)
+    by_key = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+    number_of: dict[str, int] = {}
+    codes = np.array([number_of.setdefault(split_key(keys[i])[1], len(number_of)) for i in by_key.tolist()])
+    episode = np.empty(len(keys), dtype=np.int64)
+    episode[by_key] = rng.permutation(len(number_of))[codes]
+    size = np.bincount(episode)
+    tokens, idle = np.bincount(episode, weights=lengths), np.bincount(episode, weights=trained) == 0
+    number = parts(roles, int((~idle).sum()))
+    of_episode = np.empty(len(size), dtype=np.int64)
+    fewest = [(0, 0.0, part) for part in range(number)]
+    order = np.lexsort((-size, idle))  # ties stay in the drawn order
+    for i, rows, more in zip(order.tolist(), size[order].tolist(), tokens[order].tolist(), strict=True):
+        count, total, part = fewest[0]
+        of_episode[i] = part
+        heapq.heapreplace(fewest, (count + rows, total + more, part))
+    of_row = of_episode[episode]
+    drawn = by_key[rng.permutation(len(keys))]
+    return [drawn[of_row[drawn] == part] for part in rng.permutation(number)]
+
+
+def even(weights: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of each item: bins with equal numbers of items and about equal sums of ``weights``.
+
+    ``bins`` divides the number of items. From the heaviest item down, each goes to the lightest bin that has room.
+    """
+    room = len(weights) // bins
+    found = np.zeros(len(weights), dtype=np.int64)
+    order = np.argsort(-weights, kind="stable")
+    lightest = [(0.0, number, room) for number in range(bins)]
+    for i, weight in zip(order.tolist(), weights[order].tolist(), strict=True):
+        total, number, left = lightest[0]
+        found[i] = number
+        if left > 1:
+            heapq.heapreplace(lightest, (total + weight, number, left - 1))
+        else:
+            heapq.heappop(lightest)
+    return found
+
+
+def rows_of_a_part(dealt: Sequence[np.ndarray], ranks: int, multiple: int) -> int:
+    """Rows that each rank gets of each part, padding included: a multiple of ``multiple``."""
+    return max(math.ceil(len(part) / (ranks * multiple)) for part in dealt) * multiple
+
+
+def lay_out(dealt: Sequence[np.ndarray], weights: np.ndarray, ranks: int, micro: int) -> np.ndarray:
+    """The order of a batch's rows: by rank, then by part, then by micro-batch, with about equal work in each.
+
+    Args:
+        dealt: the rows of each part, in equal numbers, which are a multiple of ``ranks * micro``.
+        weights: work of each row.
+        ranks: number of data-parallel ranks.
+        micro: rows of a micro-batch; 1 leaves the order of a rank's rows as it is.
+    """
+    of_rank: list[list[np.ndarray]] = [[] for _ in range(ranks)]
+    for part in dealt:
+        of_row = even(weights[part], ranks)
+        for rank, held in enumerate(of_rank):
+            mine = part[of_row == rank]
+            if micro > 1:
+                mine = mine[even(weights[mine], len(mine) // micro).argsort(kind="stable")]
+            held.append(mine)
+    return np.concatenate([rows for held in of_rank for rows in held])
+
+
+def filled(dealt: Sequence[np.ndarray], rows: int, padding: Iterable[int]) -> list[np.ndarray]:
+    """Each part, filled up with padding rows to ``rows`` rows."""
+    more = iter(padding)
+    return [np.concatenate([part, [next(more) for _ in range(rows - len(part))]]).astype(np.int64) for part in dealt]

@@ -1,6 +1,6 @@
 """verl's group filtering, judged by the episodes that were played.
 
-verl compares the reward of every row in a group: the zero of an environment that broke down would be a loss among wins.
+verl compares the rewards of all rows in a group; there the 0 of a failed episode would count as an outcome.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from verl_turnkey.plugins.credit.rows import failure
 
 
 def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
-    """By key, why this row is no part of an episode that was played; None: it is.
+    """For each key why its episode failed; None if it was played.
 
-    A failed episode is a single row, so only rows that are alone in their episode are looked at.
+    A failed episode is a single row, so only rows that are alone in their episode are read.
     """
     rows = Counter(split_key(key)[1] for key in keys)
     alone = [key for key in keys if rows[split_key(key)[1]] == 1]
@@ -34,14 +34,14 @@ def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
 
 
 class PlayedOnly:
-    """Judges the groups that hold a failed episode, in verl's own memory of judged groups; all others verl judges.
+    """Judges the groups with a failed episode and writes the result to verl's cache; verl judges all other groups.
 
-    Such a group is thrown away when what was played in it is all alike, also when that is nothing.
+    Such a group is dropped when its played episodes all have the same value, or when none was played.
     """
 
     def __init__(self, buffer: Any) -> None:
         self.dead: dict[str, set[str]] = {}
-        """why, for each group in which nothing was played; whoever throws it away takes it out"""
+        """group -> reasons, of groups without a played episode; whoever drops a group removes its entry"""
         self._buffer = buffer
         self._judge = buffer._dapo_filtered_keys
         buffer._dapo_filtered_keys = self._filtered_keys
@@ -70,7 +70,7 @@ class PlayedOnly:
                 judged[uid] = None if len(set(values)) > 1 else next(iter(values), 0.0)
 
     def _values(self, keys: Sequence[str], partition_id: str) -> list[float | None]:
-        """What verl would compare, of each row."""
+        """The value of each row that verl would compare; None if the row has none."""
         if not keys:
             return []
         metric = self._buffer.filter_groups_metric

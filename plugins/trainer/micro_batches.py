@@ -1,7 +1,7 @@
-"""Micro-batches of a fixed size (``use_dynamic_bsz=false``): their sizes, and how many rows they ask of each rank.
+"""Micro-batches of a fixed size (``use_dynamic_bsz=false``): their sizes, which the rows of a rank must fill.
 
-verl cuts the rows of a rank into micro-batches of equal size and stops when they do not divide. A batch of episodes has
-as many rows as it has, so the batch is padded to fit, with rows of two tokens that count nowhere.
+verl cuts the rows of a rank into micro-batches of equal size and raises an error if their number does not divide. The
+number of rows varies with the episodes, so the batch is padded, with rows of two tokens that have no effect.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 
 def update_rows(config: DictConfig) -> int:
-    """Rows of a micro-batch of the actor's update; 1: they are cut by tokens, or none is needed."""
+    """Rows of a micro-batch of the actor's update; 1 if micro-batches are cut by tokens."""
     actor = config.actor_rollout_ref.actor
     return 1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu)
 

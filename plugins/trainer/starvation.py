@@ -1,8 +1,8 @@
-"""When episodes are lost faster than they can be replaced: waiting for what broke, and an end to it.
+"""Replaces batches whose episodes all failed, with pauses, and in the end stops the run.
 
-The asynchronous trainers, and group filtering in all of them, throw groups of rollouts away and ask for others before a
-batch is made: verl would do so for ever, and no log of the trainer would ever tell that none of them is any good. And a
-batch in which nothing was played trains nothing.
+The asynchronous trainers, and group filtering in all trainers, drop groups of rollouts and request others until a batch
+is complete. verl would do so for ever, and the trainer's log would not show that all of them fail. A batch without a
+played episode trains nothing.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from verl_turnkey.plugins.verl_api import internals
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE = 2.0
-"""seconds; each further one is twice as long"""
+"""seconds; each further pause is twice as long"""
 
 
 class StarvedError(RuntimeError):
-    """Nothing could be played, and waiting did not help; the message says why."""
+    """Too many episodes failed for the run to go on; the message says why."""
 
 
 class Patience:
-    """Pauses, ever longer ones, until nothing was played for so many ``seconds``: what breaks may come back."""
+    """Pauses, each twice as long as the one before, until no episode was played for ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.restore()
 
     def restore(self) -> None:
-        """Something was played."""
+        """An episode was played: start over."""
         self._end: float | None = None
         self._pause = FIRST_PAUSE
 
@@ -45,7 +45,7 @@ class Patience:
         """Wait before the next attempt.
 
         Raises:
-            StarvedError: it was the last one.
+            StarvedError: no time is left for another.
         """
         now = time.monotonic()
         self._end = now + self._seconds if self._end is None else self._end
@@ -58,14 +58,14 @@ class Patience:
 
 
 class StarvationGuard:
-    """Watches what a replay buffer throws away or hands out in a training step.
+    """Watches which groups a replay buffer drops, and which batches it returns, in a training step.
 
     Args:
-        buffer: verl's, or one of the user's own.
+        buffer: verl's replay buffer, or a user's.
         patience: see ``turnkey.env.patience``.
         most: groups that may be lost because the agent loop raised, or because all their episodes failed, before that
-            counts as one attempt without any success.
-        refill: asks for that many groups more.
+            counts as one failed attempt.
+        refill: requests that many further groups.
     """
 
     def __init__(self, buffer: Any, patience: float, most: int, refill: Callable[[int], Any]) -> None:
@@ -73,13 +73,13 @@ class StarvationGuard:
         self._begin(0)
         self._buffer, self._sample = buffer, buffer.sample
         buffer.sample = self._on_sample
-        if hasattr(buffer, "_evict_terminal_groups"):  # not so a sampler of the user's own
+        if hasattr(buffer, "_evict_terminal_groups"):  # a user's own sampler may lack it
             self._filter = PlayedOnly(buffer)
             self._evict = buffer._evict_terminal_groups
             buffer._evict_terminal_groups = self._on_eviction
 
     def _begin(self, step: int) -> None:
-        """Count anew."""
+        """Reset the counts for ``step``."""
         self._step = step
         self._raised = self._dead = self._equal = 0
         self._reasons: set[str] = set()
@@ -89,7 +89,7 @@ class StarvationGuard:
             self._begin(step)
 
     def _on_sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        """A batch in which something was played."""
+        """A batch with a played episode; batches without any are replaced."""
         asked = {"global_steps": global_steps, "partition_id": partition_id, "batch_size": batch_size}
         if partition_id == "val":
             return self._sample(**asked)
@@ -112,7 +112,7 @@ class StarvationGuard:
             self._refill(batch_size)
 
     def _rowless(self, partition_id: str) -> KVBatchMeta:
-        """A batch without rows, whose prompts are forgotten: verl's synchronous buffer raises when it meets them."""
+        """An empty batch, after prompts without rows are cleared: verl's synchronous buffer raises an error on them."""
         terminal = self._buffer.finished_keys[partition_id] | self._buffer.failure_keys[partition_id]
         played = {split_key(key)[0] for key in self._buffer.partitions[partition_id]}
         tq.kv_clear(keys=sorted(terminal - played), partition_id=partition_id)
@@ -144,7 +144,7 @@ class StarvationGuard:
 
 
 def _nothing_played(batch: KVBatchMeta) -> set[str]:
-    """Why, when all episodes of the batch failed; else empty."""
+    """The reasons if all episodes of the batch failed; else empty."""
     if any(split_key(key)[2] for key in batch.keys):  # a failed episode is a single row
         return set()
     reasons = failures(batch.keys, batch.partition_id).values()
@@ -154,5 +154,5 @@ def _nothing_played(batch: KVBatchMeta) -> set[str]:
 
 
 def listed(reasons: Iterable[str]) -> str:
-    """A few reasons, one per line."""
+    """At most five of the reasons, one per line."""
     return "\n".join(f"  {reason}" for reason in sorted(set(reasons))[:5])

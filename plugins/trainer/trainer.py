@@ -1,7 +1,8 @@
 """verl's three V1 trainers with turn-level credit.
 
-A mixin overrides as little as it can; each override names what of verl's behaviour it answers. With an estimator of
-verl's own (``grpo``, ``gae``, ...) the trainers behave like the stock ones, on step rows and on ordinary rows.
+Each overriding method of the mixin names the behaviour of verl that makes it necessary. With an estimator of verl's own
+(``grpo``, ``gae``, ...) the advantages are those of the stock trainers; mini-batches of whole episodes, the replacement
+of failed batches and validation are as with ours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -25,28 +25,28 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.actor import loss_inputs, phases
+from verl_turnkey.plugins.actor import loss_inputs, phases, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import credit_params, estimator_of, loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
-from verl_turnkey.plugins.credit.metrics import combine
-from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.metrics import OF_EPISODES, combine
+from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
 from verl_turnkey.plugins.credit.rows import Rows, failure
 from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.rollout import agent_loop
-from verl_turnkey.plugins.trainer import dealing, starvation, worker_setup
+from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.trainer import starvation, worker_setup
 from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
-from verl_turnkey.plugins.trainer.micro_batches import forward_rows, update_rows
+from verl_turnkey.plugins.trainer.dealt import Dealt
 from verl_turnkey.plugins.trainer.validation import PlayedValidation
 from verl_turnkey.plugins.verl_api import internals, ledger
 
-POLL_SECONDS = 0.05  # verl's 2.0 is a floor under the generation time of every step, on any hardware
+POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of every step
 
 
-class TurnkeyTrainer(PlayedValidation, Checkpoints):
-    """Mixin; ``base_mode`` is the mode of the stock trainer it stands before."""
+class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
+    """Mixin; ``base_mode`` is the mode of the stock trainer that it extends."""
 
     base_mode: ClassVar[str]
 
@@ -66,7 +66,7 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
         super().__init__(config)  # type: ignore[call-arg]
-        # Hybrid switching measures idle time against the interval: there verl's own stays.
+        # Hybrid switching compares idle time with the interval, so there verl's own stays.
         switching = OmegaConf.select(config, f"trainer.v1.{self.base_mode}.hybrid_rollout.enable_switch")
         if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
             self.replay_buffer.poll_interval = POLL_SECONDS
@@ -75,9 +75,7 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
         prompts = config.data.train_batch_size // self.parameter_sync_step
         self._asked = Asked(self.replay_buffer, prompts, config.actor_rollout_ref.rollout.n)
         self._real_rows = 0
-        self._trained_rows = 0
         self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
-        self._dp_size = 1
         self._table: Rows | None = None
         self._in_phases = self.turnkey.update.order == "reverse_turns" or self._carries_log_ratios
 
@@ -87,12 +85,14 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
-        # Every training process, on every node, has to have loaded the plugin.
+        # Every training process, on every node, must have loaded the plugin.
         workers = self.actor_rollout_wg.workers
         ray.get([worker.__ray_call__.remote(worker_setup.verify) for worker in workers])
         if self.loss is not None:
             chosen = (self.turnkey.modules, self.loss.name, self.loss_params)
             ray.get([worker.__ray_call__.remote(worker_setup.configure, *chosen) for worker in workers])
+        if self.turnkey.update.weight_by != "token":
+            worker_setup.weigh(workers, self.critic_wg.workers if self.use_critic else [])
         groups: dict[int, worker_setup.WorkerCalls] = {}
         for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
             group = getattr(self, name, None)
@@ -100,22 +100,22 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
                 setattr(self, name, groups.setdefault(id(group), worker_setup.WorkerCalls(group, self._before_call)))
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop, once every agent-loop worker and every node has shown that it can play."""
+        """verl's loop, after every node has played the probe and every agent-loop worker has passed its checks."""
         plays = self.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
         if plays and self.turnkey.env.probe and (file := probe.task_file(self.config)):
             probe.probe_nodes(self.turnkey, file)
         texts = bool(getattr(self.credit_params, "compares_texts", False))
         workers = agent_loop_manager.agent_loop_workers
-        ray.get([worker.__ray_call__.remote(agent_loop.prepare, texts) for worker in workers])
+        ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts) for worker in workers])
         internals.deal_in_turn(agent_loop_manager)
         try:
             super().fit(agent_loop_manager)  # type: ignore[misc]
-        finally:  # the reasons for which a run stops are among what is still to be written
-            left = [worker.__ray_call__.remote(agent_loop.finish) for worker in workers]
-            ray.wait(left, num_returns=len(left), timeout=2 * agent_loop.FINISH_SECONDS)
+        finally:  # the log may still have to write why the run stops
+            left = [worker.__ray_call__.remote(loop_worker.finish) for worker in workers]
+            ray.wait(left, num_returns=len(left), timeout=2 * loop_worker.FINISH_SECONDS)
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """verl's own, with the metrics of episodes and credit combined by what they count."""
+        """verl's own, with the metrics of episodes and credit of several updates combined by our rules."""
         self._updates = []
         try:
             batch = super().step(metrics, timing_raw)  # type: ignore[misc]
@@ -130,71 +130,22 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
         return super()._submit_batch_to_rollout(batch)  # type: ignore[misc]
 
     def _ask_again(self, prompts: int) -> None:
-        """Other prompts for those whose episodes all failed; verl hands them out in whole ``gen_batch_size``."""
+        """Request prompts in place of those whose episodes all failed; verl gives multiples of ``gen_batch_size``."""
         size = self.config.data.get("gen_batch_size") or self.config.data.train_batch_size
         self._add_prompts_to_generate(math.ceil(prompts / size) * size)
 
-    # --- a fixed number of optimizer steps --------------------------------------------------------------------------
-
-    def _mini_batches(self, role: str) -> int:
-        """Optimizer steps per batch and epoch: what verl does with one row per rollout, whatever the episode length."""
-        if self.turnkey.update.mini_batches is not None:
-            return self.turnkey.update.mini_batches
-        size = (self.config.critic if role == "critic" else self.config.actor_rollout_ref.actor).ppo_mini_batch_size
-        return math.ceil(self.config.data.train_batch_size / self.parameter_sync_step / size)
-
-    def _filled_mini_batches(self, role: str, batch: KVBatchMeta) -> int:
-        """As many of them as have a row to train."""
-        wanted = self._mini_batches(role)
-        number = dealing.mini_batches(wanted, len(batch), self._trained_rows, self._dp_size)
-        if number < wanted:
-            logger.warning(
-                "step %d: %d rows to train on %d ranks are too few for %d mini-batches, the %s takes %d",
-                *(self.global_steps, self._trained_rows, self._dp_size, wanted, role, number),
-            )
-        return number
-
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Pad to whole mini-batches of whatever size, and to whole micro-batches where their size is fixed.
-
-        verl pads to a multiple of ppo_mini_batch_size * n rows.
-        """
-        self._dp_size = dp_size
-        updates = [1]
-        if self.use_critic:
-            updates.append(self._mini_batches("critic"))
-        if self.config.trainer.critic_warmup <= self.global_steps and not self._in_phases:
-            updates.append(self._mini_batches("actor") * update_rows(self.config))
-        return dp_size * math.lcm(*updates, *forward_rows(self.config, self.use_reference_policy))
-
-    def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """Rows dealt to ranks and mini-batches, and padding rows enough to fill up any phase to a row for each rank."""
-        # verl balances the ranks and keeps the order of each one's rows.
-        batch.reorder(dealing.shuffled(batch.keys, (self.global_steps, self.local_trigger_step)))
-        batch = super()._balance_batch(batch, *args, **kwargs)  # type: ignore[misc]
-        padding = sum(tag.get("is_padding", False) for tag in batch.tags)
-        if self._in_phases and padding < self._dp_size - 1:
-            # To be divisible by its length and a bit, verl adds that bit.
-            larger = len(batch) + self._get_required_batch_multiple(self._dp_size)
-            batch = upsample_batch_to_divisible_size(batch, larger, self.tokenizer.eos_token_id)
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        idle = [not mask.any() for mask in data["response_mask"].unbind()]  # padding rows and failed episodes
-        self._trained_rows = idle.count(False)
-        batch.reorder(dealing.spread(idle, self._dp_size))
-        return batch
+    # --- worker calls -------------------------------------------------------------------------------------------------
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
-        """Right before each worker call: in how many mini-batches an update takes its rows."""
+        """Called before each worker call: sets the number of mini-batches of an update."""
         if method in ("update_actor", "train_mini_batch"):
             actor = method == "update_actor"
-            number = (
-                1 if actor and self._in_phases else self._filled_mini_batches("actor" if actor else "critic", batch)
-            )
+            number = 1 if actor and self._in_phases else self._filled_mini_batches("actor" if actor else "critic")
             if actor and self._carries_log_ratios:
                 batch.extra_info["epochs"] = 1  # each is a phase of its own
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
             batch.extra_info.pop("mini_batch_size", None)
-            batch.extra_info["num_mini_batch"] = number
+            batch.extra_info |= {"num_mini_batch": number, weighing.MINI_BATCHES: number}
             # The sequence-mean losses divide by it: real rows only, neither padding nor failed episodes.
             batch.extra_info["global_batch_size"] = max(1, self._real_rows) / number
 
@@ -207,22 +158,21 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's own advantage step, with the records of the steps at the estimator's hand."""
+        """verl's own advantage step, inside a :class:`CreditStep` that holds the records."""
         fields = ["extra_fields", "response_mask"]
         fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
         fields += ["values"] if self.use_critic else []
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         extra_fields = data.pop("extra_fields").tolist()
-        padded = data.to_padded_tensor()
-        self._count(batch, extra_fields, padded["response_mask"], metrics)
+        self._count(batch, extra_fields, data["response_mask"], metrics)
         step = CreditStep(
             params=self.credit_params,
             keys=batch.keys,
             tags=batch.tags,
             extra_fields=extra_fields,
-            response_mask=padded["response_mask"],
-            scores=padded.get("rm_scores", None),
-            values=padded.get("values", None),
+            response_mask=data["response_mask"],
+            scores=data.get("rm_scores", None),
+            values=data.get("values", None),
             lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
         )
         with credit_step(step):
@@ -230,8 +180,11 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
         if step.rows is None and step.has_records:
             step.read()
         metrics.update(step.metrics)
-        self._updates.append({name: metrics[name] for name in metrics if name.startswith(("episode/", "credit/"))})
+        self._updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
         self._table = step.rows
+        if step.rows is not None and step.advantage is not None:
+            metrics.update(self._advantage_metrics(step.rows, step.advantage))
+        batch = weighing.write(batch, self.turnkey.update.weight_by, data["response_mask"], step.rows)
         if self.loss is not None:
             rejects = bool(OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"))
             made_of = (self._steps, step.extra, batch.tags, self.global_steps, data["response_mask"], rejects)
@@ -281,11 +234,11 @@ class TurnkeyTrainer(PlayedValidation, Checkpoints):
     def _count(
         self, batch: KVBatchMeta, extra_fields: list[Any], response_mask: torch.Tensor, metrics: dict[str, Any]
     ) -> None:
-        """Rows and episodes that are really there."""
+        """Count the rows of played episodes, and the episodes that left no row."""
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        has_tokens = response_mask.any(1).tolist()
+        has_tokens = (token_counts(response_mask) > 0).tolist()
         self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
-        # An agent loop that raises leaves no row: verl then trains on the rest of its group without a word.
+        # An agent loop that raises leaves no row: verl then silently trains on the rest of its group.
         there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in real})
         missing = self._asked.missing(there)
         metrics["episode/missing"] = float(missing)

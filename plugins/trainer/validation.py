@@ -1,9 +1,9 @@
-"""Validation that tells lost episodes from lost games.
+"""Validation metrics that distinguish failed episodes from unsolved ones.
 
-verl averages the rows of all episodes. One whose environment died has a row too, of length 0: taken along, it shortens
-the mean length and lowers the success rate, and nobody sees why. Here it counts as not solved in ``acc``, as an episode
-without a row does in verl; every other figure is of the episodes that were played, and ``failed`` is the share of the
-others. Rows that do not say whether they ``failed`` were played.
+verl averages over all episodes. A failed one has a row, too, of length 0, which would lower the mean length and the
+success rate without a visible cause. Here it counts as not solved in ``acc``, as an episode without a row does in verl;
+all other metrics are over the played episodes, and ``failed`` is the share of failed ones. Rows without an entry
+``failed`` count as played.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import ray
 
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.rollout.worker import latest_failures
 from verl_turnkey.plugins.trainer.starvation import StarvedError, listed
 
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
@@ -38,7 +38,7 @@ class PlayedValidation:
         sample_turns: list[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """verl's own, of the episodes that were played; when most of them were not, the run stops."""
+        """verl's own metrics over the played episodes. If more than half of the episodes failed, the run stops."""
         failed = failed_of(reward_extra_infos_dict, len(sample_uids))
         infos = of_played(reward_extra_infos_dict, failed)
         turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
@@ -49,7 +49,7 @@ class PlayedValidation:
         share = sum(failed) / max(1, len(failed))
         if share > WARN_ABOVE:
             workers = self.agent_loop_manager.agent_loop_workers
-            found = ray.get([worker.__ray_call__.remote(agent_loop.latest_failures) for worker in workers])
+            found = ray.get([worker.__ray_call__.remote(latest_failures) for worker in workers])
             reasons = listed(reason for each in found for reason in each)
             said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
             if share > STOP_ABOVE:
@@ -68,7 +68,7 @@ def failed_of(infos: Mapping[str, Sequence[Any]], count: int) -> list[bool]:
 
 
 def of_played(infos: Mapping[str, Sequence[Any]], failed: Sequence[bool]) -> dict[str, list[Any]]:
-    """``infos`` with None, which verl's metrics leave out, in the place of what failed episodes say."""
+    """``infos`` with None, which verl's metrics leave out, in the place of failed episodes' values."""
     return {
         name: [None if no and name != "failed" else value for value, no in zip(values, failed, strict=True)]
         for name, values in infos.items()
@@ -78,10 +78,10 @@ def of_played(infos: Mapping[str, Sequence[Any]], failed: Sequence[bool]) -> dic
 def unsplit(
     metrics: Mapping[str, float], sources: Sequence[str], infos: Mapping[str, Sequence[Any]], expected: int
 ) -> dict[str, float]:
-    """``metrics`` with one mean for each figure where verl has one for each number of played episodes of a task.
+    """``metrics`` with one mean per figure, where verl has one for each number of played episodes of a task.
 
-    verl names a mean by the number of values that a task has (``mean@4``): where an episode of a task is missing, its
-    others would be a curve of their own (``mean@3``).
+    verl names a mean by the number of values of a task (``mean@4``). The values of a task with a missing episode would
+    be a metric of their own (``mean@3``).
 
     Args:
         metrics: verl's of this validation.

@@ -1,18 +1,19 @@
-"""What the trainer runs inside every training process, on every node, once it exists; and calls it makes to them."""
+"""What the trainer runs in every training process before training, and the wrapper of its calls to worker groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ray
 from transfer_queue import KVBatchMeta
 
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.actor import loss
+from verl_turnkey.plugins.actor import loss, weighing
 from verl_turnkey.plugins.verl_api import internals, ledger
 
-# Fields that no worker computes with; everything else travels, also names that we do not know.
+# Fields that no worker computes with; all others are sent, unknown names included.
 NOT_FOR_WORKERS = frozenset(
     (
         "data_source",
@@ -30,22 +31,28 @@ NOT_FOR_WORKERS = frozenset(
 
 
 def verify(worker: Any) -> None:
-    """The process has loaded the plugin."""
+    """Check that the process has loaded the plugin."""
     ledger.verify(("estimator",))
 
 
 def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> None:
-    """The loss ``name`` of ours, with its parameters; ``modules`` (``turnkey.modules``) may have registered it."""
+    """Set the parameters of our loss ``name``, which one of ``modules`` (``turnkey.modules``) may register."""
     import_modules(modules)
     registries.register_losses()
     ledger.verify(("loss",), (name,))
     loss.use(worker, name, params)
 
 
-class WorkerCalls:
-    """A worker group whose calls on a batch send only fields that are used, and are prepared by ``before``.
+def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:
+    """Make the losses of both roles take token weights; actor and critic may be the same processes."""
+    calls = [worker.__ray_call__.remote(weighing.weigh_actor) for worker in actors]
+    ray.get(calls + [worker.__ray_call__.remote(weighing.weigh_critic) for worker in critics])
 
-    Everything else passes through. verl sends all fields, and forgets the choice with every write to the queue.
+
+class WorkerCalls:
+    """Wraps a worker group: calls on a batch send only the fields that workers use; ``before`` runs before each call.
+
+    All other attributes are the group's. verl sends all fields, and resets a selection with every write to the queue.
     """
 
     METHODS = frozenset({"compute_log_prob", "compute_ref_log_prob", "infer_batch", "update_actor", "train_mini_batch"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SUPPORTED_VERL = ">=0.9,<0.10"
 TESTED_VERL = ("0.9.1",)
 NO_TRAJECTORIES = "no materializable trajectories"
-"""part of what the synchronous replay buffer raises when no episode of a batch left a row"""
+"""part of the error message of the synchronous replay buffer when no episode of a batch left a row"""
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,32 @@ SEAMS = (
     Seam(_BASE, "PPOTrainer.__init__", "self, config", "the mode name is mapped back to verl's own"),
     Seam(_BASE, "PPOTrainer._setup", "self", "worker groups are wrapped once they exist"),
     Seam(_BASE, "PPOTrainer._compute_advantage", "self, batch, metrics", "steps and records reach the estimator"),
-    Seam(_BASE, "PPOTrainer._get_required_batch_multiple", "self, dp_size", "padding for a fixed number of updates"),
-    Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined anew"),
-    Seam(_BASE, "PPOTrainer._balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch", "rows are dealt"),
-    Seam(_BASE, "PPOTrainer._compute_ref_log_prob", "self, batch, metrics", "its settings end with the call"),
+    Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined"),
+    Seam(
+        _BASE, "PPOTrainer._balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch", "episodes are dealt"
+    ),
+    Seam(
+        "verl.single_controller.base.worker",
+        "Worker._query_dispatch_info",
+        "self, mesh_name",
+        "the number of data-parallel ranks",
+    ),
+    Seam(
+        "verl.trainer.ppo.padding_utils",
+        "upsample_batch_to_divisible_size",
+        "batch, batch_multiple, eos_token_id",
+        "padding rows fill up every mini-batch",
+    ),
+    Seam("verl.utils.seqlen_balancing", "log_seqlen_unbalance", "seqlen_list, partitions, prefix", "verl's metrics"),
+    Seam(_BASE, "PPOTrainer._compute_ref_log_prob", "self, batch, metrics", "its adapter setting is removed"),
     Seam(_BASE, "PPOTrainer._add_prompts_to_generate", "self, num_prompts", "lost batches are replaced"),
-    Seam(_BASE, "PPOTrainer._save_checkpoint", "self", "a run that can play nothing saves what it has"),
-    Seam(_BASE, "PPOTrainer._load_checkpoint", "self", "rows that nobody asks for any more are cleared after it"),
+    Seam(_BASE, "PPOTrainer._save_checkpoint", "self", "a run that stops writes a checkpoint"),
+    Seam(_BASE, "PPOTrainer._load_checkpoint", "self", "rows without prompts are cleared after it"),
     Seam(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._evict_terminal_groups",
         "self, global_steps, partition_id, eviction_reasons",
-        "groups that are thrown away are counted",
+        "dropped groups are counted",
     ),
     Seam(
         "verl.trainer.ppo.v1.replay_buffer",
@@ -80,20 +94,20 @@ SEAMS = (
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._dapo_filtered_keys",
         "self, partition_id",
-        "groups are judged by what was played",
+        "groups are judged by their played episodes",
     ),
     Seam(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._materialize_batch",
         "self, partition_id, selected_prompt_uids, partition_snapshot",
-        "prompts of which no row is left are counted",
+        "prompts without any row are counted",
     ),
     Seam(_BASE, "PPOTrainer._submit_batch_to_rollout", "self, batch", "prompts may say how many rollouts they get"),
     Seam(
         _BASE,
         "PPOTrainer._val_metrics_update",
         "self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts",
-        "validation is of the episodes that were played",
+        "validation metrics are over played episodes",
     ),
     Seam(_BASE, "PPOTrainer._update_actor", "self, batch, metrics", "calls update_actor with batch.extra_info"),
     Seam(_BASE, "PPOTrainer._update_critic", "self, batch, metrics", "calls train_mini_batch with batch.extra_info"),
@@ -112,7 +126,8 @@ SEAMS = (
         "our losses are averaged as verl's are",
     ),
     Seam("verl.workers.utils.losses", "ppo_loss", "config, model_output, data, dp_group", "calls our losses"),
-    Seam("verl.workers.utils.padding", "no_padding_2_padding", "tensor, data", "log-probabilities of a second pass"),
+    Seam("verl.workers.utils.losses", "value_loss", "config, model_output, data, dp_group", "takes token weights"),
+    Seam("verl.workers.utils.padding", "no_padding_2_padding", "tensor, data", "log-probs of the second pass"),
     Seam("verl.workers.engine.base", "BaseEngine.train_batch", "self, data, loss_function", "one optimizer step"),
     *(
         Seam("verl.workers.engine.fsdp.transformer_impl", f"FSDPEngine.{name}", parameters, "gradients are scaled")
@@ -132,7 +147,7 @@ SEAMS = (
         "self, output, validate, kwargs",
         "a list of outputs becomes rows {uid}_{session}_{index}",
     ),
-    Seam(_BASE, "PPOTrainer.fit", "self, agent_loop_manager", "agent-loop workers are asked before the first step"),
+    Seam(_BASE, "PPOTrainer.fit", "self, agent_loop_manager", "agent-loop workers are checked before the first step"),
     Seam(
         "verl.trainer.ppo.v1.agent_loop_tq",
         "AgentLoopManagerTQ.generate_sequences",
@@ -154,7 +169,7 @@ SEAMS = (
         "LLMServerClient.generate",
         "self, request_id, prompt_ids, sampling_params, image_data, video_data, audio_data, mm_processor_kwargs, "
         "kwargs",
-        "ids in, ids out",
+        "generates ids from ids",
     ),
     Seam(
         "verl.utils.tokenizer.continuous_token",
@@ -162,6 +177,19 @@ SEAMS = (
         "self, messages, tools, images, videos, audios, mm_inputs_out",
         "prompts are rendered by verl and measured by us",
     ),
+    Seam(
+        "verl.utils.tokenizer.continuous_token",
+        "ContinuousTokenBuilder.merge_context_tokens",
+        "self, previous_messages, updated_messages, runtime_token_ids, tools",
+        "appends messages to a conversation",
+    ),
+    Seam(
+        "verl.utils.tokenizer.continuous_token_wiring",
+        "create_continuous_token_builder",
+        "tokenizer, model_family, hf_model_type, chat_template_kwargs, mm_processor_kwargs, processor, builder_kwargs",
+        "a conversation is rendered before training",
+    ),
+    Seam("verl.workers.rollout.utils", "get_max_position_embeddings", "hf_config", "the longest conversation"),
 )
 
 
@@ -195,12 +223,30 @@ def actor_worker(process: Any) -> Any:
     Raises:
         RuntimeError: there is none.
     """
+    return _worker(process, "an actor", lambda worker: getattr(getattr(worker, "actor", None), "engine", None))
+
+
+def critic_worker(process: Any) -> Any:
+    """The worker with the critic's engine, likewise: the one whose loss is verl's ``value_loss``.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    from verl.workers.utils.losses import value_loss
+
+    def is_it(worker: Any) -> bool:
+        return getattr(getattr(worker, "loss_fn", None), "func", None) is value_loss
+
+    return _worker(process, "a critic", is_it)
+
+
+def _worker(process: Any, what: str, is_it: Callable[[Any], Any]) -> Any:
     inside = [*getattr(process, "worker_dict", {}).values(), *getattr(process, "fused_worker_dict", {}).values()]
     for worker in (process, *inside):
-        if getattr(getattr(worker, "actor", None), "engine", None) is not None:
+        if is_it(worker):
             return worker
     raise RuntimeError(
-        f"found no worker with an actor in {type(process).__name__}; has verl changed? See `turnkey doctor`"
+        f"found no worker with {what} in {type(process).__name__}; has verl changed? See `turnkey doctor`"
     )
 
 
@@ -236,6 +282,13 @@ def deal_in_turn(manager: Any) -> None:
         return result
 
     manager.generate_sequences = generate_sequences
+
+
+def data_parallel_size(group: Any, role: str = "actor") -> int:
+    """Number of data-parallel ranks of a worker group; asked for and remembered as verl's ``_balance_batch`` does."""
+    if role not in group._dispatch_info:
+        group._dispatch_info[role] = group._query_dispatch_info(role)
+    return max(group._dispatch_info[role]) + 1
 
 
 def queue_fields(batch: KVBatchMeta) -> list[str]:

@@ -1,0 +1,144 @@
+"""Prompts of a conversation: the task, then by turns the observations and the model's responses as sampled.
+
+Each prompt begins, id by id, with the prompt before it and the model's response, so consecutive steps can be one row.
+There are three exceptions, named in ``Prompt.broke``: ``full`` (``turnkey.rollout.when_full=drop_oldest`` rendered a
+prompt anew), ``thinking`` (``turnkey.rollout.thinking=drop`` cut the thoughts out of a turn) and ``boundary`` (the turn
+ended with a token that begins another message than the one that followed).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from verl_turnkey.envs import PromptTooLongError
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.prompting.actions import ParsedAction
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
+from verl_turnkey.envs.prompting.prompts import build_messages
+from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.prompts import Scene, said
+from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail
+
+_OF_A_STEP = re.compile(r"\{(observation|admissible)\}")
+
+
+def later_template(template: str) -> str:
+    """The lines of a prompt template that differ from step to step: those with the observation or the actions."""
+    return "\n".join(line for line in template.split("\n") if _OF_A_STEP.search(line))
+
+
+class ConversationPrompts:
+    """The conversation of one episode.
+
+    A prompt that is rendered anew has at most ``prompt_length`` tokens. At most ``response_length`` tokens are appended
+    to it, turns included. So a row has at most both together, however its steps are merged.
+
+    Args:
+        tail: how the model's turns end.
+    """
+
+    def __init__(self, scene: Scene, task: str, tail: TurnTail) -> None:
+        self._scene, self._task, self._tail = scene, task, tail
+        self._later = later_template(scene.template)
+        self._turn = scene.options.max_tokens_per_turn or scene.response_length
+        self._memory = Memory(0, scene.summarize)
+        self._seen: list[Answer] = []
+        self._images: list[list[Any]] = []
+        self._ids: list[int] = []  # the last prompt; after `heard` with the turn and the tokens that end it
+        self._sampled: list[int] = []  # the last prompt and the ids that answered it
+        self._starts: list[int] = []  # positions in _ids where the turns shown begin
+        self._bare: list[bool] = []  # for each of these turns: is the opening of its thoughts cut off?
+        self._fresh = 0  # length of _ids when the prompt was last begun anew
+        self._role = "user"
+        self._broke: str | None = None
+
+    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+        self._seen.append(seen)
+        self._images.append(images or [])
+        if len(self._seen) == 1:
+            self._begin(0, [], self._scene.prompt_length)
+            return self._prompt(None)
+        self._ids = self._appended()
+        broke = self._broke or (None if self._ids[: len(self._sampled)] == self._sampled else "boundary")
+        if len(self._ids) - self._fresh + self._turn <= self._scene.response_length:
+            return self._prompt(broke)
+        if self._scene.options.when_full == "end":
+            appended, budget = len(self._ids) - self._fresh, self._scene.response_length
+            raise PromptTooLongError(
+                f"{appended} tokens of the conversation leave no room for a turn of {self._turn} in "
+                f"data.max_response_length={budget}"
+            )
+        self._drop_oldest()
+        return self._prompt("full")
+
+    def heard(self, turn: Generated, parsed: ParsedAction) -> None:
+        self._memory.add(PromptTurn(self._seen[-1].observation, said(parsed, turn.text, whole=False)))
+        called = parsed.action is not None or parsed.kind == "admissible"
+        self._role = "tool" if called and self._tail.tool is not None else "user"
+        self._sampled, self._broke = [*self._ids, *turn.ids], None
+        before, ids, bare = self._ids, turn.ids, False
+        if self._scene.options.thinking == "drop" and (rest := self._tail.without_thoughts(ids)) is not None:
+            opened = self._tail.opened
+            bare = opened > 0 and tuple(before[-opened:]) == self._tail.generation[-opened:]
+            before, ids, self._broke = before[:-opened] if bare else before, rest, "thinking"
+        self._starts.append(len(before))
+        self._bare.append(bare)
+        self._ids = [*before, *ids, *self._tail.close(ids, self._role, bare)]
+
+    def _prompt(self, broke: str | None) -> Prompt:
+        shown = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
+        return Prompt(self._ids, shown or None, broke)
+
+    def _appended(self) -> list[int]:
+        """The ids, followed by a message with the observation and by the generation prompt."""
+        seen, plain = self._seen[-1], self._scene.control.plain
+        (message,) = build_messages(
+            system=None,
+            template=self._later,
+            task="",
+            history=(),
+            observation=plain(seen.observation),
+            admissible=[plain(action) for action in seen.info["admissible"] or ()],
+            step=len(self._seen),
+            images=self._images[-1],
+        )
+        message["role"] = self._role
+        if self._role == "tool":
+            message["name"] = "act"
+        past = [ASKED, self._tail.turn(self._role)]
+        merged = self._scene.builder.merge_context_tokens(past, [*past, message], self._ids, tools=self._scene.tools)
+        return list(merged.token_ids)
+
+    def _drop_oldest(self) -> None:
+        """Begin anew: the task and as many of the last turns as fit into half of a prompt's budget together."""
+        turns, budget = len(self._starts), self._scene.prompt_length
+        first = len(self._seen) - 1 - turns
+        for dropped in range(1, turns):
+            kept = self._ids[self._starts[dropped] :]
+            if len(kept) <= budget // 2:
+                try:
+                    self._begin(first + dropped, kept, budget // 2, dropped)
+                    return
+                except PromptTooLongError:
+                    continue
+        self._begin(first + turns, [], budget, turns)
+
+    def _begin(self, first: int, kept: list[int], budget: int, dropped: int = 0) -> None:
+        """Render the task and the observation of step ``first`` anew; ``kept`` are the ids from its turn on."""
+        self._memory.window = len(self._memory.turns) - first
+        summary = self._memory.history().summary if first else ""
+        past, images = PromptHistory((), summary), self._images[first]
+        messages = self._scene.messages(self._task, self._seen[first], past, first + 1, images)
+        ids = self._scene.render(messages, images or None)
+        if kept and self._bare[dropped]:
+            ids = ids[: -self._tail.opened]
+        if len(ids) + len(kept) > budget:
+            raise PromptTooLongError(
+                f"the prompt without any past turn takes {len(ids)} tokens, data.max_prompt_length allows {budget}: "
+                "raise data.max_prompt_length, or shorten the template or the observation"
+            )
+        moved = len(ids) - (self._starts[dropped] if kept else 0)
+        self._starts = [start + moved for start in self._starts[dropped:]] if kept else []
+        self._bare = self._bare[dropped:] if kept else []
+        self._ids, self._fresh = [*ids, *kept], len(ids) + len(kept)

@@ -1,0 +1,198 @@
+"""Merges consecutive steps of an episode into one row, wherever the prompt of a step extends the step before it.
+
+A step extends the one before if its prompt begins, id by id, with the prompt and the response of that one. One row of T
+turns then trains the same tokens in the same contexts as T rows, at the cost of the last row alone. Ids are compared,
+not messages: the same messages rendered anew may have other ids (the template drops thoughts, a word was sampled as
+other tokens than the tokenizer's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from verl_turnkey.advantage import make_record
+from verl_turnkey.plugins.credit.metrics import BREAK, CACHED
+from verl_turnkey.plugins.credit.row_turns import record_of
+
+if TYPE_CHECKING:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+SUMMED = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+LISTED = ("turn_scores", "tool_rewards", CACHED)
+"""extra fields with one number per turn"""
+
+
+def merge_rows(outputs: Sequence[AgentLoopOutput], max_response_length: int | None = None) -> list[AgentLoopOutput]:
+    """Merge the outputs of one episode: steps that extend each other become one row. The arguments are not changed.
+
+    Nothing is cut: the rows hold the same steps in the same order, with the same ids under their masks. Tokens that the
+    prompt of a step adds to the row so far (an observation, the generation prompt) are masked, with log-probability 0.
+    A row has the images, the number of turns and the reward score of its last step, the range of the weight versions of
+    all its steps, and the sum of their seconds.
+
+    ``extra_fields["turnkey_break"]`` of each row states why it does not extend the row before:
+
+    =========== ========================================================================================
+    first       it is the episode's first
+    empty       this step, or the one before, has no token of the model
+    gap         the runs of ones in a mask are not the steps of its record, so that turns could not be told apart
+    prefix      the prompt does not begin with the row so far; a ``turnkey_break`` that the step brings replaces it
+    nothing     no masked token would separate the turns
+    images      the row's images are not the first ones of this step, although the ids agree
+    budget      the response would have more than ``max_response_length`` tokens
+    columns     the row before has columns that cannot be joined, or only one of the two has log-probabilities
+    =========== ========================================================================================
+
+    Args:
+        outputs: with a record each (:mod:`verl_turnkey.advantage.record`), in the order of the episode. Failed ones,
+            those with routed experts or a teacher's columns, and those without a record are returned as they are.
+        max_response_length: ``data.max_response_length``, the budget of a row; None: no limit.
+
+    Raises:
+        ValueError: the mask or the log-probabilities of an output are not as many as its response ids.
+    """
+    rows: list[_Row | AgentLoopOutput] = []
+    for index, output in enumerate(outputs):
+        if not _mergeable(output):
+            rows.append(output)
+            continue
+        _check_lengths(index, output)
+        before = rows[-1] if rows and isinstance(rows[-1], _Row) else None
+        if before is None:
+            rows.append(_Row(output, "columns" if rows else "first"))
+        elif why := before.why_not(output, max_response_length):
+            rows.append(_Row(output, why))
+        else:
+            before.add(output)
+    return [row.build() if isinstance(row, _Row) else row for row in rows]
+
+
+class _Row:
+    """A row to which steps are added; ``why``: the reason why it does not extend the row before."""
+
+    def __init__(self, first: AgentLoopOutput, why: str) -> None:
+        self.steps, self.why, self.flaw = [first], why, _flaw(first)
+        self.prompt = first.prompt_ids
+        self.ids = first.prompt_ids + first.response_ids
+        self.mask = list(first.response_mask)
+        self.log_probs = None if first.response_logprobs is None else list(first.response_logprobs)
+
+    def why_not(self, step: AgentLoopOutput, budget: int | None) -> str | None:
+        """Why ``step`` begins a new row; None: it extends this one."""
+        for flaw in ("empty", "gap"):
+            if flaw in (_flaw(step), self.flaw):
+                return flaw
+        held, last = len(self.ids), self.steps[-1]
+        if step.prompt_ids[:held] != self.ids:
+            return step.extra_fields.get(BREAK) or "prefix"
+        if len(step.prompt_ids) == held and self.mask[-1] and step.response_mask[0]:
+            return "nothing"
+        if not _same_media(last, step):
+            return "images"
+        length = len(step.prompt_ids) - len(self.prompt) + len(step.response_ids)
+        if budget is not None and length > budget:
+            return "budget"
+        return "columns" if (self.log_probs is None) != (step.response_logprobs is None) else None
+
+    def add(self, step: AgentLoopOutput) -> None:
+        """Append a step that extends this row."""
+        between = step.prompt_ids[len(self.ids) :]
+        self.steps.append(step)
+        self.ids += between + step.response_ids
+        self.mask += [0] * len(between) + step.response_mask
+        if self.log_probs is not None:
+            self.log_probs += [0.0] * len(between) + (step.response_logprobs or [])
+
+    def build(self) -> AgentLoopOutput:
+        last = self.steps[-1]
+        if len(self.steps) == 1:
+            return last.model_copy(update={"extra_fields": {**last.extra_fields, BREAK: self.why}})
+        fields: dict[str, Any] = {} if self.log_probs is None else {"response_logprobs": self.log_probs}
+        return last.model_copy(
+            update={
+                "prompt_ids": self.prompt,
+                "response_ids": self.ids[len(self.prompt) :],
+                "response_mask": self.mask,
+                "metrics": _summed([step.metrics for step in self.steps]),
+                "extra_fields": {**_joined([step.extra_fields for step in self.steps]), BREAK: self.why},
+                **fields,
+            }
+        )
+
+
+def _mergeable(output: AgentLoopOutput) -> bool:
+    record = record_of(output.extra_fields)
+    held = isinstance(record, Mapping) and record.get("failed") is None and bool(record.get("steps"))
+    # Both kinds of columns have an entry for each token of one sequence.
+    return held and output.routed_experts is None and not {"teacher_ids", "teacher_logprobs"} & {*output.extra_fields}
+
+
+def _check_lengths(index: int, output: AgentLoopOutput) -> None:
+    for name in ("response_mask", "response_logprobs"):
+        values = getattr(output, name)
+        if values is not None and len(values) != len(output.response_ids):
+            raise ValueError(
+                f"merge_rows: outputs[{index}].{name}: expected {len(output.response_ids)} numbers, one for each of "
+                f"response_ids, got {len(values)}"
+            )
+
+
+def _flaw(output: AgentLoopOutput) -> str | None:
+    """Why the turns of an output cannot share a row with others; None if they can."""
+    mask = bytes(map(bool, output.response_mask))
+    runs = mask.count(b"\0\1") + mask.startswith(b"\1")
+    if not runs:
+        return "empty"
+    return None if runs == len(output.extra_fields["turnkey"]["steps"]) else "gap"
+
+
+def _same_media(before: AgentLoopOutput, step: AgentLoopOutput) -> bool:
+    """Whether the images, videos and audios of the row so far are the first ones of ``step``; ids do not show it."""
+    if before.mm_processor_kwargs != step.mm_processor_kwargs:
+        return False
+    now = step.multi_modal_data or {}
+    for kind, shown in (before.multi_modal_data or {}).items():
+        still = list(now.get(kind) or ())[: len(shown or ())]
+        if len(still) != len(shown or ()) or not all(map(_same_medium, shown or (), still)):
+            return False
+    return True
+
+
+def _same_medium(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    from PIL.Image import Image
+
+    return isinstance(one, Image) and isinstance(other, Image) and bool(one == other)
+
+
+def _summed(metrics: Sequence[AgentLoopMetrics]) -> AgentLoopMetrics:
+    preempted = [each.num_preempted for each in metrics]
+    return metrics[-1].model_copy(
+        update={
+            **{
+                name: sum(getattr(each, name) for each in metrics)
+                for name in ("generate_sequences", "tool_calls", "compute_score")
+            },
+            "num_preempted": -1 if min(preempted) < 0 else sum(preempted),  # -1: not known
+        }
+    )
+
+
+def _joined(fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The extra fields of a row: later steps override earlier ones; versions, counts, lists and the record add up."""
+    joined: dict[str, Any] = {}
+    for each in fields:
+        joined |= each
+    for name, choose in (("min_global_steps", min), ("max_global_steps", max)):
+        if versions := [each[name] for each in fields if each.get(name) is not None]:
+            joined[name] = choose(versions)
+    for name in SUMMED:
+        if name in joined:
+            joined[name] = sum(each.get(name, 0) for each in fields)
+    for name in LISTED:
+        if name in joined:
+            joined[name] = [number for each in fields for number in each.get(name) or ()]
+    joined["turnkey"] = make_record([step for each in fields for step in each["turnkey"]["steps"]])
+    return joined

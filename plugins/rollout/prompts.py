@@ -1,0 +1,139 @@
+"""The prompts of one episode: an object that takes observations and the model's turns and returns the next prompt.
+
+There are two kinds (``turnkey.rollout.prompt``). The one in this file renders each prompt anew from the template and
+the last turns; the one in ``conversation.py`` appends. Both count tokens: verl would cut a long prompt from the left,
+the task first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.prompting.actions import ParsedAction
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, Summarize
+from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
+from verl_turnkey.plugins.config.schema import RolloutConfig
+from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+
+
+class PromptError(RuntimeError):
+    """The model's chat template, or verl's builder for it, raised an error on the messages of a prompt."""
+
+
+class Prompts(Protocol):
+    """The prompts of one episode. Its methods tokenize, so they are called outside the event loop."""
+
+    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+        """The prompt with the current observation ``seen``.
+
+        Raises:
+            PromptTooLongError: it exceeds its budget.
+            SummaryError: the function of ``turnkey.rollout.summary`` failed.
+        """
+
+    def heard(self, turn: Generated, parsed: ParsedAction) -> None:
+        """Take the model's response to the last prompt, and the action parsed from it."""
+
+
+class ControlTokens:
+    """Makes the control tokens in a text of the environment plain text.
+
+    A chat template writes control tokens and texts into one string, so a page that holds ``<|im_end|>`` would otherwise
+    end its own message.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        found = {
+            str(token) for token in added if token.special or re.match(r"[<\[{].*[|｜]|[|｜].*[>\]}]$", str(token))
+        }
+        found |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
+        found = {token for token in found if len(token) > 1 and token.strip()}
+        self._pattern = re.compile("|".join(re.escape(token) for token in sorted(found, key=len, reverse=True)))
+        self._any = bool(found)
+
+    def plain(self, text: str) -> str:
+        """``text`` with a space after the first character of each control token in it."""
+        return self._pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text) if self._any else text
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The settings and tools that prompts are made with.
+
+    Args:
+        template: text of ``turnkey.rollout.template``.
+        instruction: how to write an action.
+        tools: for the chat template; None: actions are text.
+        builder: verl's continuous-token builder of the model.
+        control: makes control tokens in texts of the environment plain.
+        prompt_length: ``data.max_prompt_length``.
+        response_length: ``data.max_response_length``.
+    """
+
+    options: RolloutConfig
+    template: str
+    summarize: Summarize | None
+    instruction: str
+    tools: list[dict[str, Any]] | None
+    builder: Any
+    control: ControlTokens
+    prompt_length: int
+    response_length: int
+
+    def messages(self, task: str, seen: Answer, past: PromptHistory, step: int, images: Sequence[Any]) -> list[Any]:
+        """The system message, if any, and the rendered template of step ``step``, counted from 1."""
+        return build_messages(
+            system=self.options.system,
+            template=self.template,
+            task=self.control.plain(task),
+            history=past.turns,
+            summary=self.control.plain(past.summary),
+            line=self.options.history_line,
+            observation=self.control.plain(seen.observation),
+            admissible=[self.control.plain(action) for action in seen.info["admissible"] or ()],
+            instruction=self.instruction,
+            step=step,
+            images=images,
+        )
+
+    def render(self, messages: list[dict[str, Any]], images: list[Any] | None) -> list[int]:
+        """The token ids of a prompt of these messages."""
+        return list(self.builder.build_initial_tokens(messages, tools=self.tools, images=images))
+
+
+class TemplatePrompts:
+    """Each prompt is rendered anew, from the template and the last ``turnkey.rollout.history`` turns."""
+
+    def __init__(self, scene: Scene, task: str) -> None:
+        self._scene, self._task = scene, task
+        self._memory = Memory(scene.options.history, scene.summarize)
+        self._seen = ""
+
+    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+        self._seen = seen.observation
+        step = len(self._memory.turns) + 1
+
+        def encode(past: PromptHistory) -> list[int]:
+            plain = [replace(t, observation=self._scene.control.plain(t.observation)) for t in past.turns]
+            past = PromptHistory(plain, past.summary)
+            return self._scene.render(self._scene.messages(self._task, seen, past, step, images or ()), images)
+
+        ids, _ = fit_prompt(encode, self._memory, self._scene.prompt_length)
+        return Prompt(ids, images)
+
+    def heard(self, turn: Generated, parsed: ParsedAction) -> None:
+        whole = self._scene.options.keep_thinking
+        text = said(parsed, turn.text, whole)
+        self._memory.add(PromptTurn(self._seen, text if whole else self._scene.control.plain(text)))
+
+
+def said(parsed: ParsedAction, text: str, whole: bool) -> str:
+    """A past turn as later prompts show it: the action, or without one the beginning of the response."""
+    if whole or parsed.action is None:
+        return (text.strip() if whole else " ".join(text.split())[:80]) or "(nothing)"
+    return parsed.action

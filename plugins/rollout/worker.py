@@ -1,0 +1,141 @@
+"""What the agent loops of one worker process share, and what the trainer calls in such a process."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import DictConfig
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.hosting.pool import HostPool
+from verl_turnkey.envs.prompting.actions import TOOL_CALL
+from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.rewards import compose
+from verl_turnkey.envs.user_modules import import_modules, load_function
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
+from verl_turnkey.plugins.notices import Failures
+from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
+from verl_turnkey.plugins.rollout.prompts import ControlTokens
+from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
+from verl_turnkey.plugins.rollout.turn_tail import TurnTail, builder_of, learn
+from verl_turnkey.plugins.verl_api import ledger
+
+FINISH_SECONDS = 10.0
+"""seconds to wait for the trajectory log at the end of training"""
+
+
+class WorkerProcess:
+    """What all loops of one worker process share; built before the first rollout."""
+
+    def __init__(self, config: DictConfig) -> None:
+        import ray
+
+        self.turnkey: TurnkeyConfig = turnkey_config(config)
+        env, rollout = self.turnkey.env, self.turnkey.rollout
+        self.template = load_template(rollout.template)
+        self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
+        import_modules(self.turnkey.modules)  # they may hold reward components
+        self.rewards = compose(reward_entries(config, self.turnkey))
+        self.failures = Failures()
+        self.log = TrajectoryLog(self.turnkey.log.trajectories)
+        self.pool = HostPool(
+            hosts=env.hosts,
+            # Hosts are shared by the rollouts of one worker, under its id: its episodes end with its process.
+            namespace_tag=ray.get_runtime_context().get_actor_id() or uuid4().hex,
+            places=env.instances_per_host,
+            calls=env.calls_per_host,
+            sharers=_workers_per_node(config),
+            restarts=env.restarts,
+            step_timeout=env.step_timeout,
+            reset_timeout=env.reset_timeout,
+            modules=self.turnkey.modules,
+        )
+        self._control: ControlTokens | None = None
+        self._tail: TurnTail | None = None
+
+    def control_tokens(self, tokenizer: Any) -> ControlTokens:
+        """The model's control tokens, computed once."""
+        self._control = self._control or ControlTokens(tokenizer)
+        return self._control
+
+    def turn_tail(self, builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None) -> TurnTail | None:
+        """How the model's turns end, computed once; None with template prompts.
+
+        Raises:
+            ConfigError: the model's template, or verl's builder for it, cannot hold a conversation.
+        """
+        if self._tail is None and self.turnkey.rollout.prompt == "conversation":
+            self._tail = learn(builder, tokenizer, tools, self.turnkey.rollout.observation_role)
+        return self._tail
+
+
+def _workers_per_node(config: DictConfig) -> int:
+    """How many agent-loop workers share the CPUs and the memory of a node: verl deals them out in turn."""
+    import ray
+
+    nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
+    return -(-config.actor_rollout_ref.rollout.agent.num_workers // max(1, nodes))
+
+
+_process: WorkerProcess | None = None
+keep_texts = False  # whether records contain the observation's text; set by the trainer, which knows the method
+
+
+def shared(config: DictConfig) -> WorkerProcess:
+    global _process
+    if _process is None:
+        _process = WorkerProcess(config)
+    return _process
+
+
+def prepare(worker: Any, texts: bool) -> None:
+    """Run inside an agent-loop worker before training: a setting that cannot work stops the run here.
+
+    ``texts``: whether the method compares observations as text, so that the records have to carry them.
+
+    Raises:
+        RuntimeError: the plugin is not loaded in this worker.
+        ConfigError: the action is a tool call, and the model's chat template shows no tools; or prompts are a
+            conversation, which the template or verl's builder cannot append to, or which exceeds the model's positions.
+    """
+    global keep_texts
+    ledger.verify(("agent_loop",), ("turnkey_env",))
+    keep_texts = texts
+    ours = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+    if not ours and turnkey_config(worker.config).rollout.prompt != "conversation":
+        return
+    process = shared(worker.config)
+    tools = [ACT] if process.turnkey.rollout.action_format == TOOL_CALL else None
+    if tools:
+        check_tool_template(worker.tokenizer, **worker.config.data.get("apply_chat_template_kwargs", {}))
+    if process.turnkey.rollout.prompt == "conversation":
+        _check_positions(worker)
+        builder = builder_of(worker.config, worker.tokenizer, worker.processor, worker.hf_model_type)
+        process.turn_tail(builder, worker.tokenizer, tools)
+
+
+def _check_positions(worker: Any) -> None:
+    """Checked here because the driver cannot always read the model's positions; the server would refuse too late."""
+    from verl.workers.rollout.utils import get_max_position_embeddings
+
+    rollout = worker.config.actor_rollout_ref.rollout
+    longest = rollout.prompt_length + rollout.response_length
+    room = rollout.max_model_len or get_max_position_embeddings(worker.model_config.hf_config)
+    if longest > room:
+        raise ConfigError(
+            f"a conversation may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and "
+            f"data.max_response_length={rollout.response_length}), and "
+            f"the model takes {room}: lower the one or the other"
+        )
+
+
+def latest_failures(worker: Any) -> list[str]:
+    """Run inside an agent-loop worker: why episodes failed there, the latest reason of each kind."""
+    return [] if _process is None else list(_process.failures.latest.values())
+
+
+def finish(worker: Any) -> None:
+    """Run inside an agent-loop worker after training: write what the log still holds before the process ends."""
+    if _process is not None:
+        _process.log.drain(FINISH_SECONDS)
