@@ -16,10 +16,10 @@ def find(start: Path | None = None) -> Path | None:
 
 
 def require(start: Path | None = None) -> Path:
-    """As :func:`find`, and the code that runs is the clone's.
+    """The root of the clone that holds ``start``, whose code must be the one that runs.
 
     Raises:
-        ValueError: it is not, or this is no clone.
+        ValueError: ``start`` is in no clone, or other code runs.
     """
     root = find(start)
     if root is None:

@@ -1,4 +1,4 @@
-"""``turnkey doctor``: is everything in place, here and in a Ray worker?"""
+"""``turnkey doctor``: whether everything is in place, here and in a Ray worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, by name. The clash of an estimator is no problem: its other name is there."""
+        """What is wrong. The clash of an estimator is no problem: it has a second name, ``turnkey/<name>``."""
         bad_points = [
             f"{point['kind']} {point['name']} is {point['status']}"
             for point in one_per_name(self.points)
@@ -57,9 +57,9 @@ class Report:
 
 
 def inspect_process(place: str) -> Report:
-    """Look at this process: import verl and its homes, read the record, try every plugin's entry point."""
+    """Inspect this process: import verl and its registries, read the ledger, load every plugin of verl."""
     with warnings.catch_warnings():
-        # verl warns of every training engine that is not installed, and nobody has them all.
+        # verl warns of every training engine that is not installed, and few installations have them all.
         warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
         return _inspect(Report(place))
 
@@ -68,7 +68,7 @@ def _inspect(report: Report) -> Report:
     import verl  # noqa: F401 - runs the entry points
 
     entry = sys.modules.get("verl_turnkey.plugins.entry")
-    if entry is None:  # importing it here would repair what a training run lacks
+    if entry is None:  # importing it here would hide the fault from this report
         policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
         report.broken_imports["verl_turnkey.plugins.entry"] = (
             f"verl did not load it (VERL_USE_EXTERNAL_PLUGINS={policy}); install the package in this environment, and "
@@ -84,7 +84,7 @@ def _inspect(report: Report) -> Report:
         try:
             plugin.load()
         except Exception:
-            # verl logs this at DEBUG and goes on: here is where it becomes visible.
+            # verl only logs this at DEBUG.
             report.plugins.append({"name": plugin.name, "status": "failed", "detail": traceback.format_exc()})
         else:
             report.plugins.append({"name": plugin.name, "status": "loaded", "detail": plugin.value})
@@ -120,7 +120,7 @@ def run(*, in_ray: bool, address: str | None) -> int:
 
 
 def _in_worker(address: str | None) -> Report:
-    """The same look from inside a Ray worker, with the environment that a training run forwards."""
+    """Inspect a Ray worker, with the variables that a training run forwards."""
     import ray
 
     from verl_turnkey.plugins import cpu
@@ -179,7 +179,7 @@ def _show(console: Console, report: Report) -> None:
 
 
 def one_per_name(points: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Without the second names (``turnkey/gigpo``) that share the fate of the first."""
+    """Without the second names (``turnkey/gigpo``) whose status is that of the first."""
     fate = {(point["kind"], point["name"]): point["status"] for point in points}
     return [
         point

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from verl_turnkey.plugins.checks.selection import uses_us
 from verl_turnkey.plugins.config.command_line import refuse
 
-# Hydra's folder of a run and its log file; a check leaves nothing behind.
+# No folder and no log file of Hydra: a check leaves nothing behind.
 _NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
 
 
@@ -21,11 +21,11 @@ def dry_run(arguments: Sequence[str]) -> int:
     Returns:
         0, or 1 when the run would be refused; the reason is on stderr.
     """
-    # As main_ppo sees it: the plugin reads its switches here when verl is imported, and Hydra its overrides.
+    # As in main_ppo: from here this package reads its switches when verl is imported, and Hydra its overrides.
     sys.argv = ["turnkey check", *arguments, *_NO_FILES]
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     try:
-        refuse(arguments)  # at once: importing verl takes most of the seconds
+        refuse(arguments)  # before verl is imported, which takes most of the time
         config = _until_ray()
     except SystemExit as exit:
         return 1 if exit.code not in (0, None) else 0
@@ -39,7 +39,7 @@ def dry_run(arguments: Sequence[str]) -> int:
 
 
 def _until_ray() -> DictConfig | None:
-    """The configuration with which verl's main program would start Ray."""
+    """The configuration with which verl's main program would start Ray; None when it stops before."""
     from verl.trainer import main_ppo
 
     started: list[DictConfig] = []

@@ -1,6 +1,6 @@
-"""``turnkey train``: from an environment and a model to a whole launch line of verl, with every choice stated.
+"""``turnkey train``: makes a complete launch line of verl for an environment and a model.
 
-The line is what anybody would write by hand: it can be copied into a script and grown from there.
+The line states every choice, so that it can be copied into a script and extended there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config import command_line
 
-# What fits a first run on one node with GPUs, and one on a CPU with a model of a few million parameters.
+# Sizes for a first run: on one node with GPUs, and on a CPU with a model of a few million parameters.
 SIZES: dict[str, dict[str, Any]] = {
     "gpu": {
         "data.train_batch_size": 16,
@@ -41,11 +41,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.actor.optim.lr": "1e-4",
     },
 }
+TURNS = 16
+"""whole turns that a conversation has room for"""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What ENVIRONMENT stands for."""
+    """The environment that ENVIRONMENT names."""
 
     id: str
     recipe: str | None = None
@@ -53,7 +55,7 @@ class Played:
     module: Path | None = None
     """the user's file that registers it"""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """of the recipe and the command line, beneath those of a task"""
+    """of the recipe and the command line; a task's own override them"""
 
     @property
     def name(self) -> str:
@@ -89,7 +91,7 @@ def _named(environment: str) -> Played:
     if environment.endswith(".py") or chosen:
         module = Path(f"{file}.py" if chosen else file).expanduser().absolute()
         known = set(gymnasium.registry)
-        import_modules([str(module)])
+        import_modules([str(module)], "ENVIRONMENT")
         found = sorted(set(gymnasium.registry) - known)
         if chosen and chosen not in gymnasium.registry:
             raise ConfigError(f"{module} registers no environment {chosen!r}, but {', '.join(found) or 'none'}")
@@ -126,10 +128,10 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 
 def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 0) -> bool:
-    """Write the tasks unless they are there; returns whether it did.
+    """Write the tasks unless both files exist; returns whether it wrote them.
 
     Raises:
-        ConfigError: the tasks there are of another environment.
+        ConfigError: the files hold tasks of another environment.
     """
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
@@ -142,9 +144,8 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
                 raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}: choose another --tasks")
         return False
     make(played.id, played.kwargs).close()
-    folder.mkdir(parents=True, exist_ok=True)
     for file, seeds in zip(files.values(), split_seeds(train, val, seed), strict=True):
-        # Without arguments of their own, so that turnkey.env.kwargs on the command line has the last word.
+        # Without arguments of their own, which would override turnkey.env.kwargs on the command line.
         write_parquet(file, [Task(played.id, seed) for seed in seeds], played.name, file.stem)
     return True
 
@@ -170,6 +171,9 @@ def overrides(
     given = {entry.lstrip("+~").partition("=")[0] for entry in further}
     batch = next((e.partition("=")[2] for e in further if e.startswith("data.train_batch_size=")), None)
     chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batch or chosen["data.train_batch_size"]
+    if _prompt(played, further) == "conversation":  # which grows by turns and observations
+        turn = chosen["data.max_response_length"]
+        chosen |= {"data.max_response_length": TURNS * turn, "turnkey.rollout.max_tokens_per_turn": turn}
     if device == "gpu":
         chosen["trainer.n_gpus_per_node"] = gpus
     chosen |= {
@@ -196,13 +200,21 @@ def overrides(
     return lines
 
 
+def _prompt(played: Played, further: Sequence[str]) -> str:
+    """``turnkey.rollout.prompt`` of the launch line."""
+    key = "turnkey.rollout.prompt="
+    given = [entry.removeprefix(key) for entry in further if entry.startswith(key)]
+    recipe = _recipes()[played.recipe] if played.recipe else {}
+    return str([recipe.get("rollout", {}).get("prompt", "template"), *given][-1])
+
+
 def command(lines: Sequence[Sequence[str]]) -> list[str]:
-    """What runs it, in the interpreter of this program."""
+    """The command that runs the line, in the interpreter of this program."""
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(entry for line in lines for entry in line)]
 
 
 def shown(lines: Sequence[Sequence[str]]) -> str:
-    """The launch line for a shell, also one on a cluster."""
+    """The launch line, quoted for a shell."""
     return " \\\n    ".join(["python -m verl.trainer.main_ppo", *(shlex.join(line) for line in lines)])
 
 

@@ -38,7 +38,7 @@ def doctor(
     ray: Annotated[bool, typer.Option(help="look inside a Ray worker too")] = True,
     address: Annotated[str | None, typer.Option(help="a running Ray cluster; default: start one here")] = None,
 ) -> None:
-    """Show every extension point, here and in a Ray worker; exit 1 when something is wrong."""
+    """Check the installation, here and in a Ray worker. Shows versions and what is registered; exit 1 on a problem."""
     from verl_turnkey.plugins.cli.doctor import run
 
     raise typer.Exit(run(in_ray=ray, address=address))
@@ -46,7 +46,7 @@ def doctor(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def check(context: typer.Context) -> None:
-    """Check a launch line without Ray: the same arguments as for verl.trainer.main_ppo; exit 1 on an error."""
+    """Check a launch line without starting Ray. Takes the arguments of verl.trainer.main_ppo; exit 1 on an error."""
     from verl_turnkey.plugins.cli.dry_run import dry_run
 
     raise typer.Exit(dry_run(context.args))
@@ -58,8 +58,8 @@ def tasks(
     env: Annotated[str, typer.Option(help="gymnasium id of the environment")],
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
-    train: Annotated[int, typer.Option(help="number of training tasks")] = 1024,
-    val: Annotated[int, typer.Option(help="number of validation tasks")] = 128,
+    train: Annotated[int, typer.Option(min=1, help="number of training tasks")] = 1024,
+    val: Annotated[int, typer.Option(min=1, help="number of validation tasks")] = 128,
     seed: Annotated[int, typer.Option(help="draws the tasks' seeds; training and validation never share one")] = 0,
     data_source: Annotated[str | None, typer.Option(help="name in verl's validation metrics")] = None,
     module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
@@ -69,12 +69,11 @@ def tasks(
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
     from verl_turnkey.envs.user_modules import import_modules
 
-    import_modules(module or [])
+    import_modules(module or [], "--module")
     arguments = _json_object(kwargs)
     for_val = arguments | _json_object(val_kwargs, "--val-kwargs")
     for given in (arguments, for_val):  # a bad id or argument is found here, not in the training run
         make(env, given).close()
-    out.mkdir(parents=True, exist_ok=True)
     train_seeds, val_seeds = split_seeds(train, val, seed)
     for split, seeds, given in (("train", train_seeds, arguments), ("val", val_seeds, for_val)):
         path = out / f"{split}.parquet"
@@ -96,7 +95,7 @@ def train(
     n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
 ) -> None:
-    """Write the tasks, print the launch line that trains on ENVIRONMENT, and run it; verl checks it before Ray."""
+    """Train on ENVIRONMENT. Writes the tasks, prints the launch line and runs it; it is checked before Ray starts."""
     import os
 
     from verl_turnkey.plugins.cli import launch
@@ -107,8 +106,6 @@ def train(
     played = launch.resolve(environment, overrides or ())
     folder = (out or Path("runs") / played.name).absolute()
     tasks = (task_folder or folder / "tasks").absolute()
-    if launch.write_tasks(played, tasks, n_train, n_val):
-        typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
     lines = launch.overrides(
         played,
         model=model,
@@ -120,6 +117,8 @@ def train(
         out=folder,
         further=overrides or (),
     )
+    if launch.write_tasks(played, tasks, n_train, n_val):
+        typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
     typer.echo(launch.shown(lines))
     if not print_only:
         sys.stdout.flush()
@@ -132,32 +131,34 @@ def envs(
     module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers environments")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """List the environments: what is installed, and what each needs."""
+    """List the environments. Shows how each is chosen, whether it is installed, and what else it needs."""
     import gymnasium
 
     from verl_turnkey.envs.registry import listing
     from verl_turnkey.envs.user_modules import import_modules
 
     known = set(gymnasium.registry)
-    import_modules(module or [])
+    import_modules(module or [], "--module")
     rows = listing(known)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     marks = {True: "found", False: "missing", None: "needed"}
-    table = Table("environment", "what it is", "package", "needs", highlight=False)
+    names = (Column("environment", no_wrap=True), Column("switch", no_wrap=True))
+    table = Table(*names, "what it is", "package", "needs", highlight=False)
     for row in rows:
         package = f"{row['package'] or '-'} {row['version'] or ''}".strip()
         table.add_row(
             row["id"],
+            row["switch"],
             row["summary"],
             f"not installed: {row['install']}".replace("[", r"\[") if row["install"] else package,
             "\n".join(f"{marks[need['found']]}: {need['what']}" for need in row["needs"]),
         )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 190).print(table)
 
 
 @app.command()
@@ -174,7 +175,7 @@ def env_check(
     all_installed: Annotated[bool, typer.Option(help="a table of all our environments that are installed")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """Play an environment from all sides; exit 1 when it lacks a property that training relies on."""
+    """Look for faults in an environment. Plays it; exit 1 when it lacks a property that training needs."""
     from verl_turnkey.envs.checking.report import check, check_installed, table
 
     if all_installed == (env is not None):
@@ -211,7 +212,7 @@ def alfworld_generate(
     valid_unseen: Annotated[int, typer.Option(min=0, help="problems in rooms that training never has")] = 12,
     seed: Annotated[int, typer.Option(help="draws rooms, things and tasks")] = 0,
 ) -> None:
-    """Make small ALFWorld problems of all six task types, each solved by its planner. Needs no download."""
+    """Make small ALFWorld problems without a download. All six task types; each one is solved by its planner."""
     try:
         from verl_turnkey.envs.adapters.alfworld.generate import generate
     except ModuleNotFoundError as error:
@@ -232,7 +233,7 @@ def recipe(
     method: Annotated[str, typer.Argument(help="+turnkey=<method>, or base")],
     further: Annotated[list[str] | None, typer.Argument(help="of a launch line: +turnkey/env=babyai key=1")] = None,
 ) -> None:
-    """Print what METHOD and FURTHER words of a launch line set, each value with where it comes from."""
+    """Print what a recipe sets, and where each value is from. FURTHER are more words of a launch line."""
     if find_spec("verl") is None:
         raise ImportError("a recipe is a change of verl's configuration, and verl is not installed: pip install verl")
     from verl_turnkey.plugins.cli.origins import show
@@ -260,7 +261,7 @@ def losses() -> None:
 
 @app.command()
 def keys() -> None:
-    """Print the table of all keys under ``turnkey:``."""
+    """Print the table of all keys under turnkey."""
     from verl_turnkey.plugins.cli import tables
 
     typer.echo(tables.keys(), nl=False)
@@ -273,7 +274,7 @@ def new(
     out: Annotated[Path | None, typer.Option(help="one file of your own; default outside a clone: NAME.py")] = None,
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:
-    """Write a new estimator, loss or environment that works: a file of your own, or, in a clone, all that it needs."""
+    """Write a new estimator, loss or environment that works. One file of your own; in a clone, all files it needs."""
     from verl_turnkey.plugins.cli import checkout
     from verl_turnkey.plugins.cli.new import KINDS, in_clone, own_file
 
@@ -288,7 +289,7 @@ def new(
 
 @app.command()
 def tables() -> None:
-    """In a clone of the repository: write what README, docs and recipes take from the code, tables and parameters."""
+    """Update tables and recipes in a clone of the repository. They are made from the code."""
     from verl_turnkey.plugins.cli import checkout
     from verl_turnkey.plugins.cli.tables import write
 

@@ -24,7 +24,7 @@ from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
 
 @dataclass(frozen=True)
 class Kind:
-    """What there is to write."""
+    """What ``turnkey new`` writes for a kind, and what it prints."""
 
     files: dict[str, str]
     """in a clone: where each template goes"""
@@ -35,7 +35,7 @@ class Kind:
     tests: str
     """in a clone: what tests it, beside the completeness test and the pages"""
     summary: str
-    """of what the templates compute"""
+    """default of --summary: what the templates compute"""
     use: tuple[str, ...]
     """commands for a file of the user's own"""
 
@@ -140,7 +140,7 @@ def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> li
     changes = {root / path: change for path, change in _changes(kind, name, summary)}
     _refuse_existing([*new, root / KINDS[kind].recipe.format(name=name)])
     _write(new | {path: change(path.read_text(encoding="utf-8")) for path, change in changes.items()})
-    # In an interpreter of its own, whose registries have the new one.
+    # In another interpreter: its registries contain the new one.
     code = "from verl_turnkey.plugins.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "tables"], cwd=root, capture_output=True, text=True)
     if done.returncode:
@@ -170,7 +170,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def _holder(kind: str, name: str) -> str | None:
-    """What has the name already."""
+    """What uses the name already; None: nothing."""
     if kind == "estimator" and name in VERLS_ESTIMATORS:
         return "an estimator of verl's"
     if {name, camel(name)} & _used(kind):

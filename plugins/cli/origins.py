@@ -1,4 +1,4 @@
-"""``turnkey recipe``: what the words of a launch line set, each value with where it comes from."""
+"""``turnkey recipe``: what the words of a launch line set, each value with its origin."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show(words: Sequence[str]) -> str:
 
 
 def _composed(words: Sequence[str]) -> tuple[DictConfig, Leaves]:
-    """verl's configuration as a run composes it, and what of it is not verl's own."""
+    """verl's configuration as a run composes it, and those leaves that recipes or the command line set."""
     Plugins.instance().register(TurnkeySearchPath)
     with initialize_config_dir(str(_verls_configuration()), version_base=None):
         config = compose("ppo_trainer", overrides=list(words))
@@ -72,13 +72,13 @@ def _composed(words: Sequence[str]) -> tuple[DictConfig, Leaves]:
 
 
 def _verls_configuration() -> Path:
-    """verl's YAML files, without the seconds that importing verl takes."""
+    """The folder of verl's YAML files, found without importing verl, which takes seconds."""
     spec: Any = importlib.util.find_spec("verl")
     return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
 def _defaults(config: DictConfig, leaves: Leaves) -> Leaves:
-    """Parameters of the chosen estimator and loss that nobody set."""
+    """Parameters of the chosen estimator and loss that keep their defaults."""
     from verl_turnkey.envs.user_modules import import_modules
 
     turnkey = turnkey_config(config)
@@ -105,7 +105,7 @@ def _tree(leaves: Leaves) -> dict[str, Any]:
         node = tree
         for part in nodes:
             if not isinstance(node.get(part), dict):
-                node[part] = {}  # also in the place of an empty node that defaults fill
+                node[part] = {}  # also where an empty node gets defaults
             node = node[part]
         node[name] = leaf
     return tree

@@ -1,6 +1,6 @@
-"""The recipe files hold what a recipe sets; their parameters, defaults and comments are the dataclasses'.
+"""Keeps the recipe files up to date: their parameters, defaults and comments come from the dataclasses.
 
-``turnkey tables`` writes these parts of the files anew, and a test compares them.
+``turnkey tables`` rewrites these parts of the files, and a test compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl_turnkey.plugins.verl_api.ledger import loss_names
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
 
-# A new file, before its title and its parameters are filled in.
+# New files, before title and parameters are filled in.
 METHOD = """\
 # @package _global_
 #
@@ -65,7 +65,7 @@ def names() -> list[str]:
 
 
 def loss_recipes() -> list[str]:
-    """Recipes of the group ``turnkey/loss``, but for the one of verl's own loss."""
+    """Recipes of the group ``turnkey/loss``, one per policy loss of this package."""
     return [f"loss/{name}" for name in shipped_losses()]
 
 
@@ -76,7 +76,7 @@ def render(recipe: str) -> str:
 
 
 def updated(recipe: str, text: str) -> str:
-    """The ``text`` of a recipe's file, with its title and the parameters as the code has them now.
+    """The ``text`` of a recipe's file, with title and parameters taken from the code.
 
     ``base`` holds the whole node ``turnkey:``, a method ``turnkey.credit``, ``loss/<name>`` ``turnkey.loss``.
 
@@ -101,7 +101,7 @@ def _with(text: str, key: str, params: Any, recipe: str) -> str:
 
 
 def write(root: Path) -> list[Path]:
-    """Update every recipe file under ``root``, make those that are not there; returns what changed."""
+    """Update every recipe file under ``root`` and make missing ones; returns the changed files."""
     changed = []
     for recipe in [*names(), *loss_recipes()]:
         file = root / "recipe" / "config" / "turnkey" / f"{recipe}.yaml"
@@ -125,19 +125,19 @@ def _node(key: str, node: Any, indent: int) -> Iterator[str]:
 
 
 def scalar(value: Any) -> str:
-    """JSON is YAML, but for words that need no quotes and for floats, which YAML wants with a point."""
+    """A value as YAML: JSON, but words without quotes, and floats always with a decimal point."""
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")
     plain = isinstance(value, str) and value.isidentifier() and value.lower() not in _YAML_WORDS
     return value if plain else json.dumps(value, ensure_ascii=False)
 
 
-# Without quotes they are no strings.
+# YAML reads these as other values than strings.
 _YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """What stands beside the fields of a dataclass: the string under a field, or the comment behind it."""
+    """The documentation of a dataclass's fields: the string below a field, or the comment behind it."""
     source = textwrap.dedent(inspect.getsource(cls))
     comments = {
         token.start[0]: token.string.lstrip("# ") for token in _tokens(source) if token.type == tokenize.COMMENT

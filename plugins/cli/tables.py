@@ -51,15 +51,15 @@ def environments() -> str:
 
     rows = ["| environment | what it is | switch | package | needs |", "|---|---|---|---|---|"]
     for adapter in ADAPTERS:
-        switch = f"+turnkey/env={adapter.recipe}" if adapter.recipe else f"turnkey.env.id={adapter.id}"
         package = f"`verl-turnkey[{adapter.extra}]`" if adapter.extra else "-"
         needs = "; ".join(need.what for need in adapter.needs) or "-"
-        rows.append(f"| [{adapter.name}]({adapter.page}) | {adapter.summary} | `{switch}` | {package} | {needs} |")
+        name, switch = f"[{adapter.name}]({adapter.page})", f"`{adapter.switch}`"
+        rows.append(f"| {name} | {adapter.summary} | {switch} | {package} | {needs} |")
     return "\n".join(rows) + "\n"
 
 
 def first_runs() -> str:
-    """Markdown: what to call for each environment."""
+    """Markdown: the command that trains on each environment."""
     from verl_turnkey.envs.catalog import ADAPTERS
 
     rows = ["| environment | command | beside the package |", "|---|---|---|"]
@@ -124,7 +124,7 @@ def between(text: str, marker: str) -> tuple[int, int]:
 
 
 def write(root: Path) -> list[Path]:
-    """Put every table into its page under ``root``, and the parameters into the recipes; returns what changed."""
+    """Write every table into its page under ``root``, and the parameters into the recipes; returns changed files."""
     changed = dict.fromkeys(recipes.write(root))
     for name, marker, table in PLACES:
         page = root / name

@@ -4,7 +4,7 @@ verl 0.9.1 ships no CPU platform. With ``TURNKEY_DEVICE=cpu`` in the environment
 command line (which carries the variable to every worker), this package registers one and applies the patches of
 :data:`PATCHES`, each to one module at the moment that module is imported.
 
-A GPU cluster's head node often has no GPU either: without the opt-in nothing here ever runs.
+Without the opt-in nothing here runs: the head node of a GPU cluster often has no GPU either.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def opted_in() -> bool:
 def activate(when_imported: Callable[[str, Callable[[ModuleType], None]], None] = when_imported) -> None:
     """Register every patch and pass the opt-in to child processes. Nothing of verl is imported here.
 
-    ``when_imported(name, callback)`` runs ``callback(module)`` after module ``name`` has executed; a caller that wants
-    to record each patch passes its own.
+    ``when_imported(name, callback)`` runs ``callback(module)`` after module ``name`` has executed; a caller may pass
+    its own, to record each patch.
     """
     os.environ[ENV_VAR] = "cpu"
     for patch in PATCHES:

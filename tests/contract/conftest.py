@@ -37,7 +37,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["a"], trainers.BpeTrainer(vocab_size=259, special_tokens=special, initial_alphabet=alphabet)
     )
     template = (
-        "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
+        "{% for m in messages %}"
+        "{% if alternate and not loop.first and m['role'] == messages[loop.index0 - 1]['role'] %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     tokenizer = PreTrainedTokenizerFast(
@@ -60,6 +63,21 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(7)  # the same in every session: how far float32 is from float64 depends on the weights
         Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def strong_model_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with larger weights: fresh ones are so small that nothing depends on anything."""
+    from transformers import Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("strong")
+    shutil.copytree(model_dir, folder, dirs_exist_ok=True)
+    model = Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(4)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -1,5 +1,6 @@
 """What the tests of every estimator share: random step rows, oracle files, and how to compare with them."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -44,7 +45,17 @@ COLUMNS = {
     ),
     "tool_calls": st.sampled_from([0, 1, 3]),
     "next_anchor": st.sampled_from(["A", "B", None]),
+    "role": st.sampled_from(["guesser", "setter", None]),
+    "valid": st.sampled_from([True, True, False]),
+    "turn_score": st.sampled_from([0.0, 0.5, 1.0, -2.0]),
+    "turn_value": st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+    "prover_value": st.sampled_from([0.0, 0.1, 0.9]),
+    "potential": st.sampled_from([0.0, 0.5, 0.95, 1.0, -1.0]),
+    "gold_probability": st.sampled_from([0.1, 0.3, 0.5, 1.0]),
+    "switch": st.sampled_from([0, 1, None]),
+    **{f"value_{stream}": st.sampled_from([0.0, 0.5, -1.25]) for stream in ("low", "high", "term")},
 }
+STEP_COLUMNS = set(inspect.signature(StepBatch).parameters)  # any other column is an extra one
 
 
 @st.composite
@@ -78,9 +89,31 @@ def step_rows(draw, *columns, ends=False):
     return draw(st.permutations(rows))
 
 
+def with_parents(rows):
+    """The rows with ``parent``, the actions of their trajectory so far: a None action leads nowhere, 7 is not told."""
+    paths = {}
+    for row in sorted(rows, key=lambda row: row["step"]):
+        path = paths.setdefault(row["trajectory"], [])
+        row["parent"] = repr(path)
+        if row["action"] == 7:
+            row["parent"] = None
+        elif row["action"] is not None:
+            path.append(row["action"])
+    return rows
+
+
+def with_numeric_parents(rows):
+    """The same with numbers for keys, 0 where an invalid step does not tell."""
+    codes = {}
+    for row in with_parents(rows):
+        told = row["parent"] is not None
+        row["valid"], row["parent"] = told, codes.setdefault(row["parent"], len(codes) + 0.5) if told else 0.0
+    return rows
+
+
 def as_batch(rows):
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    extra = {name: columns.pop(name) for name in ["next_anchor", "tool_calls"] if name in columns}
+    extra = {name: columns.pop(name) for name in set(columns) - STEP_COLUMNS}
     return StepBatch(**columns, extra=extra)
 
 

@@ -168,7 +168,7 @@ def test_the_readme_computes_credit_without_verl():
 @pytest.mark.parametrize("method", sorted(recipes.shipped()))
 def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
     """Every number of the printed credits stands in the page's table."""
-    (code,) = blocks(f"docs/methods/{method}.md", "python")
+    code = "\n".join(blocks(f"docs/methods/{method}.md", "python"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, f"docs/methods/{method}.md", "exec"), {})

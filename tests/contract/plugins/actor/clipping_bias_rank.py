@@ -28,6 +28,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl_turnkey.losses import LossInputs, TokenLoss, losses, register_loss
 from verl_turnkey.losses.registry import WEIGHT_SHARE
 from verl_turnkey.losses.st_ppo import StPpoParams, s_ppo
+from verl_turnkey.plugins.actor import weighing
 from verl_turnkey.plugins.actor.loss_inputs import queue_name
 from verl_turnkey.plugins.trainer.worker_setup import configure
 
@@ -109,6 +110,8 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
         "position_ids": nested([torch.arange(len(row)) for row in whole]),
         "loss_mask": nested(masks),
     }
+    if "weights" in case:
+        tensors[weighing.COLUMN] = nested(case["weights"])
     settings = {
         "temperature": 1.0,
         "use_dynamic_bsz": "max_tokens" in case,
@@ -117,6 +120,7 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
         "use_remove_padding": False,
         "global_batch_size": len(responses),
         "pad_token_id": 0,
+        weighing.MINI_BATCHES: 3,
     }
     return tu.get_tensordict(tensor_dict=tensors, non_tensor_dict=settings)
 
@@ -136,6 +140,8 @@ def main(rank: int, world: int, folder: Path) -> None:
             actor.set_loss_fn = partial(setattr, actor, "loss_fn")
             params = losses()[case["loss"]].params(**case["params"])
             configure(SimpleNamespace(actor=actor), (), case["loss"], params)
+            if "weights" in case:
+                weighing.weigh_actor(SimpleNamespace(actor=actor))
             taken: dict[str, torch.Tensor] = {}
             passes: list[list[int]] = []  # rows of each micro-batch
             step, forward_backward, forward = engine.optimizer_step, engine.forward_backward_batch, engine.forward_step

@@ -65,6 +65,7 @@ def by_hand(model: Any, case: Case) -> dict[str, Any]:
             for t in unit:
                 advantage = case["advantages"][row][t].double()
                 weight = own[t] * (case["rollout_is_weights"][row][t].double() if "rollout_is_weights" in case else 1)
+                weight = weight * (3 * case["weights"][row][t].double() if "weights" in case else 1)
                 surrogate = surrogate + weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
                 if (advantage > 0 and ratio > 1.2) or (advantage < 0 and ratio < 0.8):
                     bias = bias + weight * ratio * advantage
@@ -75,7 +76,8 @@ def by_hand(model: Any, case: Case) -> dict[str, Any]:
     def gradient(value: Any) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor):
             return {name: torch.zeros_like(p) for name, p in parameters.items()}
-        found = torch.autograd.grad(value / tokens, list(parameters.values()), retain_graph=True)
+        divisor = 1 if "weights" in case else tokens  # three mini-batches, and weights that add up to 1
+        found = torch.autograd.grad(value / divisor, list(parameters.values()), retain_graph=True)
         return dict(zip(parameters, found, strict=True))
 
     up, lost = gradient(surrogate), gradient(bias)
@@ -98,8 +100,10 @@ def make_cases(model: Any) -> dict[str, Case]:
     weights = [torch.linspace(0.2, 2.0, len(mask)) for mask in usual["response_mask"]]
     own = sum(int((mask * (1 + torch.arange(len(mask)) % 2)).sum()) for mask in usual["response_mask"])
     share = sum(int(mask.sum()) for mask in usual["response_mask"]) / own
+    tokens = 3 * sum(int(mask.sum()) for mask in usual["response_mask"])
     return {
         **cases,
+        "weight_by": {**usual, "weights": [w / tokens for w in weights], "max_tokens": 70},
         "small bias": small,
         "small bias, always": {**small, "params": {"divide": "always"}},
         "token ratios": {**usual, "loss": "s_ppo"},
@@ -163,7 +167,7 @@ def results(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 CASES = [
     *("1000 tokens", "70 tokens", "25 tokens", "small bias", "small bias, always", "token ratios"),
     *("token ratios, always", "importance weights", "nothing clipped", "nothing clipped, always"),
-    *("weights of its own", "clipped on one rank", "rows in pairs"),
+    *("weights of its own", "weight_by", "clipped on one rank", "rows in pairs"),
 ]
 
 

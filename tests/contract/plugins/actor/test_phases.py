@@ -6,6 +6,7 @@ token's place, and each update adds to it what it was asked to.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, EPISODES, PARTITION, advance, batch_of, fill, read
+from contract_tools import EOS, EPISODES, PARTITION, advance, batch_of, fill, output, put, read
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.plugins.actor import loss_inputs
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
 
@@ -228,3 +229,48 @@ def test_staleness_counts_weight_versions(queue, trainer):
     across = [{"min_global_steps": 0, "max_global_steps": 3}, {"min_global_steps": 1, "max_global_steps": 2}]
     made_of = loss_inputs.Batch(made._steps, {}, across, 4, torch.ones(2, 1), rejects=False)
     assert loss_inputs.staleness(made_of).tolist() == [0.0, 1.0]
+
+
+def nested_mask(batch: KVBatchMeta) -> torch.Tensor:
+    return tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
+
+
+def several_turns(versions: list[list[int | None]]) -> KVBatchMeta:
+    """A row for each list, with a turn for each version and two masked tokens behind it; the rows themselves say 1."""
+    for session, of_row in enumerate(versions):
+        steps = [make_step(step=t, reward=float(session), version=v) for t, v in enumerate(of_row)]
+        row = output(make_record(steps), 4 * len(steps), 1.0)
+        row.response_mask = [1, 1, 0, 0] * len(steps)
+        put("a", session, [row])
+    return batch_of(tq.kv_list(PARTITION)[PARTITION])
+
+
+def test_staleness_of_a_turn_is_that_of_its_own_weights(queue, trainer):
+    made = trainer("+turnkey/loss=a3po", recipe="grpo_steps")
+    made.global_steps = 4
+    batch = advance(made, several_turns([[0, 3, None], [2]]))
+    found = read(batch, "turnkey_staleness")
+    mask = [1, 1, 0, 0]
+    assert found["a_0_0"] == [3.0 * m for m in mask] + [0.0] * 4 + [2.0 * m for m in mask]  # which says none: the row's
+    assert found["a_1_0"] == [1.0 * m for m in mask]
+    # One number per row, for a loss that takes no other.
+    per_row = dataclasses.replace(made.loss, per_row=True)
+    made_of = loss_inputs.Batch(made._steps, {}, batch.tags, 4, nested_mask(batch), rejects=False)
+    assert loss_inputs.columns(per_row, made_of)["turnkey_staleness"].tolist() == [2.0, 2.0]
+
+
+def test_records_without_versions_leave_the_staleness_to_the_rows(queue, trainer):
+    made = trainer("+turnkey/loss=a3po", recipe="grpo_steps")
+    made.global_steps = 4
+    batch = advance(made, several_turns([[None, None], [None]]))
+    assert set(read_rows(batch, "turnkey_staleness").values()) == {2.0}
+
+
+def test_a_gap_in_the_only_turn_of_a_row_keeps_its_staleness(queue, trainer):
+    made = trainer("+turnkey/loss=a3po", recipe="grpo_steps")
+    made.global_steps = 4
+    row = output(make_record([make_step(step=0, reward=1.0, version=2)]), 3, 1.0)
+    row.response_mask = [1, 0, 1]
+    put("a", 0, [row])
+    batch = advance(made, batch_of(tq.kv_list(PARTITION)[PARTITION]))
+    assert read(batch, "turnkey_staleness")["a_0_0"] == [1.0, 0.0, 1.0]

@@ -201,6 +201,9 @@ def test_configuration_to_parameters(compose: Compose):
     check(config, use_critic=need_critic(config))
 
 
+TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=8"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -223,6 +226,10 @@ def test_configuration_to_parameters(compose: Compose):
             ["+turnkey=seeupo", "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"],
             ["reverse_turns", "a row per turn"],
         ),
+        (
+            ["+turnkey=seeupo", *TALK],
+            ["reverse_turns", "a row per turn", "turnkey.rollout.layout=steps"],
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(compose: Compose, overrides, words):
@@ -233,7 +240,14 @@ def test_what_cannot_work_is_refused(compose: Compose, overrides, words):
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("overrides", [["+turnkey=seeupo"], ["+turnkey=gigpo", "+turnkey/loss=a3po"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+turnkey=seeupo"],
+        ["+turnkey=seeupo", *TALK, "turnkey.rollout.layout=steps"],
+        ["+turnkey=gigpo", "+turnkey/loss=a3po"],
+    ],
+)
 def test_recipes_with_further_keys_pass(compose: Compose, overrides):
     config = compose(*overrides)
     check(config, use_critic=need_critic(config))
@@ -254,6 +268,10 @@ def test_a_schedule_that_moves_with_every_turn_is_named(compose: Compose):
                 "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
                 "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
             ],
+            "one importance ratio per row",
+        ),
+        (
+            ["+turnkey=rebn", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo", *TALK],
             "one importance ratio per row",
         ),
         (

@@ -140,7 +140,7 @@ PARAMETERS = [
     ("turnkey.rollout.history=-1", "turnkey.rollout.history | zero or more"),
     ("\"turnkey.rollout.history_line='{step} {act}'\"", "turnkey.rollout.history_line | {act} | 'action'"),
     ("\"turnkey.rollout.history_line='{step}'\"", "turnkey.rollout.history_line | action"),
-    ("turnkey.rollout.layout=trajectory", "turnkey.rollout.layout | steps"),
+    ("turnkey.rollout.layout=trajectory", "turnkey.rollout.layout | steps | merged"),
     ("turnkey.rollout.anchor=observations", "turnkey.rollout.anchor | observation"),
     ("turnkey.rollout.action_format=tag", "turnkey.rollout.action_format | 'tags'"),
     ("turnkey.rollout.action_format=mine:act", "turnkey.rollout.action_format | mine:act"),
@@ -162,6 +162,12 @@ PARAMETERS = [
         "turnkey.rollout.max_tokens_per_turn=99",
         "turnkey.rollout.max_tokens_per_turn=99 | data.max_response_length=16",
     ),
+    (
+        "turnkey.rollout.prompt=conversation",
+        "turnkey.rollout.max_tokens_per_turn, at most data.max_response_length=16",
+    ),
+    ("turnkey.rollout.prompt=chat", "turnkey.rollout.prompt | conversation"),
+    ("turnkey.rollout.observation_role=tool", "turnkey.rollout.observation_role | json"),
     ("turnkey.rollout.invalid_action_penalty=-0.1", "turnkey.rollout.invalid_action_penalty | zero or more"),
     ("turnkey.update.mini_batches=0", "turnkey.update.mini_batches | positive"),
     ("turnkey.update.mini_batches=2.5", "turnkey.update.mini_batches | 2.5"),
@@ -275,11 +281,8 @@ SIZES = [
     ("trainer.nnodes=0", "trainer.nnodes | 1 or more"),
     ("trainer.total_epochs=0", "trainer.total_epochs | 1 or more"),
     ("trainer.total_training_steps=0", "trainer.total_training_steps | 1 or more"),
+    ("turnkey.update.mini_batches=9", "turnkey.update.mini_batches=9 | 8 episodes | lower it to 8"),
     ("turnkey.update.mini_batches=1000", "turnkey.update.mini_batches=1000 | 8 episodes | lower it to 8"),
-    (
-        "turnkey.update.mini_batches=17 turnkey.rollout.max_turns=2",
-        "turnkey.update.mini_batches=17 | turnkey.rollout.max_turns=2 | lower it to 8",
-    ),
     (
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024 | 1216 | data.max_prompt_length",
@@ -503,6 +506,53 @@ PAY = [
     ("+turnkey/loss=hdpo", "hdpo | algorithm.adv_estimator=gigpo"),
 ]
 
+EPISODES = "turnkey.update.weight_by=episode"
+WEIGHTS = [
+    ("turnkey.update.weight_by=turn", "turnkey.update.weight_by | 'token', 'step', 'episode', 'task' | 'turn'"),
+    (
+        "trainer.v1.trainer_mode=colocate_async turnkey.update.weight_by=task",
+        "trainer.v1.trainer_mode=turnkey_colocate_async",
+    ),
+    *(
+        (
+            f"{EPISODES} actor_rollout_ref.actor.loss_agg_mode={mode}",
+            f"{EPISODES} | actor_rollout_ref.actor.loss_agg_mode={mode} | {why} | =token-mean",
+        )
+        for mode, why in (
+            ("token-sum", "number of tokens"),
+            ("seq-mean-token-sum", "number of rows"),
+            ("seq-mean-token-sum-norm", "a constant"),
+            ("seq-mean-token-mean", "rows weigh alike"),
+        )
+    ),
+    (
+        f"{EPISODES} critic.enable=true critic.loss_agg_mode=seq-mean-token-mean",
+        f"{EPISODES} | critic.loss_agg_mode=seq-mean-token-mean",
+    ),
+    (
+        f"{EPISODES} actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",
+        f"{EPISODES} | loss_mode=geo_mean | each micro-batch | weight_by=token",
+    ),
+    (
+        f"{EPISODES} actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
+        "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_rs=token_k1",
+        f"{EPISODES} | loss_mode=bypass_mode | algorithm.rollout_correction.rollout_rs=null",
+    ),
+    (f"{EPISODES} +turnkey/loss=segment_mask", f"{EPISODES} | segment_mask weighs its tokens itself"),
+    (
+        f"{EPISODES} +turnkey/loss=turn_ratio turnkey.loss.aggregate=turns",
+        f"{EPISODES} | turnkey.loss.aggregate=tokens with turnkey.update.weight_by=step",
+    ),
+    (
+        f"{EPISODES} +turnkey/loss=rebel",
+        f"{EPISODES} | rebel is one number per row",
+    ),
+    (
+        f"{EPISODES} turnkey.update.order=reverse_turns actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+        f"{EPISODES} | turnkey.update.order=batch",
+    ),
+]
+
 CRITIC = [
     ("critic.enable=false", "turn_gae | critic.enable=true"),
     ("turnkey.credit.lam=2", "turnkey.credit.lam"),
@@ -518,6 +568,10 @@ LOOP = [
     ("", "gigpo | anchor"),
 ]
 
+TURN_SCORE = [
+    ("turnkey.credit.rule=mt_grpo", "turn_norm | extra.turn_score | make_record"),
+]
+
 REFUSED = [
     ("", SWITCHES),
     (GIGPO, PARAMETERS),
@@ -525,9 +579,11 @@ REFUSED = [
     ("+turnkey=gigpo", SIZES),
     ("+turnkey=gigpo", ENGINES),
     ("+turnkey=gigpo", PAY),
+    ("+turnkey=gigpo", WEIGHTS),
     ("+turnkey=turn_gae", CRITIC),
     ("+turnkey=seeupo", TURNS),
     ("+turnkey=gigpo actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", LOOP),
+    ("+turnkey=turn_norm actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", TURN_SCORE),
 ]
 
 FIXED = (
@@ -581,6 +637,12 @@ STARTS = [
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=turnkey/turn_ratio",
     "+turnkey=gigpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
     "+turnkey=gigpo algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=token_k1",
+    f"+turnkey=gigpo {EPISODES} {KL} {FIXED}",
+    f"+turnkey=turn_gae {EPISODES} +turnkey/loss=st_ppo",
+    f"+turnkey=base algorithm.adv_estimator=grpo {EPISODES} actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+    "+turnkey=base algorithm.adv_estimator=grpo turnkey.update.weight_by=step "
+    "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
+    "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
     "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_is=token",
     "+turnkey=gigpo trainer.v1.trainer_mode=turnkey_colocate_async",
@@ -603,6 +665,7 @@ STARTS = [
 
 # They start, and say what will not be as the line suggests.
 WARNED: list[tuple[str, str]] = [
+    ("actor_rollout_ref.actor.shuffle=True", "actor_rollout_ref.actor.shuffle=true | whole episodes"),
     (
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 | no effect | use_dynamic_bsz=false",
@@ -610,7 +673,6 @@ WARNED: list[tuple[str, str]] = [
     ("actor_rollout_ref.rollout.log_prob_micro_batch_size=64", "log_prob_micro_batch_size=64 | no effect"),
     ("critic.enable=true", "critic.model.path | the actor's model"),
     ("critic.enable=true critic.ppo_max_token_len_per_gpu=4096", "critic.ppo_max_token_len_per_gpu=4096 | no effect"),
-    ("turnkey.update.mini_batches=16", "turnkey.update.mini_batches=16 | 8 episodes"),
     ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo | no effect"),
     ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.name=sglang | untested"),
     (

@@ -58,6 +58,10 @@ def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, d
     overrides += [f"+turnkey/device={device}"] if device else []
     config = compose(*overrides, *files, *(["algorithm.adv_estimator=grpo"] if method == "base" else []))
     recipe = OmegaConf.load(config_dir() / "turnkey" / "env" / f"{env}.yaml")
+    if recipe.rollout.prompt == "conversation":  # whose budget is not the environment's to say
+        with pytest.raises(ConfigError, match=r"Raise data\.max_response_length"):
+            checked(config)
+        config.data.max_response_length = 8192
     config.turnkey.env.probe = recipe.env.id == "turnkey/MiniGrid-v0"  # the tasks here are, and all packages are there
     checked(config)
     assert config.trainer.v1.trainer_mode == "turnkey_sync"
@@ -117,6 +121,7 @@ def test_a_run_that_does_not_mention_us_is_left_alone(compose: Compose, monkeypa
 
 # --- bad input: the message names the key and the closest match -------------------------------------------------------
 
+CONVERSATION = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=8"]
 BAD = {
     "unknown key": (["+turnkey.rollout.histori=3"], ["turnkey.rollout.histori", "'history'"]),
     "unknown node": (["+turnkey.enviroment={}"], ["turnkey.enviroment", "env"]),
@@ -152,6 +157,43 @@ BAD = {
     "a chat template without tools": (
         ["turnkey.rollout.action_format=json"],
         ["turnkey.rollout.action_format=json", "chat template"],
+    ),
+    "a conversation without a limit of a turn": (
+        ["turnkey.rollout.prompt=conversation"],
+        ["turnkey.rollout.max_tokens_per_turn", "data.max_response_length=16"],
+    ),
+    "a turn longer than the conversation": (
+        [*CONVERSATION, "data.max_response_length=7", "turnkey.rollout.max_turns=1"],
+        ["turnkey.rollout.max_tokens_per_turn=8", "Raise data.max_response_length"],
+    ),
+    "a conversation of the rows that name our loop": (
+        ["turnkey.rollout.prompt=conversation", "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent"],
+        ["turnkey.rollout.max_tokens_per_turn", "data.max_response_length=16"],
+    ),
+    "a critic on other ranks": (
+        [
+            "algorithm.adv_estimator=turn_gae",
+            "~turnkey.credit",
+            "critic.enable=true",
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        ],
+        ["critic.fsdp.ulysses_sequence_parallel_size=1", "set critic.fsdp.ulysses_sequence_parallel_size=2"],
+    ),
+    "a conversation of one turn": (
+        [*CONVERSATION, "data.max_response_length=8"],
+        ["turnkey.rollout.max_tokens_per_turn=8", "Raise data.max_response_length"],
+    ),
+    "a conversation longer than the model": (
+        [*CONVERSATION, "data.max_response_length=600", "actor_rollout_ref.rollout.max_model_len=1799"],
+        ["a row may have 1800 tokens", "600 appended", "actor_rollout_ref.rollout.max_model_len gives 1799"],
+    ),
+    "a conversation longer than a micro-batch": (
+        [*CONVERSATION, "data.max_response_length=16000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=17199"],
+        ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=17199", "17200 tokens", "raise it to 17200"],
+    ),
+    "a chat template that wants turns to alternate": (
+        [*CONVERSATION, "+data.apply_chat_template_kwargs.alternate=true"],
+        ["QwenContinuousTokenBuilder cannot append a user message", "set turnkey.rollout.prompt=template"],
     ),
     "no such summary": (["turnkey.rollout.summary=textwrap:shortn"], ["turnkey.rollout.summary", "'shorten'"]),
     "a summary that nobody shows": (

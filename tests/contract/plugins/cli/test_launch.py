@@ -46,6 +46,18 @@ def test_the_line_passes_the_checks(compose: Compose, tmp_path, model_dir, envir
     assert Path(config.data.val_files).is_file()
 
 
+@pytest.mark.parametrize(("device", "turn"), [("cpu", 32), ("gpu", 512)])
+def test_a_conversation_has_room_for_turns(tmp_path, device, turn):
+    def sizes(*words: str) -> tuple[list[str], ...]:
+        line = printed(*words, "--model", "m", "--out", str(tmp_path / words[0]), *SMALL, "--device", device)
+        keys = "data.max_response_length=", "turnkey.rollout.max_tokens_per_turn="
+        return tuple([entry for entry in line if entry.startswith(key)] for key in keys)
+
+    budget = f"data.max_response_length={16 * turn}"
+    assert sizes("search") == ([budget], [f"turnkey.rollout.max_tokens_per_turn={turn}"])
+    assert sizes("frozenlake") == ([f"data.max_response_length={turn}"], [])
+
+
 def test_further_overrides_win_and_stand_once(tmp_path):
     overrides = printed(
         "babyai", "--model", "m", "--method", "rebn", "--out", str(tmp_path), *SMALL, "data.train_batch_size=2"

@@ -92,6 +92,14 @@ def test_what_is_ignored_is_said(checked: Checked, tmp_path):
     assert any("algorithm.gamma=0.5 has no effect on gigpo" in text for text in lines["warning"])
 
 
+@pytest.mark.parametrize(("layout", "row"), [("merged", "conversation"), ("steps", "step")])
+def test_what_a_row_of_a_conversation_is(checked: Checked, layout, row):
+    keys = ("prompt=conversation", "max_tokens_per_turn=8", f"layout={layout}")
+    code, out, err = checked("+turnkey=gigpo", *(f"turnkey.rollout.{key}" for key in keys))
+    assert code == 0, err
+    assert header(out)["agent loop"] == [f"turnkey_env: a row per {row}"]
+
+
 def test_micro_batches_of_rows_are_not_ignored(checked: Checked):
     sizes = ("actor.ppo_micro_batch_size_per_gpu=4", "rollout.log_prob_micro_batch_size_per_gpu=4")
     rows = ("actor.use_dynamic_bsz=false", "rollout.log_prob_use_dynamic_bsz=false")

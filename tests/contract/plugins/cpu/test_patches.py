@@ -319,6 +319,8 @@ used = {
     "vllm name": importlib.metadata.version,
     "platform": type(verl.plugin.platform.get_platform()),
     "engines": None,
+    "server's socket": None,
+    "trainer's socket": None,
 }
 assert set(used) == {patch.name for patch in cpu.PATCHES}
 print(json.dumps({

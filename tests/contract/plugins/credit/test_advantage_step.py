@@ -324,6 +324,10 @@ def random_rows(rng: np.random.Generator, layout: str) -> tuple[list[str], list[
     return keys, fields, torch.tensor([mask + [0] * (width - len(mask)) for mask in masks])
 
 
+def jagged(rows: torch.Tensor) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
 def naive_turns(mask: list[int]) -> list[list[int]]:
     """Positions of each run of ones."""
     runs: list[list[int]] = []
@@ -342,7 +346,7 @@ def test_round_trip_between_rows_and_steps(layout, seed):
     keys, fields, mask = random_rows(rng, layout)
     values = torch.from_numpy(rng.normal(size=mask.shape)).float()
     kl = torch.from_numpy(rng.normal(size=mask.shape)) * mask
-    rows = read_rows(keys, [{}] * len(keys), fields, mask, kl=kl, values=values)
+    rows = read_rows(keys, [{}] * len(keys), fields, jagged(mask), kl=jagged(kl), values=jagged(values))
 
     position = 0
     per_step = rng.normal(size=len(rows.row))
@@ -363,14 +367,15 @@ def test_round_trip_between_rows_and_steps(layout, seed):
             expected[i, run] = float(np.float32(per_step[position]))
             position += 1
     assert position == len(per_step)
-    torch.testing.assert_close(rows.to_tokens(per_step, mask), expected)
+    torch.testing.assert_close(rows.to_tokens(per_step).to_padded_tensor(0.0), expected)
 
 
 def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
     """Also beside a row of a loop that composes nothing; the KL penalty is in neither of the two that are kept."""
     steps = [make_step(step=0, reward=3.0, composed_reward=0.0), make_step(step=0, reward=3.0)]
     fields = [{"turnkey": make_record([step])} for step in steps]
-    rows = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, torch.ones(2, 4), kl=torch.full((2, 4), -0.25))
+    mask, kl = jagged(torch.ones(2, 4)), jagged(torch.full((2, 4), -0.25))
+    rows = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, mask, kl=kl)
     assert rows.reward_before_kl.tolist() == [0.0, 3.0]
     assert rows.steps.reward.tolist() == [-1.0, 2.0]
     assert episode_metrics(rows)["episode/return/mean"] == 1.5
@@ -379,7 +384,7 @@ def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
 def test_texts_of_a_record_become_the_text_column():
     extras = [{"text": f"room {i}", "weight": 0.5} for i in range(2)]
     fields = [{"turnkey": make_record([make_step(step=0, reward=0.0, extra=extra)])} for extra in extras]
-    steps = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, torch.ones(2, 3)).steps
+    steps = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, jagged(torch.ones(2, 3))).steps
     assert steps.text.tolist() == ["room 0", "room 1"]
     assert steps.extra.keys() == {"weight"}
 
@@ -459,8 +464,8 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
     made.actor_rollout_wg = made.critic_wg = WorkerCalls(recorder, made._before_call)
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields", "response_mask"])
     extra_fields = data.pop("extra_fields").tolist()
-    made._trained_rows = real - 1
-    made._count(batch, extra_fields, data.to_padded_tensor()["response_mask"], {})
+    made._parts = 4
+    made._count(batch, extra_fields, data["response_mask"], {})
     made._update_critic(batch, {})
     made._update_actor(batch, {})
     made.actor_rollout_wg.compute_log_prob(batch)
@@ -487,19 +492,28 @@ MICRO_BATCHES = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "multiple"),
+    ("overrides", "rows"),
     [
-        ([], 2 * 2),  # 4 tasks in mini-batches of 2, on 2 ranks
-        (["turnkey.update.mini_batches=3"], 2 * 3),
-        (["critic.enable=true", "critic.ppo_mini_batch_size=1"], 2 * 4),
-        (["trainer.critic_warmup=2"], 2),  # at step 1 no actor update yet
-        (["trainer.critic_warmup=1"], 2 * 2),
-        (MICRO_BATCHES, 2 * 12),  # 2 mini-batches of whole micro-batches of 3, forward passes in fours
-        ([*MICRO_BATCHES, "actor_rollout_ref.actor.use_kl_loss=true"], 2 * 60),  # the reference in fives
-        ([*MICRO_BATCHES, "trainer.critic_warmup=5"], 2 * 4),
-        ([*MICRO_BATCHES, "critic.enable=true", "critic.ppo_mini_batch_size=1"], 2 * 12),
-        ([*MICRO_BATCHES, "actor_rollout_ref.actor.use_dynamic_bsz=true"], 2 * 2),
+        ([], 2 * 2 * 3),  # 4 tasks in mini-batches of 2, on 2 ranks; 11 rows of which at most 6 are in a mini-batch
+        (["turnkey.update.mini_batches=3"], 2 * 3 * 2),
+        (["critic.enable=true", "critic.ppo_mini_batch_size=1"], 2 * 4 * 2),
+        (["trainer.critic_warmup=2"], 2 * 6),  # at step 1 no actor update yet
+        (["trainer.critic_warmup=1"], 2 * 2 * 3),
+        (
+            MICRO_BATCHES,
+            2 * 2 * 6,
+        ),  # whole micro-batches of 3; of the rows of both mini-batches, forward passes in fours
+        ([*MICRO_BATCHES, "actor_rollout_ref.actor.use_kl_loss=true"], 2 * 2 * 30),  # the reference in fives
+        ([*MICRO_BATCHES, "trainer.critic_warmup=5"], 2 * 8),
+        ([*MICRO_BATCHES, "critic.enable=true", "critic.ppo_mini_batch_size=1"], 2 * 4 * 3),
+        ([*MICRO_BATCHES, "actor_rollout_ref.actor.use_dynamic_bsz=true"], 2 * 2 * 3),
     ],
 )
-def test_batches_are_padded_to_mini_and_micro_batches_and_not_to_rollouts(trainer, overrides, multiple):
-    assert trainer(*overrides)._get_required_batch_multiple(2) == multiple
+def test_batches_are_padded_to_mini_and_micro_batches_and_not_to_rollouts(queue, trainer, overrides, rows):
+    made = trainer(*overrides)
+    made.tokenizer = SimpleNamespace(eos_token_id=EOS)
+    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    metrics: dict[str, float] = {}
+    batch = made._balance_batch(fill(EPISODES), metrics)
+    assert len(batch) == rows
+    assert metrics["dealing/padding"] == pytest.approx((rows - 11) / rows)

@@ -194,7 +194,7 @@ def test_an_outcome_that_verl_copies_to_each_row_of_an_episode_counts_once(queue
 @pytest.mark.parametrize("seed", range(10))
 def test_derived_rewards_against_a_walk_over_the_tokens(seed):
     rng = np.random.default_rng(seed)
-    keys, tags, masks, scores = [], [], [], []
+    keys, masks, scores = [], [], []
     expected: dict[tuple[str, int], float] = {}
     for session in range(5):
         turns: list[float] = []
@@ -204,7 +204,6 @@ def test_derived_rewards_against_a_walk_over_the_tokens(seed):
             mask = rng.integers(0, 2, size=rng.integers(1, 8)) * int(rng.random() < 0.8)
             score = rng.normal(size=len(mask))
             keys.append(f"g_{session}_{index}")
-            tags.append({"response_len": len(mask)})
             masks.append(mask)
             scores.append(score.copy())
             if index < rows - 1:
@@ -224,16 +223,16 @@ def test_derived_rewards_against_a_walk_over_the_tokens(seed):
             turns[-1] += late
             expected |= {(f"g_{session}", t): reward for t, reward in enumerate(turns)}
 
-    def padded(rows: list[np.ndarray]) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    def jagged(rows: list[np.ndarray]) -> torch.Tensor:
+        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
 
     order = rng.permutation(len(keys))
     rows = read_rows(
         [keys[i] for i in order],
-        [tags[i] for i in order],
         [{}] * len(keys),
-        padded([masks[i] for i in order]),
-        scores=padded([scores[i] for i in order]),
+        [{}] * len(keys),
+        jagged([masks[i] for i in order]),
+        scores=jagged([scores[i] for i in order]),
     )
     found = {place: reward for place, (reward,) in table(rows.steps, "reward").items()}
     assert found == pytest.approx(expected)

@@ -32,6 +32,7 @@ from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import JsonLines
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
@@ -46,6 +47,8 @@ class Script:
         self.turns = turns
         self.prompts: list[list[int]] = []
         self.params: list[dict[str, Any]] = []
+        self.answers: list[list[int]] = []
+        self.cached: int | None = None  # what the server says of its cache
         self.seen: list[dict[str, Any]] = []
 
     def text(self, t: int) -> str:
@@ -59,14 +62,15 @@ class Script:
         self.seen.append(seen)
         turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
         ids = [*self.tokenizer.encode(turn), self.tokenizer.eos_token_id]
-        versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7}
-        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=versions)
+        self.answers.append(ids)
+        said = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": self.cached}
+        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=said)
 
 
 @pytest.fixture(scope="module")
 def hosts(ray_queue) -> Iterator[None]:
     """The tests of this file share host processes, and each still parses its own configuration."""
-    real = agent_loop.HostPool
+    real = loop_worker.HostPool
     tags = iter(range(10))
 
     @cache
@@ -76,9 +80,9 @@ def hosts(ray_queue) -> Iterator[None]:
     def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
         return pool(modules=(AWKWARD,), **options)
 
-    agent_loop.HostPool = shared
+    loop_worker.HostPool = shared
     yield
-    agent_loop.HostPool = real
+    loop_worker.HostPool = real
 
 
 @pytest.fixture
@@ -95,13 +99,15 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         *overrides: str,
         session: int = 0,
         fresh: bool = True,
+        cached: int | None = None,
         **model: Any,
     ) -> tuple[list[AgentLoopOutput], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
         config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
         if fresh:
-            monkeypatch.setattr(agent_loop, "_process", None)
+            monkeypatch.setattr(loop_worker, "_process", None)
         script = Script(model["tokenizer"], turns)
+        script.cached = cached
 
         async def episode() -> list[AgentLoopOutput]:
             loop = hydra.utils.instantiate(
@@ -117,7 +123,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
             return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
 
         outputs = asyncio.run(episode())
-        agent_loop.finish(None)
+        loop_worker.finish(None)
         return outputs, script
 
     return run
@@ -197,6 +203,50 @@ def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
             "reward/step": 0.0,
         }
         assert all(type(value) is float for value in info.values())
+
+
+def test_prompts_that_are_rendered_anew_are_rows_of_their_own_in_both_layouts(play):
+    """The rows of today, to the byte, but for the reason that the merged layout gives."""
+    task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
+    turns = ["turn left", "dance", "turn right", "go forward"]
+    rows = {}
+    for layout in ("steps", "merged"):
+        rows[layout], _ = play(turns, task, "turnkey.rollout.max_turns=4", f"turnkey.rollout.layout={layout}")
+    whys = [row.extra_fields.pop("turnkey_break") for row in rows["merged"]]
+    assert whys == ["first", "prefix", "prefix", "prefix"]
+    assert [row.extra_fields.pop("turnkey_break") for row in rows["steps"]] == [None] * 4
+    for merged, alone in zip(rows["merged"], rows["steps"], strict=True):
+        for row in (merged, alone):
+            row.metrics.generate_sequences = row.metrics.tool_calls = 0.0  # seconds
+        assert merged == alone
+        assert json.dumps(merged.as_dict(), default=str) == json.dumps(alone.as_dict(), default=str)
+    assert [s["version"] for s in steps(rows["merged"])] == [7] * 4
+
+
+def test_a_server_that_tells_no_version_leaves_the_records_without(play, monkeypatch):
+    """verl's client says None as long as no weights were sent."""
+    generate = Script.generate
+
+    async def silent(self, *args: Any, **kwargs: Any) -> TokenOutput:
+        output = await generate(self, *args, **kwargs)
+        return output.model_copy(update={"extra_fields": dict.fromkeys(output.extra_fields)})
+
+    monkeypatch.setattr(Script, "generate", silent)
+    outputs, _ = play(["look", "win"], awkward())
+    assert not any("version" in step for step in steps(outputs))
+    assert [row.extra_fields["max_global_steps"] for row in outputs] == [None, None]
+
+
+def test_a_turn_counts_by_the_newest_weights_that_wrote_it(play, monkeypatch):
+    generate = Script.generate
+
+    async def interrupted(self, *args: Any, **kwargs: Any) -> TokenOutput:
+        output = await generate(self, *args, **kwargs)
+        return output.model_copy(update={"extra_fields": {"min_global_steps": 3, "max_global_steps": 5}})
+
+    monkeypatch.setattr(Script, "generate", interrupted)
+    outputs, _ = play(["look", "win"], awkward())
+    assert [step["version"] for step in steps(outputs)] == [5, 5]
 
 
 def forward_into_the_goal(prompt: str) -> str:
@@ -421,11 +471,11 @@ def test_a_tool_parser_may_have_tokens_that_end_a_turn(play, tool_tokenizer):
 
 
 def test_a_chat_template_without_tools_stops_the_run(compose: Compose, tokenizer, tool_tokenizer, hosts, monkeypatch):
-    monkeypatch.setattr(agent_loop, "_process", None)
+    monkeypatch.setattr(loop_worker, "_process", None)
     config = compose("+turnkey=gigpo", JSON)
-    agent_loop.prepare(SimpleNamespace(config=config, tokenizer=tool_tokenizer), False)
+    loop_worker.prepare(SimpleNamespace(config=config, tokenizer=tool_tokenizer), False)
     with pytest.raises(ConfigError, match=r"chat template shows tools.*action_format=tags"):
-        agent_loop.prepare(SimpleNamespace(config=config, tokenizer=tokenizer), False)
+        loop_worker.prepare(SimpleNamespace(config=config, tokenizer=tokenizer), False)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -506,6 +556,220 @@ def test_text_that_no_encoding_takes_is_replaced(play):
     outputs, script = play(["win"], awkward(observation="a \ud800 room"))
     assert [s["anchor"] for s in steps(outputs)] == ["a ? room 3"]
     assert "a ? room 3" in script.text(0)
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=20", "data.max_response_length=600"]
+
+
+def said_before(script: Script, t: int) -> list[int]:
+    """The prompt ``t`` and the ids that answered it."""
+    return script.prompts[t] + script.answers[t]
+
+
+def test_a_conversation_in_minigrid(play, tokenizer):
+    """Each prompt begins with the one before and its turn; the step's row has the prompt that the server saw."""
+    task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
+    turns = ["turn left", "dance", "turn right", "go forward"]
+    overrides = [*TALK, "turnkey.rollout.max_turns=4", "data.max_response_length=3000"]
+    outputs, script = play(turns, task, *overrides, cached=100)
+    assert len(script.prompts) == 4
+    newline = tokenizer.encode("\n")
+    for t in range(1, 4):
+        before = said_before(script, t - 1) + newline
+        assert script.prompts[t][: len(before)] == before
+        added = tokenizer.decode(script.prompts[t][len(before) :])
+        assert added.startswith(f"<|im_start|>user\nObservation (step {t + 1}): ")
+        assert "Possible actions: " in added
+        assert added.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        assert "Your task" not in added
+    assert script.text(3).count("Your task: ") == script.text(3).count("Answer with your next action") == 1
+    assert {params["max_tokens"] for params in script.params} == {20}
+    assert masked_in(outputs) == script.answers
+    assert [step["action"] for step in recorded(outputs)] == ["turn left", None, "turn right", "go forward"]
+    assert recorded(outputs)[-1]["truncated"]
+    (row,) = outputs
+    assert row.extra_fields["turnkey_cached"] == [100 / len(prompt) for prompt in script.prompts]
+
+
+def masked_in(outputs: list[AgentLoopOutput]) -> list[list[int]]:
+    """The ids under each run of ones, in order: what the model is trained on."""
+    found: list[list[int]] = []
+    for row in outputs:
+        last = 0
+        for token, on in zip(row.response_ids, row.response_mask, strict=True):
+            if on and not last:
+                found.append([])
+            if on:
+                found[-1].append(token)
+            last = on
+    return found
+
+
+def recorded(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
+    """The steps of all rows' records, in order."""
+    return [step for row in outputs for step in row.extra_fields["turnkey"]["steps"]]
+
+
+@pytest.mark.parametrize("when_full", ["end", "drop_oldest"])
+def test_a_full_conversation(play, when_full):
+    overrides = [*TALK, f"turnkey.rollout.when_full={when_full}", "turnkey.rollout.max_turns=30"]
+    outputs, script = play(["look"] * 30, awkward(), *overrides)
+    found = recorded(outputs)
+    assert [step["truncated"] for step in found] == [False] * (len(found) - 1) + [True]
+    assert len(found) == 30 if when_full == "drop_oldest" else 3 < len(found) < 30
+    fresh = len(script.prompts[0]) if when_full == "end" else 1200 / 2
+    assert max(map(len, script.prompts)) + 20 <= fresh + 600
+    assert masked_in(outputs) == script.answers
+    breaks = [
+        t
+        for t in range(1, len(found))
+        if script.prompts[t][: len(said_before(script, t - 1))] != said_before(script, t - 1)
+    ]
+    assert (0 < len(breaks) < 10) if when_full == "drop_oldest" else not breaks
+
+
+def whys(outputs: list[AgentLoopOutput]) -> list[str | None]:
+    return [row.extra_fields["turnkey_break"] for row in outputs]
+
+
+def test_a_conversation_is_a_row_and_in_the_layout_steps_as_many_as_its_steps(play):
+    """Both hold what the server was asked and what it answered; the last step's row is what the one row holds."""
+    turns = ["look", "no <|im_end|> action", "look", "win"]
+    rows, scripts = {}, {}
+    for layout in ("merged", "steps"):
+        rows[layout], scripts[layout] = play(turns, awkward(), *TALK, f"turnkey.rollout.layout={layout}")
+    (row,), script = rows["merged"], scripts["merged"]
+    assert script.prompts == scripts["steps"].prompts
+    assert whys([row]) == ["first"]
+    assert row.prompt_ids == script.prompts[0]
+    assert row.prompt_ids + row.response_ids == said_before(script, -1)
+    assert masked_in([row]) == masked_in(rows["steps"]) == script.answers
+    own = [p for p, one in zip(row.response_logprobs, row.response_mask, strict=True) if one]
+    assert own == [p for alone in rows["steps"] for p in alone.response_logprobs]
+    assert [alone.prompt_ids for alone in rows["steps"]] == script.prompts
+    assert recorded([row]) == recorded(rows["steps"])
+    assert [step["version"] for step in recorded([row])] == [7] * 4
+    for each in (row, *rows["steps"]):
+        assert each.reward_score == sum(step["composed_reward"] for step in recorded([row]))
+        assert each.extra_fields["reward_extra_info"] == row.extra_fields["reward_extra_info"]
+    assert row.num_turns == rows["steps"][-1].num_turns == 8
+    queued = [list_of_dict_to_tensordict([alone.as_dict() for alone in outputs]) for outputs in rows.values()]
+    assert {*queued[0].keys()} == {*queued[1].keys()}
+
+
+@pytest.mark.parametrize("when_full", ["end", "drop_oldest"])
+def test_rows_of_a_full_conversation(play, when_full):
+    overrides = [*TALK, f"turnkey.rollout.when_full={when_full}", "turnkey.rollout.max_turns=30"]
+    outputs, script = play(["look"] * 30, awkward(), *overrides)
+    assert whys(outputs) == ["first"] + ["full"] * (len(outputs) - 1)
+    assert (1 < len(outputs) < 10) if when_full == "drop_oldest" else len(outputs) == 1
+    assert max(len(row.response_ids) for row in outputs) <= 600
+    heads = [row.prompt_ids + row.response_ids for row in outputs]
+    assert all(any(head[: len(prompt)] == prompt for head in heads) for prompt in script.prompts)
+    assert [step["step"] for step in recorded(outputs)] == list(range(len(script.prompts)))
+
+
+def test_a_conversation_that_dies_is_one_masked_row(play, tmp_path):
+    outputs, _ = play(["look", "look", "raise"], awkward(), *TALK, f"turnkey.log.trajectories={tmp_path}")
+    assert "the step is broken" in reason(outputs)
+    assert whys(outputs) == [None]
+    assert len(logged(tmp_path)["turns"]) == 2
+
+
+def test_the_log_of_a_conversation_has_a_record_for_the_row_and_a_turn_for_each_step(play, tmp_path):
+    outputs, _ = play(["look", "no action", "win"], awkward(), *TALK, f"turnkey.log.trajectories={tmp_path}")
+    line = logged(tmp_path)
+    assert line["records"] == [outputs[0].extra_fields["turnkey"]]
+    assert len(line["records"][0]["steps"]) == len(line["turns"]) == 3
+    assert line["info"] == outputs[0].extra_fields["reward_extra_info"]
+
+
+def test_an_observation_beyond_every_budget(play):
+    """It fails the episode where it is the first, and ends it later."""
+    for when_full in ("end", "drop_oldest"):
+        overrides = [*TALK, f"turnkey.rollout.when_full={when_full}"]
+        assert "PromptTooLongError" in reason(play([], awkward(observation="x" * 1200), *overrides)[0])
+        outputs, _ = play(["look", "grow", "look"], awkward(observation="twenty characters..."), *overrides)
+        assert [step["truncated"] for step in recorded(outputs)] == [False, True]
+
+
+def test_a_conversation_of_tool_calls(play, tool_tokenizer):
+    """This template shows any role, so observations after a call are the tool's, and others a user's."""
+    turns = [call('{"action": "look"}'), "no call", call('{"action": "win"}')]
+    tool_tokenizer.chat_template = tool_tokenizer.chat_template.replace("{{m['content']}}", SHOWS_CALLS)
+    outputs, script = play(turns, awkward(), JSON, *TALK, tokenizer=tool_tokenizer)
+    assert [step["action"] for step in recorded(outputs)] == ["look", None, "win"]
+    assert "<|im_start|>tool\n" in script.text(1)
+    assert script.text(2).removeprefix(script.text(1)).count("<|im_start|>user\n") == 1
+    assert script.text(2).count('"name": "act", "description"') == 1
+
+
+SHOWS_CALLS = "{{m['content']}}{% for c in m.tool_calls or [] %}{{ c.function.arguments|tojson }}{% endfor %}"
+
+
+def test_images_of_a_conversation(play, sees):
+    outputs, script = play(["look", "look", "win"], awkward_pictures(2), *TALK, **sees)
+    patch = sees["tokenizer"].convert_tokens_to_ids("<image>")
+    for t, seen in enumerate(script.seen):
+        images = seen["image_data"]
+        assert [image.getpixel((0, 0))[0] for image in images] == [0, 0, 100, 100, 100, 100][: 2 * t + 2]
+        assert script.prompts[t].count(patch) == len(images) * 4
+        assert all(image is shown for image, shown in zip(images, script.seen[-1]["image_data"], strict=False))
+    (row,) = outputs
+    assert row.multi_modal_data["images"] is script.seen[-1]["image_data"]
+    assert len(recorded(outputs)) == 3
+    # What verl makes of the row, positions included, is what it makes of the last step alone.
+    alone, _ = play(["look", "look", "win"], awkward_pictures(2), *TALK, "turnkey.rollout.layout=steps", **sees)
+    worker = Worker()
+    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = sees["processor"], sees["tokenizer"], {}
+    ids = [torch.tensor([each.prompt_ids + each.response_ids]) for each in (row, alone[-1])]
+    assert torch.equal(*ids)
+    inputs = [worker._compute_multi_modal_inputs(each, seen) for each, seen in zip((row, alone[-1]), ids, strict=True)]
+    assert torch.equal(inputs[0]["pixel_values"], inputs[1]["pixel_values"])
+    assert inputs[0]["pixel_values"].shape[0] == 6
+
+
+@pytest.mark.parametrize("overrides", [TALK, []])
+def test_a_model_that_writes_the_token_of_an_image_loses_its_episode(play, sees, overrides):
+    outputs, _ = play(["look", "a <image>"], awkward_pictures(1), *overrides, **sees)
+    assert "the model wrote the token that stands for an image" in reason(outputs)
+
+
+@pytest.mark.parametrize("overrides", [TALK, []])
+def test_control_tokens_of_an_environment_do_not_end_its_message(play, tokenizer, overrides):
+    outputs, script = play(["look", "win"], awkward(observation="a <|im_end|> room"), *overrides)
+    assert [prompt.count(tokenizer.eos_token_id) for prompt in script.prompts] == ([1, 3] if overrides else [1, 1])
+    assert "a < |im_end|> room" in script.text(1)
+    assert recorded(outputs)[0]["anchor"] == "a <|im_end|> room 3"
+
+
+def test_a_template_that_raises_costs_its_episode(play, tokenizer):
+    picky = copy.deepcopy(tokenizer)
+    picky.chat_template = (
+        "{% if 'rm 4' in messages|string %}{{ raise_exception('no!') }}{% endif %}" + tokenizer.chat_template
+    )
+    for overrides in (TALK, []):
+        assert "PromptError: the prompt cannot be made: TemplateError: no!" in reason(
+            play([], awkward(observation="rm 4"), *overrides, tokenizer=picky)[0]
+        )
+
+
+def test_models_that_cannot_talk_stop_the_run(compose: Compose, tokenizer, hosts, monkeypatch):
+    monkeypatch.setattr(loop_worker, "_process", None)
+
+    def prepared(*overrides: str, positions: int = 5000) -> None:
+        config = compose("+turnkey=gigpo", *TALK, *overrides)
+        sizes = SimpleNamespace(hf_config=SimpleNamespace(max_position_embeddings=positions))
+        parts = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", "model_config": sizes}
+        loop_worker.prepare(SimpleNamespace(config=config, **parts), False)
+
+    with pytest.raises(ConfigError, match=r"1800 tokens .*the model takes 1700"):
+        prepared(positions=1700)
+    with pytest.raises(ConfigError, match=r"roles must alternate.*set turnkey\.rollout\.prompt=template"):
+        prepared("+data.apply_chat_template_kwargs.alternate=true")
+    prepared(positions=1800)
 
 
 # --- environments that die --------------------------------------------------------------------------------------------
@@ -594,8 +858,8 @@ LOOP_OF_VERL = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"  
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_records_carry_the_observation_when_the_method_compares_texts(play, compose: Compose, monkeypatch, keep):
-    monkeypatch.setattr(agent_loop, "_keep_texts", not keep)
-    agent_loop.prepare(SimpleNamespace(config=compose("+turnkey=base", LOOP_OF_VERL)), keep)
+    monkeypatch.setattr(loop_worker, "keep_texts", not keep)
+    loop_worker.prepare(SimpleNamespace(config=compose("+turnkey=base", LOOP_OF_VERL)), keep)
     outputs, _ = play(["look", "win"], awkward())
     found = [step["extra"].get("text") for step in steps(outputs)]
     assert found == (["a room 3", "a room"] if keep else [None, None])
@@ -611,7 +875,7 @@ def test_the_trainer_tells_the_workers_whether_the_method_compares_texts(
             self.config = config
 
     def asked(worker):
-        return agent_loop._keep_texts
+        return loop_worker.keep_texts
 
     worker = Worker.remote(compose("+turnkey=base", LOOP_OF_VERL))
     monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: None)
@@ -823,11 +1087,11 @@ def test_a_mount_that_hangs_does_not_stop_a_rollout(play, tmp_path: Path, monkey
         return real(self)
 
     monkeypatch.setattr(JsonLines, "_open", hangs)
-    monkeypatch.setattr(agent_loop, "FINISH_SECONDS", 0.01)
+    monkeypatch.setattr(loop_worker, "FINISH_SECONDS", 0.01)
     outputs, _ = play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}")
     assert begun.wait(60)
     assert [step["reward"] for step in steps(outputs)] == [0.0, 0.5]
     assert not list(tmp_path.iterdir())
     go_on.set()
-    assert agent_loop._process.log.drain(60)
+    assert loop_worker._process.log.drain(60)
     assert logged(tmp_path)["failed"] is None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import ray
 import torch
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -14,13 +14,10 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 @ray.remote(num_cpus=0)
 class Worker:
-    """Notes the prompts it is given; of its configuration, all that is asked for is the name of the agent loop."""
+    """Notes the prompts it is given; of its configuration, only the name of the agent loop."""
 
     def __init__(self) -> None:
-        agent = SimpleNamespace(default_agent_loop="mine")
-        self.config = SimpleNamespace(
-            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(agent=agent)),
-        )
+        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "mine"}}}})
         self.given: list[int] = []
 
     def generate_sequences(self, prompts: TensorDict) -> None:

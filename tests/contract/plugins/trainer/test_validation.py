@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.plugins.notices import Failures
-from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 
@@ -55,8 +55,8 @@ def worker(ray_queue) -> Any:
     @ray.remote(num_cpus=0)
     class AgentLoopWorker:
         def fail(self) -> None:
-            agent_loop._process = SimpleNamespace(failures=Failures())
-            agent_loop._process.failures.add(REASON)
+            loop_worker._process = SimpleNamespace(failures=Failures())
+            loop_worker._process.failures.add(REASON)
 
     made = AgentLoopWorker.remote()
     ray.get(made.fail.remote())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -29,6 +30,15 @@ def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("recipe", [*recipes.names(), *recipes.loss_recipes()])
 def test_the_parameters_of_a_recipe_are_the_dataclass_s(recipe):
     assert text(recipe) == recipes.updated(recipe, text(recipe)), "`turnkey tables` writes it"
+
+
+SPECS = [*recipes.shipped().values(), *recipes.shipped_losses().values()]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_each_parameter_has_a_comment(spec):
+    documented = recipes.attribute_docs(spec.params)
+    assert [field.name for field in fields(spec.params) if not documented.get(field.name)] == []
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -62,7 +72,7 @@ def test_files_are_written_only_where_something_changed(tmp_path):
     folder = tmp_path / "recipe" / "config" / "turnkey"
     (folder / "loss").mkdir(parents=True)
     for recipe in [*recipes.names(), *recipes.loss_recipes()]:
-        stale = text(recipe).replace("alpha: 1.0", "alpha: 2.0").replace("clip_high: 0.28", "clip_high: 0.2")
+        stale = text(recipe).replace("weights: paper", "weights: code").replace("clip_high: 0.28", "clip_high: 0.2")
         (folder / f"{recipe}.yaml").write_text(stale, encoding="utf-8")
     assert recipes.write(tmp_path) == [folder / "hgpo.yaml", folder / "loss" / "psft.yaml"]
     assert (folder / "hgpo.yaml").read_text(encoding="utf-8") == text("hgpo")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import RecordError, make_record, make_step
-from verl_turnkey.plugins.credit.metrics import combine, episode_metrics
+from verl_turnkey.plugins.credit.metrics import combine, episode_metrics, row_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
 
 
@@ -83,7 +83,11 @@ def rows(*episodes: list[bool] | str, mask: int = 0):
             keys.append(f"g_{session}_{index}")
             extra_fields.append({"turnkey": record})
             masks.append([mask if record["failed"] else 1])
-    return read_rows(keys, [{}] * len(keys), extra_fields, torch.tensor(masks))
+    return read_rows(keys, [{}] * len(keys), extra_fields, jagged(masks))
+
+
+def jagged(masks: list[list[int]]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.tensor(mask) for mask in masks], layout=torch.jagged)
 
 
 def test_a_failed_episode_counts_as_not_solved():
@@ -91,6 +95,47 @@ def test_a_failed_episode_counts_as_not_solved():
     assert metrics["episode/success_rate"] == 1 / 4
     assert (metrics["episode/count"], metrics["episode/failed"]) == (4, 1)
     assert (metrics["episode/length/mean"], metrics["episode/length/max"]) == (2, 3)
+
+
+def test_what_rows_hold():
+    """Two rows of one episode and one row of another, which has two turns; a failed one and a padding row beside."""
+    turns = [make_step(step=t, reward=0.0) for t in range(2)]
+    held = [turns[:1], turns[1:], turns, [], turns[:1]]
+    records = [make_record(steps, failed=None if steps else "it died") for steps in held]
+    extra_fields = [
+        {"turnkey": record, "turnkey_break": why}
+        for record, why in zip(records, ["first", "prefix", "first", None, "first"], strict=True)
+    ]
+    masks = jagged([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+    tags = [{"seq_len": n, "is_padding": n == 1000} for n in (5, 7, 9, 100, 1000)]
+    table = read_rows(["g_0_0", "g_0_1", "g_1_0", "g_2_0", "pad_0_0"], tags, extra_fields, masks)
+    extra_fields[0]["turnkey_cached"], extra_fields[2]["turnkey_cached"] = [0.0], [0.5, 1.0]
+    assert row_metrics(table, tags, extra_fields) == {
+        "rows/per_episode": 1.5,
+        "rows/trained_tokens": 6.0,
+        "rows/masked_tokens": 15.0,
+        "rows/cached_prompt_share": 0.5,
+        "rows/break/prefix": 1.0,
+    }
+    for fields in extra_fields:  # of a loop that says nothing
+        del fields["turnkey_break"]
+    assert not [name for name in row_metrics(table, tags, extra_fields) if "break" in name]
+    nothing = read_rows(["g_2_0"], tags[3:4], extra_fields[3:4], jagged([[0] * 4]))
+    assert row_metrics(nothing, tags[3:4], extra_fields[3:4]) == {}
+
+
+def test_rows_of_several_batches():
+    parts = [
+        {"episode/count": 3.0, "rows/per_episode": 1.0, "rows/trained_tokens": 5.0, "rows/break/full": 1.0},
+        {"episode/count": 1.0, "rows/per_episode": 3.0, "rows/trained_tokens": 7.0, "rows/masked_tokens": 2.0},
+    ]
+    assert combine(parts) == {
+        "episode/count": 4.0,
+        "rows/per_episode": 1.5,
+        "rows/trained_tokens": 12.0,
+        "rows/masked_tokens": 2.0,
+        "rows/break/full": 1.0,
+    }
 
 
 def test_a_failed_episode_has_nothing_to_train():

@@ -1,70 +1,143 @@
-"""Rows are dealt to mini-batches by a draw, and each mini-batch has something to train."""
+"""Whole episodes are dealt to optimizer steps by a draw, and their rows to ranks, equally many and of equal weight."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from verl_turnkey.plugins.trainer.dealing import mini_batches, shuffled, spread
+from verl_turnkey.plugins.trainer.dealing import deal, even, filled, lay_out, mini_batches, parts, rows_of_a_part
 
-
-def test_rows_are_shuffled_by_the_seed_whatever_the_order_in_which_they_came():
-    keys = [f"group{i}_0_0" for i in range(50)]
-    backwards = keys[::-1]
-    drawn = [keys[i] for i in shuffled(keys, (3, 0))]
-    assert sorted(drawn) == sorted(keys)
-    assert [backwards[i] for i in shuffled(backwards, (3, 0))] == drawn
-    others = {tuple(keys[i] for i in shuffled(keys, seed)) for seed in ((3, 1), (4, 0), (0, 3))}
-    assert len(others | {tuple(drawn), tuple(sorted(keys)), tuple(keys)}) == 6
-    assert shuffled([], (1, 0)) == []
+episodes = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=30)
+"""rows of each, and whether it has a token to train"""
 
 
-def test_idle_rows_are_spread_over_the_mini_batches():
-    """150 of 1440 rows on 8 ranks in 20 mini-batches, as verl leaves them: at the end of each rank's part."""
-    ranks, share, number = 8, 180, 20
-    padded = [19] * 6 + [18] * 2
-    idle = [i >= share - padded[rank] for rank in range(ranks) for i in range(share)]
-    order = spread(idle, ranks)
-    assert sorted(order) == list(range(ranks * share))
-    for rank in range(ranks):
-        part = order[rank * share : (rank + 1) * share]
-        assert {i // share for i in part} == {rank}
-        for k in range(number):
-            assert sum(idle[i] for i in part[k * 9 : (k + 1) * 9]) <= 1
-    others = [i for i in order if not idle[i]]
-    assert others == sorted(others), "the others keep their order"
-    assert spread([], 2) == []
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_no_mini_batch_is_without_a_row_to_train(seed):
+def rows_of(episodes, seed=0):
     rng = np.random.default_rng(seed)
-    ranks, wanted = int(rng.integers(1, 9)), int(rng.integers(1, 7))
-    share = wanted * int(rng.integers(1, 6))
-    trained = int(rng.integers(1, ranks * share + 1))
-    idle = rng.permutation([False] * trained + [True] * (ranks * share - trained)).tolist()
-    number = mini_batches(wanted, ranks * share, trained, ranks)
-    assert 1 <= number <= wanted
-    assert share % number == 0
-    order = spread(idle, ranks)
-    size = share // number
-    for k in range(number):
-        rows = [order[rank * share + k * size + i] for rank in range(ranks) for i in range(size)]
-        assert not all(idle[row] for row in rows)
-    if trained > ranks * (wanted - 1):
-        assert number == wanted
+    keys = [f"task_{e // 3}_{e}_{i}" for e, (rows, _) in enumerate(episodes) for i in range(rows)]
+    alive = np.array([alive for rows, alive in episodes for _ in range(rows)])
+    lengths = rng.integers(10, 2000, size=len(keys))
+    return keys, lengths, np.where(alive, rng.integers(1, 10, size=len(keys)), 0)
+
+
+def episode_of(key):
+    return key.rsplit("_", 1)[0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    episodes,
+    st.lists(st.integers(1, 5), max_size=2),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 3]),
+    st.integers(0, 99),
+)
+def test_a_batch_as_verl_cuts_it(episodes, roles, ranks, micro, seed):
+    """Each rank's rows front to back into equally many for each mini-batch of each role."""
+    keys, lengths, trained = rows_of(episodes, seed)
+    dealt = deal(keys, lengths, trained, roles, (seed, 0))
+    share = rows_of_a_part(dealt, ranks, micro)
+    size = len(dealt) * ranks * share
+    full = filled(dealt, ranks * share, range(len(keys), size))
+    weights = np.append(lengths, np.full(size - len(keys), 128)).astype(float)
+    order = lay_out(full, weights, ranks, micro)
+    assert sorted(order.tolist()) == list(range(size)), "every row once"
+
+    longest = max(rows for rows, _ in episodes)
+    assert size - len(keys) < len(dealt) * (longest + ranks * micro), "few of padding"
+
+    alive = sum(alive for _, alive in episodes)
+    numbers = [mini_batches(wanted, len(dealt)) for wanted in roles]
+    if alive >= math.lcm(*roles):
+        assert numbers == roles
+    by_rank = order.reshape(ranks, -1)
+    for number in numbers:
+        assert by_rank.shape[1] % (number * micro) == 0, "whole micro-batches"
+        cut = by_rank.reshape(ranks, number, -1).transpose(1, 0, 2).reshape(number, -1)
+        of_episode: dict[str, set[int]] = {}
+        for step, rows in enumerate(cut.tolist()):
+            for row in rows:
+                if row < len(keys):
+                    of_episode.setdefault(episode_of(keys[row]), set()).add(step)
+            assert not alive or any(row < len(keys) and trained[row] for row in rows), "something to train"
+        assert all(len(steps) == 1 for steps in of_episode.values()), "an episode is never in two mini-batches"
+
+
+@settings(max_examples=100, deadline=None)
+@given(episodes, st.integers(1, 4), st.integers(0, 99))
+def test_parts_are_drawn_by_the_seed_whatever_the_order_in_which_rows_stand(episodes, number, seed):
+    keys, lengths, trained = rows_of(episodes)
+    turned = np.random.default_rng(seed).permutation(len(keys))
+    first = deal(keys, lengths, trained, [number], (seed, 1))
+    again = deal([keys[i] for i in turned], lengths[turned], trained[turned], [number], (seed, 1))
+    assert [part.tolist() for part in first] == [turned[part].tolist() for part in again]
+
+
+def test_other_seeds_deal_other_episodes():
+    keys, lengths, trained = rows_of([(2, True)] * 40)
+    dealt = {
+        tuple(sorted(keys[i] for i in deal(keys, lengths, trained, [2], seed)[0])) for seed in ((3, 0), (3, 1), (4, 0))
+    }
+    assert len(dealt) == 3
+
+
+def test_each_episode_is_as_likely_in_any_optimizer_step():
+    """Short ones, which finish first and may be the won ones, too."""
+    keys, lengths, trained = rows_of([(1, True)] * 6 + [(9, True)] + [(4, True)] * 5)
+    first: Counter[str] = Counter()
+    for seed in range(400):
+        first.update({episode_of(keys[i]) for i in deal(keys, lengths, trained, [2], (seed, 0))[0]})
+    assert len(first) == 12
+    assert all(140 < count < 260 for count in first.values())  # six standard deviations of 10
 
 
 @pytest.mark.parametrize(
-    ("wanted", "rows", "trained", "ranks", "number"),
+    ("roles", "played", "found"),
     [
-        (4, 8, 7, 2, 4),
-        (4, 8, 6, 2, 2),  # three would not divide the four rows of a rank
-        (4, 24, 5, 2, 3),
-        (4, 8, 2, 2, 1),
-        (4, 8, 0, 2, 1),
-        (1, 8, 8, 8, 1),
+        ([4], 100, 4),
+        ([4, 2], 100, 4),  # a mini-batch of the second has two parts
+        ([4, 6], 12, 12),
+        ([4, 6], 11, 6),  # too few for both: 3 of 4 and all 6
+        ([8, 4], 7, 4),
+        ([8, 4], 5, 4),
+        ([16, 4], 15, 12),
+        ([4], 3, 3),
+        ([4], 0, 1),
+        ([], 100, 1),
     ],
 )
-def test_fewer_mini_batches_for_few_rows(wanted, rows, trained, ranks, number):
-    assert mini_batches(wanted, rows, trained, ranks) == number
+def test_parts_serve_every_role_where_the_episodes_suffice(roles, played, found):
+    assert parts(roles, played) == found
+
+
+@pytest.mark.parametrize(("wanted", "of", "number"), [(4, 12, 4), (4, 6, 3), (4, 3, 3), (4, 1, 1), (5, 7, 1)])
+def test_a_mini_batch_has_whole_parts(wanted, of, number):
+    assert mini_batches(wanted, of) == number
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(1, 6))
+def test_bins_hold_equally_many_and_no_bin_much_more_than_another(weights, bins):
+    weights = np.array(weights + [1] * (-len(weights) % bins), dtype=float)
+    found = even(weights, bins)
+    assert set(np.bincount(found, minlength=bins).tolist()) == {len(weights) // bins}
+    total = np.bincount(found, weights=weights)
+    # Dealt round by round in the order of weight, whatever the round's order, they would differ by no more.
+    assert total.max() - total.min() <= weights.max()
+
+
+def test_the_ranks_of_a_large_mini_batch_are_within_a_percent():
+    rng = np.random.default_rng(0)
+    for weights in (rng.uniform(200, 1500, 512), 200 + rng.exponential(2000, 512)):
+        total = np.bincount(even(weights, 8), weights=weights)
+        assert total.max() < 1.01 * total.mean()
+
+
+def test_micro_batches_of_a_rank_have_equal_weight():
+    weights = np.array([100.0, 100, 1, 1, 50, 50, 51, 51])
+    order = lay_out([np.arange(8)], weights, ranks=2, micro=2)
+    assert sorted(weights[order].reshape(4, 2).sum(1).tolist()) == [101] * 4

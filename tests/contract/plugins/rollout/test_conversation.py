@@ -1,0 +1,366 @@
+"""Conversations through each of verl's continuous-token builders, on tokenizers that are built here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from families import DEEPSEEK, DEFAULT, FAMILIES, GLM, GPT_OSS, MINIMAX, QWEN, Family
+from omegaconf import OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs import PromptTooLongError
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.prompting.actions import ParsedAction
+from verl_turnkey.envs.prompting.memory import PromptTurn, Summarize
+from verl_turnkey.plugins.config.schema import RolloutConfig
+from verl_turnkey.plugins.rollout.action_reader import ACT
+from verl_turnkey.plugins.rollout.conversation import ConversationPrompts, later_template
+from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.prompts import ControlTokens, Scene
+from verl_turnkey.plugins.rollout.turn_tail import builder_of, learn
+
+TEMPLATE = "Do {task}\nBefore: {summary}\n\nSeen (step {step}): {observation}\nPossible: {admissible}\n{format}"
+
+
+class Talk:
+    """A conversation of a family, with the texts of what was said and seen so far."""
+
+    def __init__(
+        self,
+        family: Family,
+        *,
+        tools: bool = False,
+        prompt: int = 4000,
+        response: int = 4000,
+        summarize: Summarize | None = None,
+        **options: Any,
+    ):
+        self.family, self.tokenizer = family, family.tokenizer()
+        data = {"data": {"apply_chat_template_kwargs": family.kwargs}}
+        builder = builder_of(OmegaConf.create(data), self.tokenizer, None, family.model_type)
+        assert type(builder).__name__ == family.builder
+        options = {"max_tokens_per_turn": 40, "action_format": "json" if tools else "plain", **options}
+        config = RolloutConfig(prompt="conversation", **options)
+        shown = [ACT] if tools else None
+        self.tail = learn(builder, self.tokenizer, shown, config.observation_role)
+        scene = Scene(
+            options=config,
+            template=TEMPLATE,
+            summarize=summarize,
+            instruction="Answer.",
+            tools=shown,
+            builder=builder,
+            control=ControlTokens(self.tokenizer),
+            prompt_length=prompt,
+            response_length=response,
+        )
+        self.prompts = ConversationPrompts(scene, "it", self.tail)
+        self.given: list[Prompt] = []
+        self.sampled: list[list[int]] = []
+
+    def see(self, text: str) -> str:
+        """The prompt that shows an observation, as text."""
+        self.given.append(self.prompts.next(Answer(text, {"admissible": None}), None))
+        return self.text(-1)
+
+    def say(self, text: str, called: bool = False) -> None:
+        """What the model samples, with its control tokens; ``called``: it is a tool call."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        self.sampled.append(ids)
+        turn = Generated(ids, None, self.tokenizer.decode(ids, skip_special_tokens=True), {}, -1, 0.0)
+        self.prompts.heard(turn, ParsedAction("go") if called else ParsedAction(None, "no action"))
+
+    def text(self, t: int) -> str:
+        return self.tokenizer.decode(self.given[t].ids)
+
+    def extends(self) -> list[bool]:
+        """Of each prompt but the first: whether the one before and its turn are, id by id, its beginning."""
+        whole = [prompt.ids + ids for prompt, ids in zip(self.given, self.sampled, strict=False)]
+        return [later.ids[: len(ids)] == ids for ids, later in zip(whole, self.given[1:], strict=False)]
+
+
+def later(step: int, text: str) -> str:
+    return f"Seen (step {step}): {text}"
+
+
+each_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@each_family
+def test_three_turns_as_the_template_writes_them(name):
+    family = FAMILIES[name]
+    talk = Talk(family)
+    first = talk.see("a room")
+    assert "Do it\n\nSeen (step 1): a room\nAnswer." in first
+    expected = first
+    for step, said in ((2, "go north"), (3, "look"), (4, "go")):
+        talk.say(said + family.stop)
+        end = family.end if family.stop not in family.end else family.end.removeprefix(family.stop)
+        closed = "" if family.model_type == "gpt_oss" else end
+        expected += (
+            (said + family.stop).removesuffix(family.removed) + closed + family.user % later(step, f"room {step}")
+        )
+        assert talk.see(f"room {step}") == expected
+    assert talk.extends() == [True] * 3
+    assert [prompt.broke for prompt in talk.given] == [None] * 4
+
+
+@each_family
+@pytest.mark.parametrize("cut", ["go nor", "", "thinking"])
+def test_a_turn_that_was_cut_is_closed(name, cut):
+    """By max_tokens or a stop string, also before its first token, and inside its thoughts."""
+    family = FAMILIES[name]
+    talk = Talk(family)
+    expected = talk.see("a room")
+    begin, end = family.thoughts
+    prefilled = expected.rstrip().endswith(begin)
+    said = {"thinking": "I am" if prefilled else f"{begin}I am"}.get(cut, cut)
+    talk.say(said)
+    close = end if prefilled or cut == "thinking" else ""
+    close = "" if family.model_type == "gpt_oss" else close  # its thoughts end as its turns do
+    expected += said + close + family.end + family.user % later(2, "b")
+    assert talk.see("b") == expected
+    talk.say(f"go{family.stop}")
+    talk.see("c")
+    assert talk.extends() == [True, True]
+
+
+@each_family
+def test_observations_as_messages_of_a_tool(name):
+    family = FAMILIES[name]
+    talk = Talk(family, tools=True)
+    expected = talk.see("a room")
+    assert '"act"' in expected
+    for step in (2, 3, 4):
+        talk.say(family.call, called=True)
+        said = family.call.removesuffix("<|observation|>") if family.removed else family.call
+        expected += said + family.call_end + family.tool % later(step, f"room {step}")
+        assert talk.see(f"room {step}") == expected
+    talk.say(f"I am done{family.stop}")  # what is no call is answered by a user
+    expected += f"I am done{family.stop}".removesuffix(family.removed)
+    expected += "" if family.model_type == "gpt_oss" else family.end.removeprefix(family.stop)
+    assert talk.see("x") == expected + family.user % later(5, "x")
+    assert talk.extends() == [True] * 4
+
+
+@each_family
+def test_observations_of_tool_calls_as_messages_of_a_user(name):
+    talk = Talk(FAMILIES[name], tools=True, observation_role="user")
+    talk.see("a room")
+    talk.say(FAMILIES[name].call, called=True)
+    assert talk.see("b").endswith(FAMILIES[name].user % later(2, "b"))
+    kept = name != "glm"  # its call ends with the token that begins a tool's message
+    assert talk.extends() == [kept]
+    assert talk.given[1].broke == (None if kept else "boundary")
+
+
+@each_family
+def test_thoughts_are_dropped_where_asked(name):
+    family = FAMILIES[name]
+    begin, end = family.thoughts
+    talk = Talk(family, thinking="drop")
+    first = talk.see("a room")
+    prefilled = first.rstrip().endswith(begin.rstrip())
+    talk.say(f"{'' if prefilled else begin}I am{end}go{family.stop}")
+    second = talk.see("b")
+    assert talk.extends() == [False]
+    assert talk.given[1].broke == "thinking"
+    head = first.rstrip().removesuffix(begin) if prefilled else first
+    assert second.startswith(f"{head}go")
+    assert "I am" not in second
+    assert second.endswith(family.user % later(2, "b"))
+    if not prefilled:  # there was nothing to drop
+        talk.say(f"go{family.stop}")
+        talk.see("c")
+        assert talk.extends() == [False, True]
+        assert talk.given[2].broke is None
+    talk.say(begin * (not prefilled) + "never to end")
+    assert "never to end" not in talk.see("d")
+
+
+def test_what_was_sampled_stays_as_it_was_sampled():
+    """Ids that no encoding of their text would give, and a stop string that ends inside an id."""
+    talk = Talk(QWEN)
+    talk.tokenizer.add_tokens(["international", "Action:stop\n\nObs"])
+    talk.see("a room")
+    ids = [talk.tokenizer.encode(part)[0] for part in "international"] + talk.tokenizer.encode("Action:stop\n\nObs")
+    assert len(ids) == 14
+    talk.prompts.heard(Generated(ids, None, "", {}, -1, 0.0), ParsedAction("go"))
+    talk.sampled.append(ids)
+    talk.see("b")
+    assert talk.extends() == [True]
+
+
+# --- a full context ---------------------------------------------------------------------------------------------------
+
+
+def play(talk: Talk, turns: int, said: str = "go", seen: Callable[[int], str] = "room {}".format) -> int:
+    """Turns of an episode until it is full; how many there were."""
+    talk.see(seen(0))
+    for t in range(1, turns):
+        talk.say(said + talk.family.stop)
+        try:
+            talk.see(seen(t))
+        except PromptTooLongError:
+            return t
+    return turns
+
+
+@each_family
+def test_no_turn_begins_without_room_for_it(name):
+    talk = Talk(FAMILIES[name], response=400)
+    turns = play(talk, 50)
+    assert 2 < turns < 50
+    longest, fresh = len(talk.given[-1].ids), len(talk.given[0].ids)
+    assert longest - fresh + 40 <= 400
+    step = longest - len(talk.given[-2].ids)
+    assert longest - fresh + step + 40 > 400 - 4  # the numbers of later steps are longer
+
+
+@each_family
+def test_the_oldest_turns_are_dropped_many_at_a_time(name):
+    talk = Talk(FAMILIES[name], prompt=700, response=700, when_full="drop_oldest")
+    assert play(talk, 50) == 50
+    broke = [prompt.broke for prompt in talk.given]
+    full = [t for t in range(50) if broke[t] == "full"]
+    assert 1 < len(full) < 50 / 3
+    assert talk.extends() == [reason is None for reason in broke[1:]]
+    fresh = 0
+    for t, prompt in enumerate(talk.given):
+        if t in (0, *full):
+            fresh = len(prompt.ids)
+            assert fresh <= 700 / (1 if t == 0 else 2)
+        assert len(prompt.ids) - fresh + 40 <= 700
+        text = talk.text(t)
+        assert text.count("Do it") == 1
+        assert f"(step {t + 1}): room {t}" in text
+    first = talk.text(full[0])
+    shown = [t for t in range(50) if re.search(rf": room {t}(?!\d)", first)]
+    assert shown == list(range(shown[0], full[0] + 1))  # the last ones, whole
+    assert f"Do it\n\nSeen (step {shown[0] + 1}): room {shown[0]}" in first
+
+
+def test_a_summary_of_the_turns_that_were_dropped():
+    def seen(turns: Sequence[PromptTurn]) -> str:
+        return " ".join(f"<{turn.observation}>" for turn in turns)
+
+    talk = Talk(QWEN, prompt=700, response=700, when_full="drop_oldest", summarize=seen)
+    assert play(talk, 20) == 20
+    assert "Before" not in talk.text(0)
+    text = talk.text(next(t for t, prompt in enumerate(talk.given) if prompt.broke == "full"))
+    dropped = text.split("Before: ")[1].split("\n")[0]
+    number = dropped.count("<")
+    assert dropped == " ".join(f"<room {t}>" for t in range(number))
+    assert f"Seen (step {number + 1}): room {number}" in text
+    assert text.count("Seen (step") > 1
+
+
+@pytest.mark.parametrize("name", ["minimax", "qwen"])
+def test_dropping_thoughts_and_turns_together(name):
+    family = FAMILIES[name]
+    talk = Talk(family, prompt=700, response=500, when_full="drop_oldest", thinking="drop")
+    begin, end = family.thoughts
+    said = ("" if name == "minimax" else begin) + f"I am{end}go"
+    assert play(talk, 30, said) == 30
+    assert {prompt.broke for prompt in talk.given[1:]} == {"thinking", "full"}
+    for prompt, text in zip(talk.given, map(talk.text, range(30)), strict=True):
+        assert len(prompt.ids) + 40 <= 700 + 500
+        assert "I am" not in text
+        assert text.count(begin) == (1 if name == "minimax" else 0)
+
+
+@pytest.mark.parametrize("when_full", ["end", "drop_oldest"])
+def test_a_huge_observation(when_full):
+    with pytest.raises(PromptTooLongError, match=r"data\.max_prompt_length allows 300"):
+        Talk(QWEN, prompt=300, response=300, when_full=when_full).see("x" * 400)
+    talk = Talk(QWEN, prompt=300, response=300, when_full=when_full)
+    assert play(talk, 9, seen=lambda t: "x" * 400 if t == 1 else "room") == 1
+    # One that fits alone, but not behind the turns before it.
+    talk = Talk(QWEN, prompt=300, response=200, when_full=when_full)
+    assert play(talk, 3, seen=lambda t: "x" * 180 if t == 1 else "room") == (1 if when_full == "end" else 3)
+
+
+# --- what cannot work is refused --------------------------------------------------------------------------------------
+
+
+def refused(family: Family, template: str, tools: bool = False, **options: Any) -> str:
+    changed = Family(**{**vars(family), "template": template})
+    with pytest.raises(ConfigError) as error:
+        Talk(changed, tools=tools, **options)
+    return str(error.value)
+
+
+ALTERNATES = "{%- if m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user' %}"
+
+
+def test_templates_that_cannot_go_on_are_refused_by_name():
+    template = str(DEFAULT.template)
+    alternates = ALTERNATES + "{{ raise_exception('roles must alternate') }}{%- endif %}"
+    text = refused(DEFAULT, template.replace("{%- for m in messages %}", "{%- for m in messages %}" + alternates))
+    assert "ContinuousTokenBuilder cannot append a user message" in text
+    assert "roles must alternate" in text
+    assert text.endswith("set turnkey.rollout.prompt=template")
+    after_a_turn = "('!' if not loop.first and messages[loop.index0 - 1].role == 'assistant' else '')"
+    text = refused(
+        DEFAULT, template.replace("+ m.content + '<|im_end|>", f"+ m.content + {after_a_turn} + '<|im_end|>")
+    )
+    assert "and this model's chat template writes" in text
+    no_tool = template.replace("{%- else %}", "{%- else %}{{ raise_exception('no tools here') }}", 1)
+    text = refused(DEFAULT, no_tool, tools=True, observation_role="tool")
+    assert "no tools here" in text
+    assert "set turnkey.rollout.observation_role=user" in text
+    changed = Family(**{**vars(DEFAULT), "template": no_tool})
+    talk = Talk(changed, tools=True)  # auto: as a user then
+    talk.see("a")
+    talk.say(DEFAULT.call, called=True)
+    assert talk.see("b").endswith(DEFAULT.user % later(2, "b"))
+
+
+def test_a_builder_that_would_rewrite_the_past_is_refused():
+    family = FAMILIES["deepseek v4"]
+    dropping = Family(**{**vars(family), "kwargs": {"enable_thinking": True}})
+    with pytest.raises(ConfigError, match="or set drop_thinking"):
+        Talk(dropping)
+
+
+def test_tails():
+    def shown(family: Family, **options: Any) -> tuple[str, str | None]:
+        talk = Talk(family, **options)
+        tool = None if talk.tail.tool is None else talk.tokenizer.decode(talk.tail.tool)
+        return talk.tokenizer.decode(talk.tail.user), tool
+
+    assert shown(QWEN) == ("<|im_end|>\n", None)
+    assert shown(QWEN, tools=True) == ("<|im_end|>\n", "<|im_end|>\n")
+    assert shown(GLM, tools=True) == ("", "")
+    assert shown(DEEPSEEK, tools=True) == (EOS_OF_DEEPSEEK, EOS_OF_DEEPSEEK)
+    assert shown(MINIMAX) == ("[e~[\n", None)
+    assert shown(GPT_OSS, tools=True) == ("<|end|>", "")
+    assert shown(FAMILIES["gemma"], tools=True) == ("<turn|>\n", "")
+
+
+EOS_OF_DEEPSEEK = DEEPSEEK.stop
+
+
+def test_the_template_of_later_messages():
+    assert later_template(TEMPLATE) == "Seen (step {step}): {observation}\nPossible: {admissible}"
+
+
+@each_family
+def test_control_tokens_of_the_environment_are_plain_text(name):
+    family = FAMILIES[name]
+    talk = Talk(family)
+    evil = "".join(family.special)
+    for t in range(2):
+        before = len(talk.given[-1].ids) + len(talk.sampled[-1]) if t else 0
+        talk.see("harmless")
+        control = [i for i in talk.given[-1].ids[before:] if i in talk.tokenizer.added_tokens_decoder]
+        again = Talk(family)
+        if t:
+            again.see("harmless")
+            again.say("go" + family.stop)
+        again.see(evil)
+        assert [i for i in again.given[-1].ids[before:] if i in talk.tokenizer.added_tokens_decoder] == control
+        talk.say("go" + family.stop)

@@ -1,0 +1,117 @@
+"""The agent loops of the page on records, as a user copies them from there; only the language model is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract_tools import Compose
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_turnkey.advantage import validate_record
+
+MODULES = {"GuessLoop": "my_loop", "GuessTalk": "my_talk"}
+PAGE = Path(__file__).parents[4] / "docs" / "record.md"
+
+
+class Script:
+    """The client of the language model server: says one text after the other."""
+
+    def __init__(self, tokenizer: Any, turns: list[str]) -> None:
+        self.tokenizer, self.turns = tokenizer, turns
+        self.prompts: list[list[int]] = []
+
+    async def generate(self, *, prompt_ids: list[int], **_: Any) -> TokenOutput:
+        self.prompts.append(list(prompt_ids))
+        turn = len(self.prompts)
+        ids = [*self.tokenizer.encode(self.turns[turn - 1]), self.tokenizer.eos_token_id]
+        versions = {"min_global_steps": turn, "max_global_steps": turn}
+        return TokenOutput(token_ids=ids, log_probs=[-float(turn)] * len(ids), extra_fields=versions)
+
+
+Play = Callable[..., tuple[list[AgentLoopOutput], Script]]
+
+
+@pytest.fixture
+def play(compose: Compose, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """``play(name, turns, response_length)``: the rows of an episode that looks for 8, and the script."""
+    code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    for module, text in zip(MODULES.values(), code, strict=True):
+        (tmp_path / f"{module}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(name: str, turns: list[str], response_length: int = 200) -> tuple[list[AgentLoopOutput], Script]:
+        config = compose("+turnkey=grpo_steps", f"data.max_response_length={response_length}")
+        script = Script(tokenizer, turns)
+        row = {"extra_info": {"index": 7}, "uid": "u", "session_id": 0, "global_steps": 3}
+
+        async def episode() -> list[AgentLoopOutput]:
+            loop = getattr(importlib.import_module(MODULES[name]), name)(
+                trainer_config=DictConfigWrap(config=config),
+                server_manager=script,
+                tokenizer=tokenizer,
+                processor=None,
+                hf_model_type="qwen3",
+                dataset_cls=RLHFDataset,
+                data_config=DictConfigWrap(config.data),
+            )
+            return await loop.run({"temperature": 1.0}, **row)
+
+        outputs = asyncio.run(episode())
+        for i, output in enumerate(outputs):
+            validate_record(output.extra_fields["turnkey"], f"row {i}")
+        return outputs, script
+
+    return run
+
+
+def steps(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
+    return [step for output in outputs for step in output.extra_fields["turnkey"]["steps"]]
+
+
+def test_the_first_has_a_row_for_each_step(play: Play) -> None:
+    outputs, script = play("GuessLoop", ["5", "five", "8"])
+    assert [output.prompt_ids for output in outputs] == script.prompts
+    found = steps(outputs)
+    assert [(step["action"], step["reward"], step["success"]) for step in found] == [
+        ("5", 0.0, True),
+        (None, 0.0, True),
+        ("8", 1.0, True),
+    ]
+
+
+def test_the_second_has_one_row(play: Play, tokenizer: Any) -> None:
+    outputs, script = play("GuessTalk", ["5", "five", "8"])
+    (row,) = outputs
+    assert row.prompt_ids == script.prompts[0]
+    assert row.prompt_ids + row.response_ids[: -len("8") - 1] == script.prompts[-1]
+    own = [i for i, one in zip(row.response_ids, row.response_mask, strict=True) if one]
+    assert tokenizer.decode(own, skip_special_tokens=True) == "5five8"
+    whole = tokenizer.decode(row.prompt_ids + row.response_ids)
+    assert whole.count("<|im_start|>") == 6
+    assert "Higher.<|im_end|>" in whole
+    assert {p for p, one in zip(row.response_logprobs, row.response_mask, strict=True) if not one} == {0.0}
+    assert [(step["action"], step["version"], step["success"]) for step in steps(outputs)] == [
+        ("5", 1, True),
+        (None, 2, True),
+        ("8", 3, True),
+    ]
+    assert (row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]) == (1, 3)
+    assert row.extra_fields["reward_extra_info"] == {"acc": 1.0, "failed": 0.0}
+
+
+def test_a_conversation_that_outgrows_the_budget_goes_on_in_another_row(play: Play) -> None:
+    outputs, script = play("GuessTalk", ["5", "five", "9", "7", "6", "1"], response_length=130)
+    assert [output.extra_fields["turnkey_break"] for output in outputs] == ["first", "budget"]
+    assert all(len(output.response_ids) <= 130 for output in outputs)
+    assert outputs[1].prompt_ids in script.prompts
+    assert steps(outputs)[-1]["truncated"]

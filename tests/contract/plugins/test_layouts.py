@@ -1,0 +1,283 @@
+"""A row per step and merged rows are the same training: the same credit, log-probabilities, values and gradients.
+
+One rollout goes twice through the trainer's own steps, on a real TransferQueue, to real workers of verl: FSDP2 in
+float32, on one rank and on two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from contract_tools import AWKWARD
+from layouts import (
+    Rollout,
+    Sampler,
+    Trained,
+    apart,
+    conversation,
+    credit,
+    merged,
+    row,
+    sample,
+    start,
+    train,
+    turns_of,
+)
+from training_ranks import Processes, Ranks
+
+from verl_turnkey.advantage import RecordError, estimators
+from verl_turnkey.plugins.rollout import worker as loop_worker
+
+CLOSE = 1e-5
+"""relative, of gradients; absolute, of log-probabilities and values"""
+
+SETTINGS = [
+    "+turnkey/device=cpu",
+    "turnkey.update.mini_batches=1",
+    "data.max_prompt_length=300",
+    "data.max_response_length=300",
+    "actor_rollout_ref.actor.optim.lr=0",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=300",
+    "critic.enable=true",
+    "critic.optim.lr=0",
+    "critic.ppo_max_token_len_per_gpu=300",
+]
+FIXED = [
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "critic.use_dynamic_bsz=true",
+]
+PACKED = ["actor_rollout_ref.model.use_remove_padding=true", "critic.model.use_remove_padding=true"]
+KL_IN_REWARD = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1"]
+EVERYTHING = [
+    *KL_IN_REWARD,
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.3",
+    "actor_rollout_ref.actor.entropy_coeff=0.3",
+    "algorithm.rollout_correction.rollout_is=token",
+    "algorithm.rollout_correction.rollout_rs=token_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold='0.7_1.4'",
+]
+"""KL in the reward, KL in the loss, an entropy bonus, importance weights and rejected tokens at once"""
+
+
+@pytest.fixture(scope="module")
+def model(strong_model_dir: Path) -> Any:
+    from transformers import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM.from_pretrained(strong_model_dir, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def rollout(model: Any) -> Rollout:
+    return sample(model)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Ranks]]:
+    processes = Processes(tmp_path_factory.mktemp("ranks"), (1, 2))
+    yield processes.groups
+    processes.stop()
+
+
+@pytest.fixture
+def ready(ray_queue, trainer, ranks, monkeypatch, strong_model_dir) -> Callable[..., Any]:
+    """A trainer whose workers have started."""
+
+    def build(world: int, *overrides: str, recipe: str = "turn_gae") -> Any:
+        paths = [f"{at}.path={strong_model_dir}" for at in ("actor_rollout_ref.model", "critic.model")]
+        made = trainer(*SETTINGS, *paths, *overrides, recipe=recipe)
+        made.global_steps = 5  # whose rollout may have seen the weights of four steps
+        start(made, ranks[world], monkeypatch)
+        return made
+
+    return build
+
+
+def check_same(one: Trained, other: Trained) -> None:
+    """Everything that a training step comes to."""
+    assert one.actor.norm() > 1e-2
+    assert apart(one.actor, other.actor) < CLOSE
+    assert one.critic.norm() > 1e-2
+    assert apart(one.critic, other.critic) < CLOSE
+    check_columns(one, other)
+
+
+def check_columns(one: Trained, other: Trained) -> None:
+    assert one.columns.keys() == other.columns.keys()
+    for name, column in one.columns.items():
+        assert column.keys() == other.columns[name].keys()
+        for step, values in column.items():
+            assert values == pytest.approx(other.columns[name][step], rel=CLOSE, abs=CLOSE), (name, step)
+
+
+def test_the_rollout_is_what_it_is_for(rollout):
+    def runs(rows: Rollout) -> list[int]:
+        return [len(turns_of(output.response_mask)) for outputs in rows.values() for output in outputs]
+
+    assert sorted(runs(rollout)) == [0] * 2 + [1] * 40  # a failed episode and a turn without tokens
+    assert sorted(runs(merged(rollout))) == [0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 10]
+    lengths = [len(output.response_ids) for outputs in rollout.values() for output in outputs]
+    assert (min(lengths), max(lengths)) == (1, 8)
+    assert max(len(o.prompt_ids) + len(o.response_ids) for outputs in rollout.values() for o in outputs) < 300
+
+
+NEED_NO_MORE = [  # than the rollout's records have
+    name
+    for name, spec in sorted(estimators().items())
+    if {need for need in spec.needs if need.startswith("extra.")} <= {"extra.tool_calls"}
+]
+
+
+@pytest.mark.parametrize("name", NEED_NO_MORE)
+def test_credit_is_the_same(ray_queue, trainer, rollout, name):
+    made = trainer("critic.enable=true", *KL_IN_REWARD, recipe=name)
+    steps, joined = credit(made, rollout), credit(made, merged(rollout))
+    check_columns(steps, joined)
+    for column, values in steps.table.items():
+        np.testing.assert_allclose(joined.table[column], values, rtol=1e-6, atol=1e-6)
+    assert len({round(values[0], 5) for values in steps.columns["advantages"].values()}) > 5
+    one, other = (
+        {metric: value for metric, value in done.metrics.items() if metric.startswith(("credit/", "episode/"))}
+        for done in (steps, joined)
+    )
+    assert other == pytest.approx(one, rel=CLOSE, abs=CLOSE)
+
+
+LOSSES = {"vanilla": [], **{name: [f"+turnkey/loss={name}"] for name in ("turn_ratio", "st_ppo", "dgpo")}}
+BY = "turnkey.update.weight_by="
+CASES: dict[str, tuple[int, list[str]]] = {}
+for name, chosen in LOSSES.items():
+    CASES |= {
+        f"{name}": (1, chosen),
+        f"{name}, 2 ranks, everything": (2, [*chosen, *EVERYTHING]),
+        f"{name}, fixed micro-batches, everything": (1, [*chosen, *FIXED, *EVERYTHING]),
+        f"{name}, 2 ranks, fixed micro-batches": (2, [*chosen, *FIXED]),
+    }
+CASES |= {
+    "vanilla, packed, everything": (1, [*PACKED, *EVERYTHING]),
+    "turn_ratio over turns": (1, ["+turnkey/loss=turn_ratio", "turnkey.loss.aggregate=turns", *EVERYTHING]),
+    "segment_mask, everything": (1, ["+turnkey/loss=segment_mask", *EVERYTHING]),
+    "a3po": (1, ["+turnkey/loss=a3po"]),
+    **{f"by {unit}, 2 ranks, everything": (2, [BY + unit, *EVERYTHING]) for unit in ("step", "episode", "task")},
+    "st_ppo by step, fixed micro-batches": (1, [*LOSSES["st_ppo"], BY + "step", *FIXED]),
+    "turn_ratio by episode": (1, [*LOSSES["turn_ratio"], BY + "episode"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_the_same(ready, rollout, name):
+    """Of actor and critic, whatever stands on the ids between the turns of a merged row."""
+    world, overrides = CASES[name]
+    made = ready(world, *overrides)
+    steps, joined = train(made, rollout), train(made, merged(rollout), poison=30.0)
+    check_same(steps, joined)
+    assert all(len(rows) > 1 for done in (steps, joined) for rows in done.micro_batches)
+    assert sum(map(sum, joined.micro_batches)) < sum(map(sum, steps.micro_batches))
+    if "dgpo" not in name:
+        assert steps.metrics["actor/pg_clipfrac"] > 0
+    if "st_ppo" in name:
+        assert steps.metrics["actor/clipping_bias/rows"] >= joined.metrics["actor/clipping_bias/rows"] > 0
+        assert steps.metrics["actor/clipping_bias/norm"] == pytest.approx(
+            joined.metrics["actor/clipping_bias/norm"], rel=1e-5
+        )
+
+
+def test_hdpos_second_advantage_too(ready, rollout):
+    made = ready(1, "+turnkey/loss=hdpo", recipe="hdpo")
+    check_same(train(made, rollout), train(made, merged(rollout), poison=30.0))
+
+
+def test_what_the_rollout_said_of_late_turns_is_what_the_actor_says(ready, model, tokenizer, monkeypatch):
+    """A conversation that the loop plays: the sampler's log-probabilities, token by token, against the actor's."""
+    made = ready(
+        1,
+        f"turnkey.modules=[{AWKWARD}]",
+        "turnkey.env.hosts=1",
+        "turnkey.rollout.prompt=conversation",
+        "turnkey.rollout.max_turns=10",
+        "turnkey.rollout.max_tokens_per_turn=6",
+        "data.max_prompt_length=1200",
+        "data.max_response_length=2800",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4000",
+        "critic.ppo_max_token_len_per_gpu=4000",
+    )
+    monkeypatch.setattr(loop_worker, "_process", None)
+    rows = {("u", 0): conversation(made.config, tokenizer, Sampler(model))}
+    assert [len(turns_of(output.response_mask)) for output in rows["u", 0]] == [10]
+    done = train(made, rows)
+    for turn in range(10):
+        said, found = (done.columns[name]["u", 0, turn] for name in ("rollout_log_probs", "old_log_probs"))
+        assert said == pytest.approx(found, abs=CLOSE), turn
+    assert done.metrics["training/rollout_probs_diff_max"] < CLOSE
+
+
+def mask_shifted(rows: Rollout) -> Rollout:
+    """Masks begin one token too late."""
+
+    def change(output: Any) -> dict[str, Any]:
+        late = [0, *output.response_mask[:-1]]
+        return {"response_mask": late} if len(turns_of(late)) == len(turns_of(output.response_mask)) else {}
+
+    return changed(rows, change)
+
+
+def observations_swapped(rows: Rollout) -> Rollout:
+    """Other ids between the turns than the model saw."""
+    return changed(
+        rows,
+        lambda o: {"response_ids": [i if m else 7 for i, m in zip(o.response_ids, o.response_mask, strict=True)]},
+    )
+
+
+def rewards_swapped(rows: Rollout) -> Rollout:
+    """The steps of the records in another order than the turns."""
+    return changed(
+        rows, lambda o: {"extra_fields": {**o.extra_fields, "turnkey": backwards(o.extra_fields["turnkey"])}}
+    )
+
+
+def backwards(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "steps": record["steps"][::-1]}
+
+
+def changed(rows: Rollout, change: Callable[[Any], dict[str, Any]]) -> Rollout:
+    """The rows with several turns, changed."""
+    return {
+        key: [o.model_copy(update=change(o)) if len(turns_of(o.response_mask)) > 1 else o for o in outputs]
+        for key, outputs in rows.items()
+    }
+
+
+def test_a_wrong_merge_does_not_go_unnoticed(ready, rollout):
+    made = ready(1)
+    steps = train(made, rollout)
+    for broken in (mask_shifted, observations_swapped, rewards_swapped):
+        found = train(made, broken(merged(rollout)))
+        assert apart(steps.actor, found.actor) > 100 * CLOSE, broken.__name__
+        assert apart(steps.critic, found.critic) > 100 * CLOSE, broken.__name__
+
+
+def test_turns_that_touch_are_refused(ray_queue, trainer, rollout):
+    one, two = rollout["a", 0][:2]
+    steps = [output.extra_fields["turnkey"]["steps"][0] for output in (one, two)]
+    ids, log_probs = one.response_ids + two.response_ids, one.response_logprobs + two.response_logprobs
+    touching = {("a", 0): [row(one.prompt_ids, ids, [1] * len(ids), log_probs, steps)]}
+    with pytest.raises(RecordError, match="a_0_0: its record has 2 steps but its response mask has 1 runs of ones"):
+        credit(trainer("critic.enable=true", recipe="turn_gae"), touching)
+
+
+def test_a_mean_over_rows_means_something_else_in_each_layout(ready, rollout):
+    mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-"
+    made = ready(1, f"{mode}mean")
+    assert apart(train(made, rollout).actor, train(made, merged(rollout)).actor) > 0.1
+    made = ready(1, f"{mode}sum")  # a sum over tokens, divided by the number of rows
+    steps, joined = train(made, rollout), train(made, merged(rollout))
+    assert apart(41 * steps.actor, 14 * joined.actor) < CLOSE

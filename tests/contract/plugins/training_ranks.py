@@ -1,0 +1,182 @@
+"""Ranks of training workers without Ray: real workers of verl in processes of their own, over gloo.
+
+``python training_ranks.py ADDRESS FOLDER WORLD...`` imports verl once and forks every rank of groups of these sizes.
+Each connects to ADDRESS and does what :class:`Ranks` asks for.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+
+ENV = {"TURNKEY_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+ENV |= {"VERL_LOGGING_LEVEL": "ERROR", "TQ_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+class Ranks:
+    """The ranks of one group, seen from the test."""
+
+    def __init__(self, lines: Sequence[Connection]) -> None:
+        self.lines = lines
+
+    def ask(self, name: str, parts: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call the method ``name`` of :class:`Rank`, each rank with its own arguments, all at once."""
+        for line, arguments in zip(self.lines, parts, strict=True):
+            line.send_bytes(pickle.dumps((name, arguments)))
+        answers: dict[Connection, Any] = {}
+        while len(answers) < len(self.lines):  # the first error counts: the other ranks may wait for that one for ever
+            for line in wait([line for line in self.lines if line not in answers]):
+                answers[line], error = pickle.loads(line.recv_bytes())
+                assert error is None, error
+        return [answers[line] for line in self.lines]
+
+    def ask_all(self, name: str, *arguments: Any) -> list[Any]:
+        return self.ask(name, [arguments] * len(self.lines))
+
+
+class Processes:
+    """Groups of ranks by their size, until :meth:`stop`."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
+        with Listener() as listener:
+            command = [sys.executable, __file__, listener.address, str(folder), *map(str, sizes)]
+            self.process = subprocess.Popen(command, env={**os.environ, **ENV}, start_new_session=True)
+            lines: dict[tuple[int, int], Connection] = {}
+            while len(lines) < sum(sizes):
+                line = listener.accept()
+                lines[pickle.loads(line.recv_bytes())] = line
+        self.groups = {size: Ranks([lines[size, rank] for rank in range(size)]) for size in sizes}
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Rank:
+    """What a rank can do: hold workers, run their methods, and show the gradients of an update."""
+
+    def __init__(self, rank: int) -> None:
+        self.is_first = rank == 0
+        self.built: dict[str, dict[str, Any]] = {}
+        self.workers: dict[str, Any] = {}
+        self.gradients: dict[str, Any] = {}
+        self.micro_batches: list[int] = []
+
+    def build(self, engines: str, actor: Any, critic: Any) -> None:
+        """The workers of actor and critic, as verl's trainer makes them of its configuration.
+
+        Those with the same ``engines`` are kept, with fresh losses: nothing has trained them as long as learning rates
+        are 0.
+        """
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.workers.utils.losses import ppo_loss, value_loss
+
+        if engines not in self.built:
+            self.built[engines] = self._build(actor, critic)
+        self.workers = self.built[engines]
+        policy, value = self.workers["actor"].actor, self.workers["critic"]
+        for worker, loss, config in ((policy, ppo_loss, actor.actor), (value, value_loss, critic)):
+            vars(worker.engine).pop("train_batch", None)  # where a loss has taken hold of it
+            worker.set_loss_fn(partial(loss, config=omega_conf_to_dataclass(config)))
+
+    def _build(self, actor: Any, critic: Any) -> dict[str, Any]:
+        import torch
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.workers.config import TrainingWorkerConfig
+        from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+        torch.manual_seed(0)  # of the critic's head
+        policy = ActorRolloutRefWorker(actor, role="actor")
+        policy.init_model()
+        config = omega_conf_to_dataclass(critic)
+        config.engine.infer_max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
+        config.engine.max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
+        value = TrainingWorker(
+            TrainingWorkerConfig(
+                model_type="value_model",
+                model_config=config.model,
+                engine_config=config.engine,
+                optimizer_config=config.optim,
+                checkpoint_config=config.checkpoint,
+            )
+        )
+        value.reset()
+        for engine in (policy.actor.engine, value.engine):
+            self._watch(engine)
+        return {"actor": policy, "critic": value}
+
+    def _watch(self, engine: Any) -> None:
+        step, forward = engine.optimizer_step, engine.forward_step
+
+        def optimizer_step() -> Any:
+            self.gradients = {
+                name: p.grad.full_tensor().detach().clone() for name, p in engine.module.named_parameters()
+            }
+            return step()
+
+        def forward_step(data: Any, *args: Any, **more: Any) -> Any:
+            self.micro_batches.append(len(data))
+            return forward(data, *args, **more)
+
+        engine.optimizer_step, engine.forward_step = optimizer_step, forward_step
+
+    def run(self, role: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        """``function(worker, *arguments)``."""
+        return function(self.workers[role], *arguments)
+
+    def call(self, role: str, method: str, data: Any) -> Any:
+        """A method of the worker on this rank's part of the batch."""
+        self.gradients, self.micro_batches = {}, []
+        return getattr(self.workers[role], method)(data)
+
+    def seen(self) -> tuple[dict[str, Any], list[int]]:
+        """Whole gradients of the last call, on the first rank, and the number of rows of each micro-batch."""
+        return (self.gradients if self.is_first else {}), self.micro_batches
+
+
+def serve(rank: int, world: int, line: Connection, folder: str) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous{world}", rank=rank, world_size=world)
+    line.send_bytes(pickle.dumps((world, rank)))
+    me = Rank(rank)
+    while True:
+        try:
+            name, arguments = pickle.loads(line.recv_bytes())
+        except EOFError:  # the test is over
+            return
+        try:
+            answer = getattr(me, name)(*arguments), None
+        except Exception:
+            answer = None, traceback.format_exc()
+        line.send_bytes(pickle.dumps(answer))
+
+
+def main(address: str, folder: str, sizes: Sequence[int]) -> None:
+    # Once for all ranks; it loads the plugin, too.
+    import verl.workers.engine_workers  # noqa: F401
+
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for world in sizes:
+        for rank in range(world):
+            if os.fork() == 0:
+                os.dup2(devnull, 1)  # verl prints the model
+                with Client(address) as line:
+                    serve(rank, world, line, folder)
+                os._exit(0)
+    for _ in range(sum(sizes)):
+        os.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], [int(size) for size in sys.argv[3:]])

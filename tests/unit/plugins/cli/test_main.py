@@ -1,0 +1,60 @@
+"""The command ``turnkey``: its list of commands, and what it refuses before it writes anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from verl_turnkey.plugins.cli.main import app, main
+
+LAKE = "turnkey/FrozenLake-v0"
+
+
+def test_no_summary_is_cut_at_80_columns():
+    group = typer.main.get_command(app)
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=80).output.split("Commands:\n")[1].splitlines()
+    whole = {name: command.get_short_help_str(limit=1000) for name, command in group.commands.items()}
+    assert dict(line.split(maxsplit=1) for line in shown) == whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "grpo"], "no method 'grpo'; did you mean 'grpo_steps'"),
+        (["turnkey.rollout.histori=3"], "turnkey.rollout.histori: unknown key"),
+    ],
+)
+def test_train_refuses_a_line_before_it_writes_tasks(tmp_path, arguments, words):
+    small = ["--model", "m", "--device", "cpu", "--train", "1", "--val", "1", "--print", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, ["train", "frozenlake", *small, *arguments])
+    assert words in str(done.exception)
+    assert not (tmp_path / "run").exists()
+    CliRunner().invoke(app, ["train", "frozenlake", *small], catch_exceptions=False)
+    assert (tmp_path / "run" / "tasks" / "val.parquet").is_file()
+
+
+@pytest.mark.parametrize("option", ["--train", "--val"])
+def test_no_folder_without_tasks_in_it(tmp_path, option):
+    counts = {"--train": "2", "--val": "2", option: "0"}
+    words = [word for pair in counts.items() for word in pair]
+    done = CliRunner().invoke(app, ["tasks", str(tmp_path / "t"), "--env", LAKE, *words])
+    assert done.exit_code == 2
+    assert option in done.output
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("command", [["tasks", "OUT", "--env"], ["env-check", "--processes", "0"]])
+@pytest.mark.parametrize("module", [[], ["--module", "absent_xyz.py"]])
+def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch, capsys, command, module):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["turnkey", *command, "absent/Env-v0", *module])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 2
+    said = capsys.readouterr().err
+    assert "--module: cannot import 'absent_xyz.py'" in said if module else "by --module in the commands" in said
+    assert os.listdir(tmp_path) == []
