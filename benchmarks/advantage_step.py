@@ -1,10 +1,12 @@
 """How long the whole advantage step takes: rows from a real TransferQueue, credit, and back.
 
     python benchmarks/advantage_step.py --rows 61000
+    python benchmarks/advantage_step.py --credit --rows 20000 --tokens 1024
 
-The same rows go through verl's own step (its trainer with grpo) and through ours (gigpo, which also fetches the records
-of the steps). Compare with the time of a training step of yours: the methods' papers report about 300 s for batches of
-this size.
+``--credit``: only what this package computes, from jagged rows to padded advantages, most rows much shorter than the
+longest. Otherwise the same rows go through verl's own step (its trainer with grpo) and through ours (gigpo, which also
+fetches the records of the steps). Compare with the time of a training step of yours: the methods' papers report about
+300 s for batches of this size.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_turnkey.advantage import make_record, make_step
+from verl_turnkey.advantage import estimators, make_record, make_step
+from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.trainer.trainer import TurnkeyTrainerSync
 
 ROLLOUTS, PUT_AT_ONCE = 8, 2000
@@ -88,6 +91,46 @@ def fill(rows: int, tokens: int, seed: int = 0) -> KVBatchMeta:
     return KVBatchMeta(keys=keys, tags=[{"response_len": n} for n in lengths], partition_id="train")
 
 
+def peak() -> float:
+    """Largest resident memory of this process since :func:`forget_peak`, in GB."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1e6
+
+
+def forget_peak() -> float:
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return peak()
+
+
+def credit_alone(rows: int, longest: int, seed: int = 0) -> None:
+    """Episodes of 32 to 66 steps, a row per step, with exponentially distributed lengths; one row has the longest."""
+    draw = random.Random(seed)
+    keys: list[str] = []
+    fields: list[dict[str, Any]] = []
+    while len(keys) < rows:
+        episode, steps = len(keys), min(draw.randint(32, 66), rows - len(keys))
+        for t in range(steps):
+            step = make_step(step=t, reward=draw.random(), anchor=draw.randrange(60), terminated=t + 1 == steps)
+            keys.append(f"prompt{episode % 50}_{episode}_{t}")
+            fields.append({"turnkey": make_record([step])})
+    lengths = [longest, *(min(longest, 1 + int(draw.expovariate(1 / 70))) for _ in range(rows - 1))]
+    mask = torch.nested.as_nested_tensor([torch.ones(n, dtype=torch.int64) for n in lengths], layout=torch.jagged)
+    columns = torch.nested.as_nested_tensor([torch.ones(n) for n in lengths], layout=torch.jagged)
+    rewards, padded = torch.zeros(rows, longest), mask.to_padded_tensor(0)
+    print(f"{rows} rows of up to {longest} tokens, {sum(lengths) / rows:.0f} on average: credit with KL and a critic")
+    for name in ("gigpo", "turn_gae"):
+        times, memory = [], []
+        for _ in range(5):
+            params = estimators()[name].params()
+            step = CreditStep(params, keys, [{}] * rows, fields, mask, scores=columns, values=columns)
+            before, started = forget_peak(), time.perf_counter()
+            step.run(name, rewards, padded)
+            times.append(time.perf_counter() - started)
+            memory.append(peak() - before)
+        print(f"{name:9} {min(times):.2f} s, {max(memory):.2f} GB", flush=True)
+
+
 def seconds(trainer: Any, batch: KVBatchMeta, repeats: int = 3) -> float:
     times = []
     for _ in range(repeats):
@@ -97,7 +140,10 @@ def seconds(trainer: Any, batch: KVBatchMeta, repeats: int = 3) -> float:
     return min(times)
 
 
-def main(rows: int = 61000, tokens: int = 64) -> None:
+def main(rows: int = 61000, tokens: int = 64, credit: bool = False) -> None:
+    if credit:
+        credit_alone(rows, tokens)
+        return
     folder = tempfile.mkdtemp(prefix="tkb", dir="/tmp")
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     logging.getLogger("verl").setLevel(logging.ERROR)

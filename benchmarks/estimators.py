@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 import naive
 
 from verl_turnkey.advantage import StepBatch, compute_credit, estimators
+from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS
 from verl_turnkey.advantage.methods._similarity import similar_states
 
 ROLLOUTS, TURNS, TOKENS = 8, (32, 66), 512
@@ -56,6 +57,11 @@ def columns(prompts: int, seed: int = 0) -> Columns:
                         "success": won,
                         "value": draw.gauss(5, 2),
                         "tokens": draw.randint(8, TOKENS),
+                        "tool_calls": draw.randrange(3),
+                        "turn_score": draw.random(),
+                        "turn_value": draw.random(),
+                        "potential": draw.random(),
+                        "gold_probability": draw.uniform(0.01, 1.0),
                     }
                 )
     draw.shuffle(table)
@@ -122,12 +128,16 @@ def needed(name: str, table: Columns) -> Columns:
     """The columns that an estimator reads: what a user of it would pass."""
     always = {"group", "trajectory", "step", "reward", "penalty"}
     more = {"turn_gae": {"terminated", "tokens"}, "vc_gae": {"terminated", "tokens"}, "proxmo": {"success"}}
-    wanted = always | set(estimators()[name].needs) | more.get(name, set())
+    more |= {method: {"tokens"} for method in ("dual_granularity", "step_potential")}
+    wanted = always | {column.removeprefix("extra.") for column in estimators()[name].needs} | more.get(name, set())
     return {column: values for column, values in table.items() if column in wanted}
 
 
 def credit(name: str, table: Columns) -> object:
-    return compute_credit(name, StepBatch(**table))
+    own = {*OPTIONAL_COLUMNS, "group", "trajectory", "step", "reward"}
+    columns = {column: values for column, values in table.items() if column in own}
+    extra = {column: values for column, values in table.items() if column not in own}
+    return compute_credit(name, StepBatch(**columns, extra=extra))
 
 
 def peak_over_input(name: str, table: Columns) -> float:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+from verl_turnkey.losses import turn_ids
 
 HERE = Path(__file__).parent
 
@@ -38,34 +40,63 @@ class Run:
         ]
         return [line for line in lines if line["split"] == split]
 
-    def played(self) -> dict[str, dict[str, Any]]:
-        """The steps of all training episodes that went well, as the estimators see them, by the key of their row.
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps of all training episodes that went well, as the estimators see them, with their row and turn.
 
         An episode that was asked for again, after a resume, is the one that was trained on.
         """
         newest = {e["key"]: e for e in sorted(self.episodes("train"), key=lambda e: e["global_step"])}
-        return {
-            f"{key}_{index}": {
+        return [
+            {
+                "row": f"{key}_{index}",
+                "turn": turn,
                 "group": key.rsplit("_", 1)[0],
                 "trajectory": key,
                 "global_step": episode["global_step"],
-                **(step := record["steps"][0]),
+                **step,
                 "reward": step["composed_reward"],
             }
             for key, episode in newest.items()
             for index, record in enumerate(episode["records"])
-        }
+            for turn, step in enumerate(record["steps"])
+        ]
+
+    def played(self) -> dict[str, dict[str, Any]]:
+        """The steps by the key of their row, where each row holds one."""
+        steps = self.steps()
+        assert not any(step["turn"] for step in steps)
+        return {step["row"]: step for step in steps}
 
     def agrees_with(self, naive: Callable[[list[dict[str, Any]]], Sequence[float]], step: int, update: int = 0) -> None:
         """Assert that the advantages in the queue are those of a naive twin on what the agent loop logged."""
-        seen, played = self.seen(step, update), self.played()
+        seen = self.seen(step, update)
         columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
-        queue = {key: advantage[mask.bool()] for key, advantage, mask, padding in columns if not padding}
-        keys = [key for key in played if key in queue]
-        assert len(keys) == len(queue) > 0
-        for key, value in zip(keys, naive([played[key] for key in keys]), strict=True):
-            assert len(queue[key])
-            np.testing.assert_allclose(queue[key].numpy(), value, atol=1e-5, err_msg=key)
+        queue = {key: (advantage, mask) for key, advantage, mask, padding in columns if not padding}
+        steps = [each for each in self.steps() if each["row"] in queue]
+        turns = Counter(each["row"] for each in steps)
+        assert turns.keys() == queue.keys()
+        assert len(queue) > 0
+        for each, value in zip(steps, naive(steps), strict=True):
+            advantage, mask = queue[each["row"]]
+            # The tokens of the only turn may have a gap, where some were rejected.
+            own = mask.bool() if turns[each["row"]] == 1 else turn_ids(mask[None])[0] == each["turn"]
+            assert own.any()
+            np.testing.assert_allclose(advantage[own].numpy(), value, atol=1e-5, err_msg=each["row"])
+
+    def holds_each_turn_once(self, step: int, tokenizer: Any) -> None:
+        """Assert that the turns under the masks of ``step`` are, one by one, what the agent loop logged as written."""
+        seen = self.seen(step)
+        rows = dict(zip(seen["keys"], zip(seen["responses"], seen["mask"], strict=True), strict=True))
+        for episode in (e for e in self.episodes("train") if e["global_step"] == step and not e["failed"]):
+            found: list[str] = []
+            for index, record in enumerate(episode["records"]):
+                response, mask = rows.pop(f"{episode['key']}_{index}")
+                turns = turn_ids(mask[None])[0]
+                assert set(turns[mask.bool()].tolist()) == set(range(len(record["steps"])))
+                for turn in range(len(record["steps"])):
+                    found.append(tokenizer.decode(response[turns == turn], skip_special_tokens=True))
+            assert found == [turn["text"] for turn in episode["turns"]]
+        assert not any(mask.any() for _, mask in rows.values())
 
 
 def minigrid(out: Path, *levels: dict[str, Any], train: int, val: int, seed: int) -> tuple[str, ...]:

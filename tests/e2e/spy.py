@@ -47,9 +47,10 @@ def _spy_on(cls):
     update_actor, end_of_step = cls._update_actor, cls.on_step_end
 
     def _update_actor(self, batch, metrics):
-        optional = ["values"] if self.use_critic else []
+        optional = ["values", "returns"] if self.use_critic else []
         optional += ["turnkey_staleness"] if self.loss is not None and "staleness" in self.loss.needs else []
-        fields = ["advantages", "old_log_probs", "rollout_log_probs", "response_mask", "rm_scores", *optional]
+        fields = ["responses", "advantages", "old_log_probs", "rollout_log_probs", "response_mask", "rm_scores"]
+        fields += optional
         before = _rows(batch, *fields)
         under_actor = _log_probs(self, batch)
         batch = update_actor(self, batch, metrics)
@@ -60,9 +61,11 @@ def _spy_on(cls):
                 "padding": [bool(tag.get("is_padding")) for tag in tags],
                 "versions": [(tag["min_global_steps"], tag["max_global_steps"]) for tag in tags],
                 "advantages": before["advantages"],
+                "responses": before["responses"],
                 "mask": before["response_mask"],
                 "rm_scores": before["rm_scores"],
                 "values": before.get("values"),
+                "returns": before.get("returns"),
                 "staleness": before.get("turnkey_staleness"),
                 "rollout": before["rollout_log_probs"],
                 "old": before["old_log_probs"],

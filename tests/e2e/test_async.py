@@ -130,10 +130,11 @@ def test_staleness_reaches_the_loss(colocate: Run) -> None:
     found = set()
     for step, update in UPDATES["colocate"]:
         seen = colocate.seen(step, update)
-        for (_, newest), padding, staleness in zip(seen["versions"], seen["padding"], seen["staleness"], strict=True):
-            if not padding:
-                assert float(staleness) == step - 1 - newest
-                found.add(float(staleness))
+        columns = (seen[name] for name in ("versions", "padding", "mask", "staleness"))
+        for (_, newest), padding, mask, staleness in zip(*columns, strict=True):
+            if not padding and mask.any():
+                assert set(staleness[mask.bool()].tolist()) == {step - 1 - newest}
+                found.add(float(step - 1 - newest))
     assert 0.0 in found
     assert max(found) >= 1.0
 

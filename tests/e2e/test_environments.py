@@ -11,6 +11,7 @@ import naive
 import numpy as np
 import pytest
 from launch import Run, train
+from transformers import AutoTokenizer
 
 TURNKEY = Path(sys.executable).with_name("turnkey")
 POLICY = Path(__file__).with_name("word_policy.py")
@@ -50,7 +51,15 @@ def textworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     env = {"TURNKEY_CACHE": str(out / "cache")}
     kwargs = '{"challenge": "coin_collector", "level": 2, "games": 4}'
     tasks(out, "--env", "turnkey/TextWorld-v0", "--kwargs", kwargs, env=env)
-    return play(out, model, "textworld", "turnkey.rollout.max_turns=6", env=env)
+    return play(
+        out,
+        model,
+        "textworld",  # a conversation
+        "turnkey.rollout.max_turns=6",
+        "turnkey.rollout.max_tokens_per_turn=8",
+        "data.max_response_length=1000",
+        env=env,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +88,9 @@ def test_every_episode_is_played_to_its_end_in_the_real_engine(run: Run) -> None
             assert episode["failed"] is None
             assert episode["env"]["package"] == package[episode["env"]["id"]]
             assert episode["env"]["version"]
-            last = episode["records"][-1]["steps"][0]
+            last = episode["records"][-1]["steps"][-1]
             assert last["terminated"] or last["truncated"]
-            assert all(record["steps"][0]["valid"] for record in episode["records"])
+            assert all(step["valid"] for record in episode["records"] for step in record["steps"])
 
 
 def test_the_rollouts_of_a_group_begin_alike(run: Run) -> None:
@@ -98,6 +107,21 @@ def test_credit_of_real_states_is_that_of_the_naive_twin(run: Run, step: int) ->
     run.agrees_with(naive.gigpo, step)
     assert run.metrics[step]["credit/share_steps_in_anchor_groups"] > 0.2, "the states of a group repeat"
     assert np.isfinite(run.metrics[step]["actor/grad_norm"])
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_every_turn_is_in_one_row_as_it_was_written(run: Run, model: Path, step: int) -> None:
+    run.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
+    assert run.metrics[step]["training/rollout_probs_diff_max"] < 1e-4  # the row's context is what the server saw
+
+
+def test_a_conversation_is_one_row(textworld: Run, alfworld: Run) -> None:
+    def sizes(run: Run, part: str) -> list[int]:
+        return [len(episode[part]) for episode in run.episodes("train")]
+
+    assert sizes(alfworld, "records") == sizes(alfworld, "turns")
+    assert set(sizes(textworld, "records")) == {1}
+    assert max(sizes(textworld, "turns")) > 3
 
 
 def test_something_was_learnt_from(run: Run) -> None:

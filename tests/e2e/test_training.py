@@ -205,7 +205,7 @@ def _checkpoint(run: Run, part: str) -> dict[str, Any]:
 def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: Path) -> None:
     """From the checkpoint, with verl's GAE and a loss of ours, on step rows of which some are failed episodes.
 
-    In micro-batches of a fixed size, as ordinary scripts have them.
+    In micro-batches of a fixed size, as ordinary scripts have them, and with episodes that weigh alike.
     """
     run = train(
         broken.out.with_name("resumed"),
@@ -215,6 +215,7 @@ def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: P
         *BROKEN,
         *_broken_overrides(broken.out, model),
         "trainer.total_training_steps=2",
+        "turnkey.update.weight_by=episode",
         "actor_rollout_ref.actor.use_dynamic_bsz=false",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=5",

@@ -1,0 +1,101 @@
+"""Conversations with MiniGrid under Turn-PPO: rows of many turns, a critic, credit by turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+from launch import Run, minigrid, train
+from naive.turn_gae import turn_gae_returns
+from transformers import AutoTokenizer
+
+from verl_turnkey.losses import turn_ids
+
+POLICY = Path(__file__).with_name("word_policy.py")
+LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 10}
+STEPS = 5
+TURN, BUDGET = 4, 220
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Conversations that are full before they are over go on with their last turns, in a new row."""
+    out = tmp_path_factory.mktemp("conversation")
+    return train(
+        out,
+        "+turnkey=turn_gae",
+        "+turnkey/env=babyai",
+        "+turnkey/device=cpu",
+        *minigrid(out, LEVEL, train=8, val=4, seed=1),
+        "turnkey.rollout.prompt=conversation",
+        "turnkey.rollout.when_full=drop_oldest",
+        f"turnkey.rollout.max_tokens_per_turn={TURN}",
+        f"data.max_response_length={BUDGET}",
+        f"turnkey.rewards=[{{name: step, weight: 5}}, {{name: '{POLICY}:forward', weight: 0.5}}]",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        f"critic.model.path={model}",
+        "critic.ppo_max_token_len_per_gpu=8192",
+        "critic.optim.lr=1e-3",
+        "critic.optim.weight_decay=0.0",
+        f"trainer.total_training_steps={STEPS}",
+    )
+
+
+def valued(run: Run, step: int) -> list[dict[str, Any]]:
+    """The steps trained on in ``step``, with the critic's value before each turn, from the queue."""
+    seen = run.seen(step)
+    rows = dict(zip(seen["keys"], zip(seen["mask"], seen["values"], seen["returns"], strict=True), strict=True))
+    found = []
+    for each in run.steps():
+        if each["row"] in rows:
+            mask, values, returns = rows[each["row"]]
+            own = torch.nonzero(turn_ids(mask[None])[0] == each["turn"])[:, 0]
+            assert 0 < len(own) <= TURN
+            found.append(each | {"value": float(values[own[0]]), "tokens": len(own), "target": returns[own]})
+    return found
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_rows_hold_the_turns_as_they_were_written(run: Run, model: Path, step: int) -> None:
+    run.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
+    # The log-probabilities of late turns as well: a row's context is what the server saw.
+    assert run.metrics[step]["training/rollout_probs_diff_max"] < 1e-4
+    assert run.metrics[step]["rows/per_episode"] < run.metrics[step]["episode/length/mean"]
+
+
+def test_full_conversations_go_on_in_another_row(run: Run) -> None:
+    episodes = run.episodes("train")
+    assert all(e["failed"] is None for e in episodes)
+    assert any(len(e["records"]) == 1 and len(e["turns"]) > 2 for e in episodes)
+    assert any(len(e["records"]) > 1 for e in episodes)
+    assert sum(len(e["records"]) for e in episodes) < sum(len(e["turns"]) for e in episodes) / 2
+    assert max(len(response) for step in range(1, STEPS + 1) for response in run.seen(step)["responses"]) <= BUDGET
+    assert max(run.metrics[step].get("rows/break/full", 0) for step in range(1, STEPS + 1)) > 0
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_credit_and_targets_of_turns_are_those_of_the_naive_twin(run: Run, step: int) -> None:
+    steps = valued(run, step)
+    advantages = dict(zip([(e["row"], e["turn"]) for e in steps], naive.turn_gae(steps), strict=True))
+    run.agrees_with(lambda found: [advantages[e["row"], e["turn"]] for e in found], step)
+    for each, target in zip(steps, turn_gae_returns(steps), strict=True):
+        np.testing.assert_allclose(each["target"].numpy(), target, atol=1e-4)
+    assert len({round(value, 4) for value in advantages.values()}) > 10
+
+
+def test_the_critic_learns_from_the_targets(run: Run) -> None:
+    """They are far above what it begins with, so its values rise towards them."""
+    steps = [valued(run, step) for step in range(1, STEPS + 1)]
+    values = [np.mean([each["value"] for each in batch]) for batch in steps]
+    targets = [np.mean([each["target"].mean() for each in batch]) for batch in steps]
+    assert np.mean(targets) > values[0] + 0.3, "the test needs what there is to learn"
+    assert values[-1] > values[0] + 0.2, values
+    assert all(run.metrics[step]["critic/vf_loss"] > 0 for step in range(1, STEPS + 1))
+    assert all(run.metrics[step]["actor/grad_norm"] > 0 for step in range(1, STEPS + 1))
