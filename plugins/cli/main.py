@@ -126,10 +126,14 @@ def train(
         os.execv(command[0], command)
 
 
+Markdown = Annotated[bool, typer.Option("--markdown", help="for a page; default: for a terminal")]
+
+
 @app.command()
 def envs(
     module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers environments")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    markdown: Markdown = False,
 ) -> None:
     """List the environments. Shows how each is chosen, whether it is installed, and what else it needs."""
     import gymnasium
@@ -139,6 +143,11 @@ def envs(
 
     known = set(gymnasium.registry)
     import_modules(module or [], "--module")
+    if markdown:
+        from verl_turnkey.plugins.cli import tables
+
+        _print_table(tables.environments(), markdown)
+        return
     rows = listing(known)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -244,27 +253,35 @@ def recipe(
 @app.command()
 def methods(
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
+    markdown: Markdown = False,
 ) -> None:
-    """Print the table of methods."""
+    """List the methods. Shows the switch of each, its parameters and the columns that it needs."""
     from verl_turnkey.plugins.cli import tables
 
-    typer.echo(tables.overview() if short else tables.methods(), nl=False)
+    _print_table(tables.overview() if short else tables.methods(), markdown)
 
 
 @app.command()
-def losses() -> None:
-    """Print the table of policy losses."""
+def losses(markdown: Markdown = False) -> None:
+    """List the policy losses. Shows the switch of each and its parameters."""
     from verl_turnkey.plugins.cli import tables
 
-    typer.echo(tables.losses(), nl=False)
+    _print_table(tables.losses(), markdown)
 
 
 @app.command()
-def keys() -> None:
-    """Print the table of all keys under turnkey."""
+def keys(markdown: Markdown = False) -> None:
+    """List all keys under turnkey, with their defaults."""
     from verl_turnkey.plugins.cli import tables
 
-    typer.echo(tables.keys(), nl=False)
+    _print_table(tables.keys(), markdown)
+
+
+def _print_table(table: str, markdown: bool) -> None:
+    from verl_turnkey.plugins.cli import tables
+
+    width = None if sys.stdout.isatty() else 190
+    typer.echo(table if markdown else tables.on_terminal(table, width), nl=False)
 
 
 @app.command()

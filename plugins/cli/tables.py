@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
 
 
+PARAMETERS = "parameters (default)"
+
+
 def methods() -> str:
     """Markdown: one row per estimator."""
-    rows = ["| switch | what it does | parameters (default) | needs | source |", "|---|---|---|---|---|"]
+    rows = [f"| switch | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|"]
     for name, spec in sorted(shipped().items()):
         needs = ", ".join(spec.needs) or "-"
         switch = f"[`+turnkey={name}`](methods/{name}.md)"
@@ -39,7 +42,7 @@ def overview() -> str:
 
 def losses() -> str:
     """Markdown: one row per policy loss."""
-    rows = ["| switch | what it does | parameters (default) | source |", "|---|---|---|---|"]
+    rows = [f"| switch | what it does | {PARAMETERS} | source |", "|---|---|---|---|"]
     for name, spec in shipped_losses().items():
         rows.append(f"| `+turnkey/loss={name}` | {spec.summary} | {_parameters(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
@@ -97,6 +100,37 @@ def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
             yield from _rows(key, value)
         else:
             yield key, value, docs[entry.name]
+
+
+def on_terminal(markdown: str, width: int | None = None) -> str:
+    """A markdown table as lines for a terminal of ``width`` columns (default: the one at hand), without its marks.
+
+    Parameters stand below what they belong to: a column of their own would leave the others a word per line.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    head, _, *rows = [[plain(cell) for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
+    below = head.index(PARAMETERS) if PARAMETERS in head else None
+    names = [name for i, name in enumerate(head) if i != below]
+    shares = [None, 3, 1, 1] if len(names) > 3 else [None, 3, 2] if below else [None, 1, 2]
+    columns = (Column(name, no_wrap=not i, overflow="fold", ratio=shares[i]) for i, name in enumerate(names))
+    table = Table(*columns, box=SIMPLE_HEAD, expand=True, highlight=False, padding=(0, 1, 1 if below else 0, 0))
+    for row in rows:
+        if below is not None:
+            given = row.pop(below)
+            row[below - 1] += f"\n{given}"
+        table.add_row(*row)
+    console = Console(width=width, markup=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def plain(cell: str) -> str:
+    """The text of a markdown cell, without links and code marks."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").strip()
 
 
 #: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.

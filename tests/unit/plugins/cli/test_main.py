@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from verl_turnkey.plugins.cli import recipes, tables
 from verl_turnkey.plugins.cli.main import app, main
 
 LAKE = "turnkey/FrozenLake-v0"
@@ -58,3 +59,24 @@ def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch,
     said = capsys.readouterr().err
     assert "--module: cannot import 'absent_xyz.py'" in said if module else "by --module in the commands" in said
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["methods", "losses", "keys", "envs"])
+def test_tables_are_for_a_terminal_or_for_a_page(command):
+    shown = CliRunner().invoke(app, [command], catch_exceptions=False).output
+    page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
+    assert page.startswith("| ") and "|---|" in page
+    assert "|" not in shown
+    assert max(map(len, shown.splitlines())) <= 190
+
+
+def test_a_narrow_terminal_shows_the_whole_table():
+    markdown = tables.methods()
+    narrow = tables.on_terminal(markdown, 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "…" not in narrow
+    assert all(f" +turnkey={name} " in narrow for name in recipes.shipped())
+    wide = tables.on_terminal(markdown, 400)
+    row = next(line for line in wide.splitlines() if "+turnkey=rebn " in line)
+    assert "normalizes each step" in row and "arXiv:2510.01051" in row
+    assert "gamma=0.9, std=sample, epsilon=1.0e-09" in wide
