@@ -15,11 +15,12 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+from verl.utils.seqlen_balancing import calculate_workload
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.seeupo import accumulated_ratio
+from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
 from verl_turnkey.plugins.config.schema import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows
@@ -52,8 +53,8 @@ class Phase:
             raise RuntimeError(f"{len(rows)} rows and {len(padding)} padding rows for {dp_size} data-parallel ranks")
         self.real = _part(batch, rows)
         lengths = torch.tensor([batch.tags[i]["seq_len"] for i in chosen])
-        parts = get_seqlen_balanced_partitions(calculate_workload(lengths), k_partitions=dp_size, equal_size=True)
-        self.filled = _part(batch, [chosen[i] for part in parts for i in part])
+        rank = even(calculate_workload(lengths).numpy(), dp_size)
+        self.filled = _part(batch, [chosen[i] for i in rank.argsort(kind="stable")])
 
     def read(self, *fields: str) -> TensorDict:
         """Columns of the real rows, nested."""

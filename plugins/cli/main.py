@@ -146,7 +146,7 @@ def envs(
     if markdown:
         from verl_turnkey.plugins.cli import tables
 
-        _print_table(tables.environments(), markdown)
+        typer.echo(tables.environments(), nl=False)
         return
     rows = listing(known)
     if as_json:
@@ -258,7 +258,7 @@ def methods(
     """List the methods. Shows the switch of each, its parameters and the columns that it needs."""
     from verl_turnkey.plugins.cli import tables
 
-    _print_table(tables.overview() if short else tables.methods(), markdown)
+    tables.show(tables.overview() if short else tables.methods(), markdown)
 
 
 @app.command()
@@ -266,7 +266,7 @@ def losses(markdown: Markdown = False) -> None:
     """List the policy losses. Shows the switch of each and its parameters."""
     from verl_turnkey.plugins.cli import tables
 
-    _print_table(tables.losses(), markdown)
+    tables.show(tables.losses(), markdown)
 
 
 @app.command()
@@ -274,14 +274,7 @@ def keys(markdown: Markdown = False) -> None:
     """List all keys under turnkey, with their defaults."""
     from verl_turnkey.plugins.cli import tables
 
-    _print_table(tables.keys(), markdown)
-
-
-def _print_table(table: str, markdown: bool) -> None:
-    from verl_turnkey.plugins.cli import tables
-
-    width = None if sys.stdout.isatty() else 190
-    typer.echo(table if markdown else tables.on_terminal(table, width), nl=False)
+    tables.show(tables.keys(), markdown)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -100,6 +101,11 @@ def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
             yield from _rows(key, value)
         else:
             yield key, value, docs[entry.name]
+
+
+def show(table: str, markdown: bool) -> None:
+    """Print a table, for a terminal of any width or as the markdown it is."""
+    print(table if markdown else on_terminal(table, None if sys.stdout.isatty() else 190), end="")
 
 
 def on_terminal(markdown: str, width: int | None = None) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.credit.row_turns import split_key
 
 
@@ -71,25 +72,6 @@ def deal(
     of_row = of_episode[episode]
     drawn = by_key[rng.permutation(len(keys))]
     return [drawn[of_row[drawn] == part] for part in rng.permutation(number)]
-
-
-def even(weights: np.ndarray, bins: int) -> np.ndarray:
-    """The bin of each item: bins with equal numbers of items and about equal sums of ``weights``.
-
-    ``bins`` divides the number of items. From the heaviest item down, each goes to the lightest bin that has room.
-    """
-    room = len(weights) // bins
-    found = np.zeros(len(weights), dtype=np.int64)
-    order = np.argsort(-weights, kind="stable")
-    lightest = [(0.0, number, room) for number in range(bins)]
-    for i, weight in zip(order.tolist(), weights[order].tolist(), strict=True):
-        total, number, left = lightest[0]
-        found[i] = number
-        if left > 1:
-            heapq.heapreplace(lightest, (total + weight, number, left - 1))
-        else:
-            heapq.heappop(lightest)
-    return found
 
 
 def rows_of_a_part(dealt: Sequence[np.ndarray], ranks: int, multiple: int) -> int:
