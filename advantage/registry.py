@@ -27,6 +27,17 @@ HOW_TO_SET = {
 }
 
 
+def how_to_set(column: str) -> str:
+    """How a rollout comes to have ``column``, to end an error with."""
+    if not column.startswith("extra."):
+        return HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
+    key = column.removeprefix("extra.")
+    return (
+        f'the environment must set info["extra"]["{key}"], or your own agent loop "{key}" in the record field "extra", '
+        f"on every step; or a component of turnkey.rewards gives it (column: {key})"
+    )
+
+
 @dataclass(frozen=True)
 class EstimatorSpec:
     """A registered estimator.
@@ -122,14 +133,9 @@ def compute_credit(name: str, batch: StepBatch, *, state: Mapping[str, float] | 
     parsed = parse(spec.params, params, where=name)
     for column in spec.columns(parsed):
         if column not in batch.given:
-            how = HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
-            if column.startswith("extra."):
-                key = column.removeprefix("extra.")
-                how = (
-                    f'the environment must set info["extra"]["{key}"], or your own agent loop "{key}" in the record '
-                    'field "extra", on every step'
-                )
-            raise ConfigError(f"estimator {name!r} needs the column {column!r}, which this batch does not have: {how}")
+            raise ConfigError(
+                f"estimator {name!r} needs the column {column!r}, which this batch does not have: {how_to_set(column)}"
+            )
     credit = spec.fn(batch, parsed, dict(state or {})) if spec.stateful else spec.fn(batch, parsed)
     if not isinstance(credit, Credit):
         raise ValueError(f"estimator {name!r}: expected it to return a Credit, got {type(credit).__name__}")

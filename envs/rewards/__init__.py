@@ -16,10 +16,11 @@ from verl_turnkey.envs.rewards.components import (
     register_reward,
     rewards,
 )
-from verl_turnkey.envs.rewards.composition import Composition, Shaped, compose
+from verl_turnkey.envs.rewards.composition import LOOPS_OWN, Composition, Shaped, column_clash, compose
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
 
 __all__ = [
+    "LOOPS_OWN",
     "Component",
     "Composition",
     "Judge",
@@ -30,6 +31,7 @@ __all__ = [
     "RewardStep",
     "Shaped",
     "Standing",
+    "column_clash",
     "compose",
     "pairwise",
     "register_reward",

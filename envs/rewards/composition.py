@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
 from verl_turnkey.envs.rewards.components import Component, RewardError, Steps, rewards
 from verl_turnkey.envs.user_modules import load_function
 
-_OWN = ("name", "weight", "label")
+_OWN = ("name", "weight", "label", "column")
+LOOPS_OWN = ("next_anchor", "text")  # columns that the agent loop writes itself
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,15 @@ class Shaped:
     """The rewards of an episode."""
 
     rewards: list[float]
-    """per step: the sum of the parts"""
+    """per step: the sum of the parts that give no column"""
     parts: dict[str, list[float]]
     """label of a component -> its weighted values per step"""
+    columns: dict[str, list[float]] = field(default_factory=dict)
+    """name of a column -> its values per step, those of the component that gives it; no part of the rewards"""
 
     @property
     def sums(self) -> dict[str, float]:
-        """Label of a component -> what it gave to the whole episode."""
+        """Label of a component -> the sum of its values over the whole episode."""
         return {label: math.fsum(values) for label, values in self.parts.items()}
 
 
@@ -39,6 +42,7 @@ class _Part:
     weight: float
     values: Component
     where: str
+    column: str | None = None
 
 
 class Composition:
@@ -52,6 +56,11 @@ class Composition:
         """The names under which the parts are logged, in the order of the configuration."""
         return tuple(part.label for part in self._parts)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that components give instead of a reward."""
+        return tuple(part.column for part in self._parts if part.column is not None)
+
     async def run(self, steps: Steps) -> Shaped:
         """The rewards of an episode, given all of its steps; components that wait for a server wait at the same time.
 
@@ -61,12 +70,14 @@ class Composition:
         """
         if not steps:
             raise RewardError("an episode without steps has no rewards")
-        parts = await gather(self._value(part, steps) for part in self._parts)
-        sums = [math.fsum(values) for values in zip(*parts, strict=True)]
+        found = await gather(self._value(part, steps) for part in self._parts)
+        pairs = list(zip(self._parts, found, strict=True))
+        sums = [math.fsum(at) for at in zip(*(values for part, values in pairs if part.column is None), strict=True)]
         for t, total in enumerate(sums):
             if abs(total) > LARGEST_REWARD:
                 raise RewardError(f"the components sum up to {total:g} at step {t}: expected up to 1e18 in size")
-        return Shaped(sums, dict(zip(self.labels, parts, strict=True)))
+        columns = {part.column: values for part, values in pairs if part.column is not None}
+        return Shaped(sums, {part.label: values for part, values in pairs}, columns)
 
     def __call__(self, steps: Steps) -> Shaped:
         """As :meth:`run`, outside of an event loop."""
@@ -121,9 +132,13 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
 
     ``weight`` is 1 by default. Components that count undesired behaviour have no default: give a negative one.
 
+    With ``column`` the values of a component are no reward: they become a column of that name, which a method reads::
+
+        compose([{"name": "step"}, {"name": "my.module:score", "column": "turn_score"}])
+
     Raises:
-        ConfigError: unknown name or option (with the closest match), a value that does not fit, two equal labels. The
-            message opens with ``where`` and the place in the list.
+        ConfigError: unknown name or option (with the closest match), a value that does not fit, two equal labels or
+            columns, no component that gives a reward. The message opens with ``where`` and the place in the list.
         ModuleImportError: a function of your own that cannot be loaded.
         MissingPackageError: a component needs a package that is not installed.
     """
@@ -136,8 +151,23 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
         part = _part(entry, f"{where}[{i}]")
         if part.label in (other.label for other in parts):
             raise ConfigError(f"{part.where}.label: {part.label!r} is there already; give this component another label")
+        if part.column is not None and part.column in (other.column for other in parts):
+            raise ConfigError(f"{part.where}.column: {part.column!r} is there already; give this one another name")
         parts.append(part)
+    if all(part.column is not None for part in parts):
+        raise ConfigError(
+            f"{where}: each component gives a column, and none a reward: add {{name: step}}, with weight 0 if all "
+            "rewards are to be 0"
+        )
     return Composition(parts)
+
+
+def column_clash(name: str) -> str:
+    """The message when the environment gives a column that a component gives as well."""
+    return (
+        f"the environment gives info['extra'][{name!r}] itself, and so does a component with column: {name}: give the "
+        "component another column, or leave it out"
+    )
 
 
 def _part(entry: Any, where: str) -> _Part:
@@ -150,8 +180,14 @@ def _part(entry: Any, where: str) -> _Part:
     weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ConfigError(f"{where}.weight: expected a finite number, got {weight!r}")
+    column = entry.get("column")
+    if column is not None and (not isinstance(column, str) or not column.isidentifier() or column in LOOPS_OWN):
+        raise ConfigError(
+            f"{where}.column: expected the name of a column such as turn_score, other than {' and '.join(LOOPS_OWN)}, "
+            f"got {column!r}{_without_extra(column)}"
+        )
     if ":" in name:
-        return _Part(label, float(weight), _own(name, options, where), where)
+        return _Part(label, float(weight), _own(name, options, where), where, column)
     known = rewards()
     if name not in known:
         raise ConfigError(
@@ -159,13 +195,18 @@ def _part(entry: Any, where: str) -> _Part:
             f"{', '.join(sorted(known))}; one of your own is given as module:function"
         )
     spec = known[name]
-    if spec.cost and ("weight" not in entry or weight > 0):
+    if spec.cost and column is None and ("weight" not in entry or weight > 0):
         raise ConfigError(
             f"{where}.weight: expected a number below 0, because {name!r} counts what is to be avoided, "
             f"got {entry.get('weight', 'none')!r}"
         )
     _check_options(options, [entry.name for entry in fields(spec.cls) if entry.init], where)
-    return _Part(label, float(weight), parse(spec.cls, options, where), where)
+    return _Part(label, float(weight), parse(spec.cls, options, where), where, column)
+
+
+def _without_extra(column: Any) -> str:
+    prefix = "extra."
+    return f"; write {column.removeprefix(prefix)}" if isinstance(column, str) and column.startswith(prefix) else ""
 
 
 def _own(name: str, options: dict[str, Any], where: str) -> Component:

@@ -48,8 +48,11 @@ def first_task(file: str) -> Task:
     raise ConfigError(f"{file} holds no tasks: write some with `turnkey tasks`")
 
 
-def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
+def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | None:
     """Play the first task for a few steps, in a process as a host's, and measure its first prompt.
+
+    Returns:
+        The columns that the environment gives in ``info["extra"]``; None when it refused each of the random actions.
 
     Raises:
         ConfigError: the environment cannot be made, raises, hangs, dies or returns what it must not; its prompt exceeds
@@ -57,11 +60,12 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> None:
     """
     task = _configured(first_task(file), turnkey)
     try:
-        observation, info = asyncio.run(play(turnkey, task))
+        observation, info, given = asyncio.run(play(turnkey, task))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
     if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
         _measure(config, turnkey, observation, info["task"], info["admissible"])
+    return given
 
 
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
@@ -106,13 +110,19 @@ def _refusal(task: Task, error: Exception, where: str = "") -> ConfigError:
     )
 
 
-async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info]:
-    """Begin ``task`` and take up to ``STEPS`` random steps, as a host does. First observation and info.
+async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info, set[str] | None]:
+    """Begin ``task`` and take up to ``STEPS`` random steps, as a host does.
+
+    Returns:
+        First observation and info, and the columns of the steps, as :func:`probe` returns them.
 
     Raises:
         EnvironmentFailure: as in training, where it would cost each episode.
     """
+    from verl_turnkey.plugins.rollout.episode import countable
+
     env, rng = turnkey.env, random.Random(task.seed)
+    given: set[str] | None = None
     process = await ProcessWorker.spawn(turnkey.modules)
     try:
         load = f"import of {task.env_id}"
@@ -125,11 +135,13 @@ async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info]:
             action = rng.choice(actions) if actions else "look"
             step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
             observation, _, terminated, truncated, info = step
+            if not info["invalid"]:
+                given = (given or set()) | countable({}, info.get("extra") or {}).keys()
             if terminated or truncated:
                 break
     finally:
         await process.retire(CLOSE_SECONDS)
-    return first
+    return *first, given
 
 
 def _measure(

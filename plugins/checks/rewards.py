@@ -7,8 +7,9 @@ import warnings
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.rewards import compose
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, reward_entries
+from verl_turnkey.advantage.registry import how_to_set
+from verl_turnkey.envs.rewards import LOOPS_OWN, column_clash, compose
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, credit_params, estimator_of, reward_entries
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {
@@ -53,6 +54,29 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
                 f"turnkey.rollout.invalid_action_penalty={penalty} would count an invalid action twice: set "
                 "turnkey.rollout.invalid_action_penalty=0, or leave the component out"
             )
+
+
+def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | None) -> None:
+    """Refuse a method that reads a column which neither environment nor component gives, and one that both give.
+
+    ``given``: what the probe saw in the environment's ``info["extra"]``; None when it saw no valid step.
+
+    Raises:
+        ConfigError: names the column and how a rollout comes to have it.
+    """
+    columns = compose(reward_entries(config, turnkey)).columns
+    if given is None:
+        return
+    if clash := sorted(given & {*columns}):
+        raise ConfigError(f"turnkey.rewards: {column_clash(clash[0])}")
+    spec = estimator_of(config)
+    needs = () if spec is None else spec.columns(credit_params(config, turnkey))
+    known = {f"extra.{name}" for name in (*given, *columns, *LOOPS_OWN)}
+    for column in (column for column in needs if column.startswith("extra.") and column not in known):
+        raise ConfigError(
+            f"algorithm.adv_estimator={spec.name} needs the column {column!r}, which the first task's environment does "
+            f"not give: {how_to_set(column)}"
+        )
 
 
 def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:

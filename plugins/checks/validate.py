@@ -19,7 +19,7 @@ from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.paths import check_paths, joins_cluster
-from verl_turnkey.plugins.checks.rewards import check_algorithm, check_rewards
+from verl_turnkey.plugins.checks.rewards import check_algorithm, check_columns, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
@@ -201,7 +201,7 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
     if any(LOOP_COLUMN in columns(file) for file in files):
         return  # rows choose their own loop
     if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
-        probe(config, turnkey, parquet[0])
+        check_columns(config, turnkey, probe(config, turnkey, parquet[0]))
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:

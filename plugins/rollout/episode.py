@@ -9,7 +9,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from verl_turnkey.advantage import make_record
-from verl_turnkey.envs.rewards import Composition, RewardStep
+from verl_turnkey.envs.rewards import Composition, RewardError, RewardStep, column_clash
 from verl_turnkey.plugins.credit.metrics import BREAK, CACHED, REWARD
 from verl_turnkey.plugins.rollout.merging import merge_rows
 
@@ -101,7 +101,7 @@ class Episode:
     task: str = ""
     success: bool = False
     rewards: dict[str, float] = field(default_factory=dict)
-    """sum of each reward component over the episode, by label"""
+    """sum of each reward component over the episode, by label; of one that gives a column, too"""
 
     def end(self, success: bool | None) -> None:
         """End the episode and write its success to every step.
@@ -115,19 +115,24 @@ class Episode:
             step.record["success"] = self.success
 
     async def apply_rewards(self, composition: Composition, row: Mapping[str, Any]) -> None:
-        """Write the composed reward of every step beside the environment's, after the episode has ended.
+        """Write the composed reward and the columns of components to every step, after the episode has ended.
 
         ``row``: the fields of the data row.
 
         Raises:
-            RewardError: a component fails, or the sum of the components is too large.
+            RewardError: a component fails, the sum of the components is too large, or the environment gives a column of
+                a component's name itself.
         """
         last = len(self.steps) - 1
         shaped = await composition.run(
             [step.for_reward(self.task, row, self.success and t == last) for t, step in enumerate(self.steps)]
         )
-        for step, reward in zip(self.steps, shaped.rewards, strict=True):
+        for t, (step, reward) in enumerate(zip(self.steps, shaped.rewards, strict=True)):
             step.record["composed_reward"] = reward
+            columns = {name: values[t] for name, values in shaped.columns.items()}
+            if clash := columns.keys() & step.record["extra"].keys():
+                raise RewardError(column_clash(min(clash)))
+            step.record["extra"] |= columns
         self.rewards = shaped.sums
 
     def info(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.recipes import shipped
 
@@ -32,6 +33,13 @@ REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return 1.0
 """
+
+
+def given(spec: EstimatorSpec) -> str:
+    """The rewards of a line with the method ``spec``: where it reads columns, components that give them."""
+    columns = [name.removeprefix("extra.") for name in spec.needs if name.startswith("extra.")]
+    parts = ["{name: step}", *(f"{{name: step, label: {name}, column: {name}}}" for name in columns)]
+    return f"'turnkey.rewards=[{','.join(parts)}]'" if columns else ""
 
 
 def write_files(folder: Path, model: Path) -> dict[str, str]:
@@ -194,6 +202,11 @@ PARAMETERS = [
     ("'turnkey.rewards=[{name: length, weight: 1}]'", "turnkey.rewards[0].weight | below 0"),
     ("'turnkey.rewards=[{name: step},{name: step}]'", "turnkey.rewards[1].label | 'step'"),
     ("'turnkey.rewards=[{name: potential}]'", "turnkey.rewards[0] | gamma"),
+    ("'turnkey.rewards=[{name: step, column: turn_score}]'", "turnkey.rewards | none a reward | {name: step}"),
+    (
+        "'turnkey.rewards=[{name: step},{name: outcome, column: extra.turn_score}]'",
+        "turnkey.rewards[1].column | extra.turn_score | write turn_score",
+    ),
     ("'turnkey.rewards=[{name: step, wieght: 2}]'", "turnkey.rewards[0].wieght | 'weight'"),
     ("'turnkey.rewards=[{name: mine:bonus}]'", "turnkey.rewards[0].name | mine:bonus"),
     ("'turnkey.rewards=[{name: judge}]'", "turnkey.rewards[0] | url"),
@@ -601,11 +614,11 @@ SEPARATE = (
 )
 
 STARTS = [
-    *(f"+turnkey={name}" for name, spec in shipped().items() if "value" not in spec.needs),
+    *(f"+turnkey={name} {given(spec)}".strip() for name, spec in shipped().items() if "value" not in spec.needs),
     "+turnkey=turn_gae",
     "+turnkey=vc_gae critic.model.path={model}",
     *(f"+turnkey=gigpo +turnkey/loss={name}" for name in ("turn_ratio", "st_ppo", "s_ppo", "psft", "rebel", "a3po")),
-    "+turnkey=hdpo +turnkey/loss=hdpo",
+    "+turnkey=hdpo +turnkey/loss=hdpo 'turnkey.rewards=[{name: step},{name: step, label: q, column: tool_calls}]'",
     "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu",
     "+turnkey=base algorithm.adv_estimator=grpo",
     "+turnkey=base algorithm.adv_estimator=gae critic.model.path={model}",

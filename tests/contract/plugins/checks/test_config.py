@@ -63,6 +63,8 @@ def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, d
             checked(config)
         config.data.max_response_length = 8192
     config.turnkey.env.probe = recipe.env.id == "turnkey/MiniGrid-v0"  # the tasks here are, and all packages are there
+    columns = [] if method == "base" else [c for c in estimators()[method].needs if c.startswith("extra.")]
+    config.turnkey.rewards += [{"name": "step", "label": c, "column": c.removeprefix("extra.")} for c in columns]
     checked(config)
     assert config.trainer.v1.trainer_mode == "turnkey_sync"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
@@ -340,6 +342,29 @@ def test_environment_that_cannot_be_played(compose: Compose, tmp_path, kwargs, s
     with pytest.raises(ConfigError, match=said):
         checked(compose(*overrides))
     checked(compose(*overrides, "turnkey.env.probe=false"))
+
+
+def test_a_column_that_nobody_gives_is_named_before_ray(compose: Compose, tmp_path):
+    """Environment and components together; what both give, and what only the probe can tell."""
+    say, mute = ({"says_more": more} for more in (True, False))
+    for name, kwargs in (("say", say), ("mute", mute)):
+        tasks = [Task("contract/Awkward-v0", seed, kwargs) for seed in range(4)]
+        write_parquet(tmp_path / f"{name}.parquet", tasks, "x", "train")
+
+    def drive(file: str, method: str, *overrides: str) -> None:
+        files = [f"data.{key}={tmp_path}/{file}.parquet" for key in ("train_files", "val_files")]
+        checked(compose(f"+turnkey={method}", *files, f"turnkey.modules=[{AWKWARD}]", *overrides))
+
+    scorer = "turnkey.rewards=[{name: step}, {name: outcome, label: scorer, column: %s}]"
+    drive("say", "step_potential")  # the environment's own
+    drive("mute", "step_potential", scorer % "potential")
+    drive("mute", "step_potential", "turnkey.env.probe=false")
+    with pytest.raises(ConfigError, match=r"step_potential needs the column 'extra\.potential'.*column: potential"):
+        drive("mute", "step_potential")
+    with pytest.raises(ConfigError, match=r"needs the column 'extra\.potential'"):
+        drive("mute", "step_potential", scorer % "turn_score")
+    with pytest.raises(ConfigError, match=r"environment gives info\['extra'\]\['potential'\] itself"):
+        drive("say", "step_potential", scorer % "potential")
 
 
 def test_missing_environment_package_names_the_extra(compose: Compose, tmp_path, monkeypatch):

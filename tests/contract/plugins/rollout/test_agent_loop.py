@@ -996,6 +996,25 @@ def test_what_the_environment_says_further_reaches_rewards_and_methods(play):
     assert [step["composed_reward"] for step in found] == [1.0, 0.0, -1.0, 0.5]
 
 
+def test_columns_of_components_reach_the_methods_and_not_the_reward(play):
+    """Under their names in the record, on every step, beside what the environment gives."""
+    rewards = "[{name: step}, {name: length, unit: turns, label: scorer, weight: 0.5, column: turn_score}]"
+    outputs, _ = play(["call", "", "win"], awkward(says_more=True), f"turnkey.rewards={rewards}")
+    found = steps(outputs)
+    assert [step["extra"]["turn_score"] for step in found] == [0.5, 0.5, 0.5]
+    assert [step["extra"]["tool_calls"] for step in found] == [1.0, 0.0, 0.0]
+    assert [step["composed_reward"] for step in found] == [0.0, 0.0, 0.5]
+    info = outputs[0].extra_fields["reward_extra_info"]
+    assert (info["reward/step"], info["reward/scorer"]) == (0.5, 1.5)
+    assert outputs[0].reward_score == 0.5
+
+
+def test_a_column_that_the_environment_gives_too_costs_the_episode(play):
+    rewards = "turnkey.rewards=[{name: step}, {name: length, unit: turns, column: tool_calls}]"
+    (row,) = play(["win"], awkward(says_more=True), rewards)[0]
+    assert "the environment gives info['extra']['tool_calls'] itself" in row.extra_fields["turnkey"]["failed"]
+
+
 def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
     module = tmp_path / "own_rewards.py"
     module.write_text("def broken(steps):\n    raise KeyError('no such book')\n")

@@ -148,6 +148,22 @@ def test_the_sum_and_its_parts():
     assert composition(episode()) == shaped, "a composition has no memory"
 
 
+def test_a_component_may_give_a_column_instead_of_a_reward():
+    entries = [{"name": "step"}, {"name": f"{__name__}:last_word", "weight": 2, "label": "prm", "column": "turn_score"}]
+    composition = compose(entries)
+    assert (composition.labels, composition.columns) == (("step", "prm"), ("turn_score",))
+    shaped = composition(episode())
+    assert shaped.rewards == compose([{"name": "step"}])(episode()).rewards
+    assert shaped.columns == {"turn_score": [2.0, 2.0, 2.0]}
+    assert shaped.sums == ONE({"step": 1.5, "prm": 6.0}), "it is logged all the same"
+    # What is to be avoided in a reward may be counted in a column.
+    turns = {"name": "length", "unit": "turns", "column": "turns"}
+    assert compose([{"name": "step"}, turns])(episode()).columns == {"turns": [1.0, 1.0, 1.0]}
+    # A column is under the same limits as a reward, and its failure costs the episode too.
+    with pytest.raises(RewardError, match=r"rewards\[1\] \(infinite\): expected finite numbers"):
+        compose([{"name": "step"}, {"name": f"{__name__}:infinite", "column": "q"}])(episode())
+
+
 def scaled(steps, scale):
     return [scale for _ in steps]
 
@@ -226,13 +242,21 @@ def test_ones_own_by_name():
         ([{"name": "step", "weight": True}], r"\.weight: expected a finite number"),
         ([{"name": "step", "label": ""}], r"\.label: expected a text"),
         ([{"name": "step"}, {"name": "step"}], r"^turnkey\.rewards\[1\]\.label: 'step' is there already"),
+        ([{"name": "step", "column": "q"}], r"each component gives a column, and none a reward: add \{name: step\}"),
+        ([{"name": "step", "column": "extra.q"}], r"\.column: .* such as turn_score, .*got 'extra\.q'; write q$"),
+        ([{"name": "step", "column": "text"}], r"\.column: .*other than next_anchor and text, got 'text'"),
+        ([{"name": "step", "column": 1}], r"\.column: .*got 1$"),
+        (
+            [{"name": "step"}] + [{"name": "step", "label": label, "column": "q"} for label in "ab"],
+            r"rewards\[2\]\.column: 'q' is there already",
+        ),
         ([{"name": "potential"}], r"\.gamma: missing; expected a number"),
         ([{"name": "potential", "gamma": 1.5}], r"\.gamma: expected a number from 0 to 1, got 1\.5"),
         ([{"name": "format", "weight": -1, "pattern": "("}], r"\.pattern: expected a regular expression, got '\('"),
         ([{"name": f"{__name__}:last_word", "wrod": "x"}], r"\.wrod: unknown key; did you mean 'word'\?"),
         (
             [{"name": f"{__name__}:Counted", "begin": 1}],
-            r"\.begin: unknown key.*Known keys: name, weight, label, start",
+            r"\.begin: unknown key.*Known keys: name, weight, label, column, start",
         ),
         ([{"name": f"{__name__}:scaled"}], r"^turnkey\.rewards\[0\]\.scale: missing; .*:scaled needs it"),
         ([{"name": "fractions:Fraction", "numerator": "x"}], r"cannot be made \(ValueError"),
