@@ -1,0 +1,208 @@
+"""Statistics of evaluations and learning curves, in numpy.
+
+T: tasks; R: runs (seeds); N: evaluations of a curve. Every interval is two-sided at ``confidence``; every bootstrap is
+the percentile one, with its own seed, so that the same numbers give the same interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Statistic = Callable[..., Any]
+"""``f(values, axis=...)``, as ``np.mean``"""
+
+RESAMPLES = 10_000
+CHUNK = 1 << 22
+"""values drawn at once: bounds the memory of a bootstrap"""
+
+
+class Interval(NamedTuple):
+    """An estimate and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+# --- success of an evaluation: c of n samples of each task solved -----------------------------------------------------
+
+
+def pass_at_k(solved: ArrayLike, samples: ArrayLike, k: int) -> Floats:
+    """Probability that at least one of ``k`` samples of a task is solved: 1 - C(n-c, k) / C(n, k), unbiased.
+
+    Args:
+        solved: c, (T,) numbers of solved samples.
+        samples: n, (T,) or one number for all, at least ``k``.
+
+    Returns:
+        (T,); the score of the evaluation is its mean. Chen et al. 2021, arXiv:2107.03374, eq. 1.
+
+    Raises:
+        ValueError: ``k`` is not within 1 and n, or c not within 0 and n.
+    """
+    c, n = _counts(solved, samples)
+    if k < 1 or np.any(n < k):
+        raise ValueError(f"pass@k needs 1 <= k <= samples of every task, got k={k} and {int(n.min())} samples")
+    # C(n-c, k) / C(n, k) as a product of k factors at most 1: the binomials themselves overflow.
+    i = np.arange(k)
+    return 1.0 - np.prod(np.maximum(n[:, None] - c[:, None] - i, 0) / (n[:, None] - i), axis=1)
+
+
+def wilson(p: float, n: float, confidence: float = 0.95) -> Interval:
+    """Wilson's score interval of a share ``p`` of ``n`` independent samples. Its width is never 0."""
+    if not (0 <= p <= 1 and n > 0):
+        raise ValueError(f"expected a share within 0 and 1 of more than 0 samples, got {p} of {n}")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return Interval(p, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
+
+
+def success(solved: ArrayLike, samples: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Mean success over tasks, with Wilson's interval at the effective number of samples.
+
+    Samples of one task resemble each other, so n samples say less than n independent ones. The effective number is
+    p(1-p) / (variance of the tasks' means / T), kept between the number of tasks and that of samples. Where all tasks
+    have the same mean it is the number of samples, and that of tasks where all or none is solved: then nothing tells
+    how alike the samples of a task are.
+    """
+    c, n = _counts(solved, samples)
+    means = c / n
+    p, tasks, total = float(means.mean()), len(means), float(n.sum())
+    spread = float(means.var(ddof=1)) / tasks if tasks > 1 else 0.0
+    if p * (1 - p) == 0 or tasks == 1:
+        effective = float(tasks)
+    else:
+        effective = min(max(p * (1 - p) / spread, tasks), total) if spread > 0 else total
+    return wilson(p, effective, confidence)
+
+
+def _counts(solved: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
+    c = np.asarray(solved, np.float64)
+    if c.ndim != 1 or not c.size:
+        raise ValueError(f"expected the solved samples of each task, (T,), got shape {c.shape}")
+    n = np.broadcast_to(np.asarray(samples, np.float64), c.shape)
+    if np.any((c < 0) | (c > n) | (n < 1)):
+        raise ValueError("expected 0 <= solved <= samples and at least one sample in every task")
+    return c, n
+
+
+# --- resampling -------------------------------------------------------------------------------------------------------
+
+
+def bootstrap(
+    values: ArrayLike,
+    statistic: Statistic = np.mean,
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Resample independent units, such as tasks or seeds.
+
+    Args:
+        values: (T,) one number per task; for a paired difference the differences. Or (R, T): the runs of each task are
+            resampled on their own (stratified by task), and the statistic is over all numbers.
+        statistic: of the numbers, along ``axis``.
+    """
+    table = np.asarray(values, np.float64)
+    if table.ndim not in (1, 2) or not table.size:
+        raise ValueError(f"expected numbers of shape (T,) or (R, T), got {table.shape}")
+    table = table[:, None] if table.ndim == 1 else table
+    rng = np.random.default_rng(seed)
+    columns, at_once = np.arange(table.shape[1]), max(1, CHUNK // table.size)
+    drawn = []
+    for first in range(0, resamples, at_once):
+        rows = rng.integers(len(table), size=(min(at_once, resamples - first), *table.shape))
+        drawn.append(statistic(table[rows, columns].reshape(len(rows), -1), axis=1))
+    return _interval(float(statistic(table.reshape(-1), axis=0)), np.concatenate(drawn), confidence)
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Mean of ``a - b`` over the same tasks, (T,) each; tasks are resampled in pairs."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"expected the same tasks on both sides, got {a.shape} and {b.shape}")
+    return bootstrap(a - b, confidence=confidence, seed=seed)
+
+
+def _interval(value: float, drawn: Floats, confidence: float) -> Interval:
+    low, high = np.quantile(drawn, (0.5 - confidence / 2, 0.5 + confidence / 2))
+    return Interval(value, float(low), float(high))
+
+
+def interquartile_mean(values: ArrayLike, axis: int = 0) -> Any:
+    """Mean without the lowest and the highest quarter, each rounded down (Agarwal et al. 2021, arXiv:2108.13264)."""
+    ordered = np.sort(np.asarray(values, np.float64), axis=axis)
+    number = ordered.shape[axis]
+    cut = number // 4
+    return np.take(ordered, range(cut, number - cut), axis=axis).mean(axis=axis)
+
+
+def improvement(
+    a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """Probability that a run of ``a`` is better than one of ``b``, ties half; mean over tasks (arXiv:2108.13264).
+
+    Args:
+        a, b: (R,) or (R, T); the numbers of runs may differ. Runs are resampled within each task, on each side.
+    """
+    tables = [np.asarray(side, np.float64) for side in (a, b)]
+    a, b = (table[:, None] if table.ndim == 1 else table for table in tables)
+    if a.ndim != 2 or b.ndim != 2 or not a.size or not b.size or a.shape[1] != b.shape[1]:
+        raise ValueError(f"expected (R,) or (R, T) with the same tasks, got {tables[0].shape} and {tables[1].shape}")
+    better = (a[:, None] > b[None]) + 0.5 * (a[:, None] == b[None])  # (R of a, R of b, T)
+    rng, tasks = np.random.default_rng(seed), np.arange(a.shape[1])
+    at_once = max(1, CHUNK // better.size)
+    drawn = []
+    for first in range(0, resamples, at_once):
+        number = min(at_once, resamples - first)
+        i = rng.integers(len(a), size=(number, *a.shape))
+        j = rng.integers(len(b), size=(number, *b.shape))
+        drawn.append(better[i[:, :, None], j[:, None], tasks].mean(axis=(1, 2, 3)))
+    return _interval(float(better.mean()), np.concatenate(drawn), confidence)
+
+
+# --- learning curves: N evaluations y at increasing x -----------------------------------------------------------------
+
+
+def area(x: Sequence[float], y: Sequence[float], start: float, end: float) -> float:
+    """Area under a curve from ``start`` to ``end`` by trapezoids, divided by their distance: a mean height.
+
+    ``end`` is the smallest budget of the curves that are compared. One point alone has its own height.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if not (x.size and np.all(np.diff(x) > 0) and x[0] <= start <= end <= x[-1]):
+        raise ValueError(f"expected increasing x from {start} or before to {end} or after, got {x.tolist()}")
+    if start == end:
+        return float(np.interp(start, x, y))
+    grid = np.concatenate([[start], x[(x > start) & (x < end)], [end]])
+    height = np.interp(grid, x, y)
+    return float(np.sum(np.diff(grid) * (height[1:] + height[:-1])) / 2 / (end - start))
+
+
+def first_reached(y: Sequence[float], level: float) -> int | None:
+    """The first evaluation at ``level`` or above whose next one is, too; the last one alone does not count."""
+    above = np.asarray(y, np.float64) >= level
+    found = np.flatnonzero(above[:-1] & above[1:])
+    return int(found[0]) if found.size else None
+
+
+def steps_to(x: Sequence[float], y: Sequence[float], level: float) -> float:
+    """``x`` of :func:`first_reached`; infinite if it is not reached."""
+    found = first_reached(y, level)
+    return math.inf if found is None else float(x[found])
+
+
+def reached(costs: Sequence[float]) -> str:
+    """In words: ``3 of 5 reached, median 40``; a run that did not reach the level counts as infinite."""
+    number, middle = sum(map(math.isfinite, costs)), float(np.median(costs)) if costs else math.inf
+    said = f"{number} of {len(costs)} reached"
+    return f"{said}, median {middle:g}" if math.isfinite(middle) else said
