@@ -149,5 +149,9 @@ def compute_credit(name: str, batch: StepBatch, *, state: Mapping[str, float] | 
             raise ValueError(f"{expected}, got shape {np.shape(array)}")
         if bad := np.count_nonzero(~np.isfinite(array)):
             raise ValueError(f"{expected}, got {bad} that are not finite")
+    if not all(isinstance(key, str) and np.isfinite(value) for key, value in credit.state.items()):
+        raise ValueError(
+            f"estimator {name!r}: expected Credit.state to hold finite numbers by name, got {credit.state}"
+        )
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
     return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})

@@ -19,8 +19,7 @@ from verl_turnkey.advantage.registry import register_estimator
 class RaeParams:
     """Parameters of ``rae``; the defaults are the paper's."""
 
-    decay: float = 0.95
-    """of a role's moving average, for each of its episodes; the trainers do not keep it: each batch begins at 0"""
+    decay: float = 0.95  # of a role's moving average, for each of its episodes
     gamma: float = 1.0  # the advantage falls by it for each step to the end of the role's episode
 
     def __post_init__(self) -> None:
@@ -46,10 +45,9 @@ def rae(batch: StepBatch, params: RaeParams, state: Mapping[str, float]) -> Cred
         A(e,t) = gamma^(steps to the end) A(e) - penalty(t)
 
     ``b_p`` begins at 0 and goes on from batch to batch: ``state`` holds it by the role's text, ``Credit.state`` what
-    the next batch begins with. The trainers pass no state, so in training every batch begins at 0. An episode is what
-    one role did in a trajectory; R is its score when given, else the sum of the role's own rewards. Needs
-    ``extra.role``; steps without a role share one. Constant outcomes do not give 0 but decay to it, with the distance
-    of ``b_p`` from them.
+    the next batch begins with. An episode is what one role did in a trajectory; R is its score when given, else the sum
+    of the role's own rewards. Needs ``extra.role``; steps without a role share one. Constant outcomes do not give 0 but
+    decay to it, with the distance of ``b_p`` from them.
 
     With ``extra.order``, a number per step that says which episode came first (equal on the steps of an episode), the
     recursion is taken in that order. Without it no order is preferred: each episode gets the expectation over all

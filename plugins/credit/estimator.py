@@ -41,6 +41,8 @@ class CreditStep:
     """jagged: the critic's"""
     lists: Sequence[str] = ()
     """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
+    state: Mapping[str, float] = field(default_factory=dict)
+    """``Credit.state`` of the batch before, and after ``run`` that of this one"""
     metrics: dict[str, float] = field(default_factory=dict)
     rows: Rows | None = None
     """the table of steps, once it has been read"""
@@ -99,9 +101,9 @@ class CreditStep:
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
-        credit = compute_credit(name, rows.steps, **asdict(self.params))
+        credit = compute_credit(name, rows.steps, state=self.state, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
-        self.advantage, self.extra = credit.advantage, credit.extra
+        self.advantage, self.extra, self.state = credit.advantage, credit.extra, credit.state
         advantages = padded.fill(rows.to_tokens(credit.advantage) * left)
         if credit.returns is None:
             return advantages, advantages

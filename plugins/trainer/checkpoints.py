@@ -1,13 +1,19 @@
-"""Resuming: rows without prompts are cleared from the queue; a run that stops writes a checkpoint of its last step."""
+"""Checkpoints: what a method remembers is in them; a run that stops writes one of its last step.
+
+Resuming clears rows without prompts from the queue.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import transfer_queue as tq
 
+from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.trainer import credit_state
 
 
 class Checkpoints:
@@ -16,6 +22,9 @@ class Checkpoints:
     config: Any
     global_steps: int
     base_mode: str
+    estimator: EstimatorSpec | None
+    credit_state: Mapping[str, float]
+    """``Credit.state`` of the newest batch: what the next one begins with"""
     _saved: int | None = None
     """the step of the newest checkpoint"""
 
@@ -27,18 +36,37 @@ class Checkpoints:
         """
         super()._load_checkpoint()  # type: ignore[misc]
         self._saved = self.global_steps
+        if self.global_steps:
+            self._load_credit_state()
         items = (tq.kv_list("train") or {}).get("train", {}) if self.base_mode != "sync" else {}
         prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
         left = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
         if left:
             tq.kv_clear(keys=left, partition_id="train")
 
+    def _load_credit_state(self) -> None:
+        if self.estimator is None:
+            return
+        folder = credit_state.resumed_folder(self.config, self.global_steps)
+        found = credit_state.load(folder, self.estimator.name)
+        if not isinstance(found, str):
+            self.credit_state = found
+        elif self.estimator.stateful:
+            logger.warning("%s: the method %r remembers nothing of the steps before", found, self.estimator.name)
+
     def _save_checkpoint(self) -> None:
+        """verl's own, after the state of the method: verl's last file says that the checkpoint is complete."""
+        if self.estimator is not None and (self.estimator.stateful or self.credit_state):
+            folder = credit_state.folder_of(self.config, self.global_steps)
+            credit_state.save(folder, self.estimator.name, self.credit_state)
         super()._save_checkpoint()  # type: ignore[misc]
         self._saved = self.global_steps
 
     def _save_stopping(self, step: int) -> None:
-        """Write a checkpoint of ``step``, the last completed one, unless it exists or the run writes none."""
+        """Write a checkpoint of ``step``, the last completed one, unless it exists or the run writes none.
+
+        Weights and the method's state are the newest ones: updates of the step that stopped are in both.
+        """
         if self.config.trainer.save_freq <= 0 or self._saved == step:
             return
         self.on_sample_end()  # verl saves after the servers have released their memory

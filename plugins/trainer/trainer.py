@@ -57,6 +57,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         registries.register_losses()
         self.estimator = estimator_of(config)
         self.credit_params = credit_params(config, self.turnkey)
+        self.credit_state = {}
         needed = (str(config.algorithm.adv_estimator),) if self.estimator else ()
         ledger.verify(("estimator", "trainer"), needed)
         self.loss = loss_of(config)
@@ -174,11 +175,13 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
             scores=data.get("rm_scores", None),
             values=data.get("values", None),
             lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
+            state=self.credit_state,
         )
         with credit_step(step):
             batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if step.rows is None and step.has_records:
             step.read()
+        self.credit_state = step.state
         metrics.update(step.metrics)
         self._updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
         self._table = step.rows

@@ -26,6 +26,14 @@ Compose = Callable[..., DictConfig]
 PARTITION = "train"
 """of the TransferQueue"""
 
+#: What turnkey_separate_async needs beside the overrides of every run.
+SEPARATE = [
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+]
+
 Episode = list[dict[str, Any]] | str
 """Steps of one episode as arguments of make_step, or the reason why it failed."""
 TOKENS = itertools.cycle((3, 1, 4, 2))
@@ -132,3 +140,25 @@ def advance(
 def read(batch: KVBatchMeta, name: str) -> dict[str, list[float]]:
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[name])
     return {key: row.tolist() for key, row in zip(batch.keys, data[name].unbind(), strict=True)}
+
+
+class Saves:
+    """Stands in the place of everything that saves and sleeps: what it was asked for, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def sleep_replicas(self) -> None:
+        self.calls.append("sleep")
+
+    def save_checkpoint(self, path: str, remote: Any, step: int, max_ckpt_to_keep: Any) -> None:
+        self.calls.append(f"{path.rsplit('/', 2)[-2]} {step}")
+
+    def load_checkpoint(self, local_path: str, del_local_after_load: bool) -> None:
+        self.calls.append(local_path.rsplit("/", 2)[-2])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass

@@ -7,6 +7,7 @@ LOOP, READER = f"{C}/rollout/test_agent_loop.py", f"{C}/rollout/test_action_read
 TALK = f"{C}/rollout/test_conversation.py"
 LOSSES, PHASES = f"{C}/actor/test_policy_losses.py", f"{C}/actor/test_phases.py"
 TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_batches.py"
+CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
@@ -44,7 +45,8 @@ TESTS = {
     "plugins/notices.py": "tests/unit/plugins/test_notices.py",
     "plugins/rollout/trajectory_log.py": f"tests/unit/plugins/rollout/test_trajectory_log.py {LOOP}",
     "plugins/trainer/validation.py": VALIDATION,
-    "plugins/trainer/checkpoints.py": TRAINERS,
+    "plugins/trainer/checkpoints.py": f"{CHECKPOINTS} {TRAINERS}",
+    "plugins/trainer/credit_state.py": "tests/unit/plugins/trainer/test_credit_state.py",
     "plugins/rollout/writer.py": "tests/unit/plugins/rollout/test_writer.py",
     "plugins/credit/row_turns.py": f"{STEP} {ROWS}",
     "plugins/checks/validate.py": CONFIG,
@@ -283,6 +285,15 @@ MUTATIONS = [
     ("plugins/trainer/trainer.py", 'batch.extra_info.pop("no_lora_adapter", None)', "pass", DEALING),
     ("plugins/trainer/checkpoints.py", "self.on_sample_end()  # verl saves", "pass  # verl saves", TRAINERS),
     ("plugins/trainer/checkpoints.py", "self._saved == step", "self._saved == step + 1", TRAINERS),
+    ("plugins/trainer/checkpoints.py", "            self.credit_state = found\n", "            pass\n", CHECKPOINTS),
+    ("plugins/trainer/checkpoints.py", "elif self.estimator.stateful:", "else:", CHECKPOINTS),
+    ("plugins/trainer/checkpoints.py", "        if self.global_steps:\n", "        if True:\n", CHECKPOINTS),
+    ("plugins/trainer/trainer.py", "        self.credit_state = step.state\n", "", CHECKPOINTS),
+    ("plugins/credit/estimator.py", "state=self.state, ", "", CHECKPOINTS),
+    ("plugins/trainer/credit_state.py", "        return Path(config.trainer.resume_from_path)\n", "        pass\n"),
+    ("plugins/trainer/credit_state.py", "state if found == method else", "state if True else"),
+    ("plugins/trainer/credit_state.py", "if not all(map(math.isfinite, state.values())):", "if False:"),
+    ("plugins/trainer/credit_state.py", "    part.replace(folder / FILE)\n", ""),
     ("plugins/trainer/dealing.py", "sorted(range(len(keys)), key=keys.__getitem__)", "list(range(len(keys)))"),
     ("plugins/trainer/dealing.py", "if every <= played:", "if True:"),
     ("plugins/trainer/dealing.py", "np.lexsort((-size, idle))", "np.lexsort((-size,))"),

@@ -159,6 +159,17 @@ def test_what_an_estimator_gives_is_what_it_declared(returned):
     assert set(compute_credit("giver", StepBatch(**ROWS)).extra) == {"tool", "prior"}
 
 
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("state", [{"p": float("nan")}, {"p": np.inf}, {1: 0.0}])
+def test_a_state_that_could_not_be_saved_is_refused(state):
+    @register_estimator("keeper", params=NoParams, stateful=True)
+    def keeper(batch, params, state_before):
+        return Credit(np.zeros(len(batch)), state=state)
+
+    with pytest.raises(ValueError, match=r"'keeper': expected Credit.state to hold finite numbers by name, got"):
+        compute_credit("keeper", StepBatch(**ROWS))
+
+
 def test_importing_the_room_loads_numpy_alone():
     script = (
         "import sys, verl_turnkey.advantage\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import transfer_queue as tq
-from contract_tools import PARTITION, Compose, advance, fill
+from contract_tools import PARTITION, SEPARATE, Compose, Saves, advance, fill
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls, trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -24,12 +24,6 @@ from verl_turnkey.plugins.trainer.trainer import (
 )
 from verl_turnkey.plugins.verl_api import internals
 
-SEPARATE = [
-    "trainer.v1.separate_async.parameter_sync_step=2",
-    "actor_rollout_ref.rollout.nnodes=1",
-    "actor_rollout_ref.rollout.n_gpus_per_node=1",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
-]
 PLAYED = [{"reward": 1.0, "anchor": "s", "success": True}]
 OTHER = [{"reward": 0.0, "anchor": "s"}, {"reward": 0.0, "anchor": "t"}]
 
@@ -170,28 +164,6 @@ def test_pauses_grow_until_patience_ends(monkeypatch):
         with pytest.raises(StarvedError, match="the reason"):
             patience.lose("the reason")
         patience.restore()
-
-
-class Saves:
-    """Stands in the place of everything that saves and sleeps: what it was asked for, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def sleep_replicas(self) -> None:
-        self.calls.append("sleep")
-
-    def save_checkpoint(self, path: str, remote: Any, step: int, max_ckpt_to_keep: Any) -> None:
-        self.calls.append(f"{path.rsplit('/', 2)[-2]} {step}")
-
-    def load_checkpoint(self, local_path: str, del_local_after_load: bool) -> None:
-        self.calls.append(local_path.rsplit("/", 2)[-2])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
 
 
 @pytest.fixture

@@ -1,0 +1,56 @@
+"""The state of a method that remembers something from batch to batch, as a file in verl's folder of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+
+FILE = "turnkey_credit.json"
+
+
+def folder_of(config: Any, step: int) -> Path:
+    """verl's folder of the checkpoint of ``step``."""
+    return Path(config.trainer.default_local_dir) / f"global_step_{step}"
+
+
+def resumed_folder(config: Any, step: int) -> Path:
+    """The folder that a run which resumed at ``step`` resumed from."""
+    if config.trainer.resume_mode == "resume_path":
+        return Path(config.trainer.resume_from_path)
+    return folder_of(config, step)
+
+
+def save(folder: Path, method: str, state: Mapping[str, float]) -> None:
+    """Write ``state`` into ``folder``, which is made if it is not there; atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{FILE}.part"
+    held = {name: float(value) for name, value in state.items()}
+    part.write_text(json.dumps({"method": method, "state": held}, allow_nan=False), encoding="utf-8")
+    part.replace(folder / FILE)
+
+
+def load(folder: Path, method: str) -> dict[str, float] | str:
+    """The state of ``method`` in ``folder``, or why there is none.
+
+    Raises:
+        ConfigError: the file is not one of :func:`save`.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return f"there is no {file}"
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        found, state = held["method"], {str(name): float(value) for name, value in held["state"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{file}: expected the state of a method, got something else ({type(error).__name__}: {error}); "
+            "without the file the method begins anew"
+        ) from error
+    if not all(map(math.isfinite, state.values())):
+        raise ConfigError(f"{file}: expected finite numbers, got {state}; without the file the method begins anew")
+    return state if found == method else f"{file} is of the method {found!r}"

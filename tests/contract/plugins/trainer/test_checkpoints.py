@@ -1,0 +1,156 @@
+"""A method's state in verl's checkpoints: a run that resumes goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transfer_queue as tq
+from contract_tools import PARTITION, SEPARATE, Compose, Episode, Saves, advance, fill, read
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+MODES = ("sync", "colocate_async", "separate_async")
+FILE = "turnkey_credit.json"
+
+
+def played(reward: float, role: str) -> Episode:
+    return [{"reward": reward, "extra": {"role": role}}]
+
+
+#: Batches of one update each.
+BATCHES: list[dict[str, list[Episode]]] = [
+    {"a": [played(1.0, "first"), played(0.0, "second")], "b": [played(0.5, "first"), "it died"]},
+    {"a": [played(0.25, "second"), played(1.0, "second")]},
+    {"a": [played(1.0, "first"), played(0.5, "second")], "b": [played(0.0, "third"), played(0.0, "first")]},
+]
+
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def build(queue, compose: Compose, tmp_path: Path) -> Build:
+    """A trainer that has not started its workers and saves below ``tmp_path``."""
+
+    def made(mode: str, *overrides: str, recipe: str = "rae") -> Any:
+        overrides = (*(SEPARATE if mode == "separate_async" else ()), *overrides)
+        where = (f"trainer.default_local_dir={tmp_path}", "trainer.save_freq=1")
+        config = compose(f"+turnkey={recipe}", f"trainer.v1.trainer_mode=turnkey_{mode}", *where, *overrides)
+        trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+        trainer.checkpoint_manager = trainer.actor_rollout_wg = trainer.train_dataloader = Saves()
+        trainer.global_steps = 1
+        return trainer
+
+    return made
+
+
+def train(trainer: Any, episodes: dict[str, list[Episode]]) -> dict[str, float]:
+    """One update up to its advantages, by row key."""
+    batch = fill(episodes)
+    try:
+        return {key: tokens[0] for key, tokens in read(advance(trainer, batch), "advantages").items()}
+    finally:
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+
+
+def test_batches_continue_from_the_ones_before(build: Build):
+    """Also inside one step: separate_async has several updates in each."""
+    trainer = build("separate_async")
+    train(trainer, BATCHES[0])
+    first = dict(trainer.credit_state)
+    assert set(first) == {"first", "second"}
+    train(trainer, BATCHES[1])
+    assert trainer.credit_state["first"] == first["first"] != 0
+    assert trainer.credit_state["second"] == pytest.approx(0.95**2 * first["second"] + (1 - 0.95**2) * 0.625)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("resume", ["auto", "resume_path"])
+def test_a_resumed_run_goes_on_like_an_unbroken_one(build: Build, tmp_path: Path, mode: str, resume: str):
+    unbroken = build(mode)
+    expected = [train(unbroken, episodes) for episodes in BATCHES]
+    broken = build(mode)
+    assert [train(broken, episodes) for episodes in BATCHES[:2]] == expected[:2]
+    broken.global_steps = 2
+    broken._save_checkpoint()
+    how = [f"trainer.resume_mode={resume}"]
+    if resume == "resume_path":
+        (tmp_path / "global_step_2").rename(tmp_path / "moved_global_step_2")
+        how.append(f"trainer.resume_from_path={tmp_path}/moved_global_step_2")
+    resumed = build(mode, *how)
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 2
+    assert resumed.credit_state == broken.credit_state
+    assert train(resumed, BATCHES[2]) == expected[2] != train(build(mode), BATCHES[2])
+    assert resumed.credit_state == unbroken.credit_state
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_stops_saves_what_it_remembers(build: Build, tmp_path: Path, mode: str):
+    """Updates of the step that stopped are in the weights, and in the state."""
+    trainer = build(mode)
+    train(trainer, BATCHES[0])
+    trainer.global_steps = 2
+    train(trainer, BATCHES[1])
+    trainer.on_sample_end = lambda: None  # puts the servers to sleep
+    trainer._save_stopping(1)
+    held = json.loads((tmp_path / "global_step_1" / FILE).read_text())
+    assert held == {"method": "rae", "state": trainer.credit_state}
+
+
+def test_the_state_is_there_before_verl_calls_the_checkpoint_complete(build: Build, tmp_path: Path):
+    trainer = build("sync")
+    train(trainer, BATCHES[0])
+
+    def fails() -> None:
+        assert (tmp_path / "global_step_1" / FILE).is_file()
+        raise OSError("the disk is full")
+
+    trainer.train_dataloader.state_dict = fails
+    with pytest.raises(OSError, match="disk is full"):
+        trainer._save_checkpoint()
+    assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()
+    assert trainer._saved is None
+
+
+@pytest.mark.parametrize("other", ["none", "another"])
+def test_a_checkpoint_without_the_state_is_warned_of_once(build: Build, tmp_path: Path, caplog, other: str):
+    trainer = build("sync")
+    train(trainer, BATCHES[0])
+    trainer._save_checkpoint()
+    file = tmp_path / "global_step_1" / FILE
+    if other == "none":
+        file.unlink()
+    else:
+        file.write_text(file.read_text().replace('"rae"', '"raae"'))
+    caplog.clear()
+    resumed = build("sync")
+    resumed._load_checkpoint()
+    assert (resumed.global_steps, resumed.credit_state) == (1, {})
+    why = "there is no" if other == "none" else "is of the method 'raae'"
+    said = [record.getMessage() for record in caplog.records if record.name == "verl_turnkey"]
+    assert len(said) == 1
+    assert why in said[0]
+    assert "'rae' remembers nothing" in said[0]
+
+
+@pytest.mark.parametrize("recipe", ["gigpo", "base"])
+def test_methods_that_remember_nothing_write_and_read_nothing(build: Build, tmp_path: Path, caplog, recipe: str):
+    trainer = build("sync", recipe=recipe)
+    trainer._save_checkpoint()
+    folder = tmp_path / "global_step_1"
+    assert not (folder / FILE).exists()
+    (folder / FILE).write_text('{"method": "rae", "state": {"first": 1.0}}')
+    resumed = build("sync", recipe=recipe)
+    resumed._load_checkpoint()
+    assert (resumed.global_steps, resumed.credit_state) == (1, {})
+    assert [record for record in caplog.records if record.name == "verl_turnkey"] == []
+
+
+def test_a_run_from_scratch_says_nothing(build: Build, caplog):
+    trainer = build("sync")
+    trainer._load_checkpoint()
+    assert (trainer.global_steps, trainer.credit_state) == (0, {})
+    assert [record for record in caplog.records if record.name == "verl_turnkey"] == []
