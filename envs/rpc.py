@@ -2,8 +2,8 @@
 
 Proxies of the environment variables are not used: these servers stand in the same cluster, where a proxy that swallows
 calls to 127.0.0.1 is the commoner accident. A call may change an environment: it is sent again only when it certainly
-did not arrive, which http.client can tell and urllib cannot. The client of judges (``rewards/judge.py``) is another one
-because it wants the opposite of all this: proxies on the way to hosted models, questions that may be asked twice,
+did not arrive, which http.client can tell and urllib cannot. The client of judges (``rewards/endpoint.py``) is another
+one because it wants the opposite of all this: proxies on the way to hosted models, questions that may be asked twice,
 and waits (``Retry-After``) that hold no thread.
 """
 

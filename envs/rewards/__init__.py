@@ -5,7 +5,7 @@ the modules ``matchtir``, ``stepsearch``, ``progress`` and ``arena``.
 """
 
 # Importing a module registers its component.
-from verl_turnkey.envs.rewards import function, judged, matchtir, progress, stepsearch  # noqa: F401
+from verl_turnkey.envs.rewards import function, judged, matchtir, progress, scorer, stepsearch  # noqa: F401
 from verl_turnkey.envs.rewards.arena import Standing, pairwise, tournament
 from verl_turnkey.envs.rewards.components import (
     Component,

@@ -28,7 +28,7 @@ class Shaped:
     parts: dict[str, list[float]]
     """label of a component -> its weighted values per step"""
     columns: dict[str, list[float]] = field(default_factory=dict)
-    """name of a column -> its values per step, those of the component that gives it; no part of the rewards"""
+    """name of a column -> per step the sum of the parts that give it; no part of the rewards"""
 
     @property
     def sums(self) -> dict[str, float]:
@@ -59,7 +59,7 @@ class Composition:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that components give instead of a reward."""
-        return tuple(part.column for part in self._parts if part.column is not None)
+        return tuple(dict.fromkeys(part.column for part in self._parts if part.column is not None))
 
     async def run(self, steps: Steps) -> Shaped:
         """The rewards of an episode, given all of its steps; components that wait for a server wait at the same time.
@@ -72,11 +72,12 @@ class Composition:
             raise RewardError("an episode without steps has no rewards")
         found = await gather(self._value(part, steps) for part in self._parts)
         pairs = list(zip(self._parts, found, strict=True))
-        sums = [math.fsum(at) for at in zip(*(values for part, values in pairs if part.column is None), strict=True)]
-        for t, total in enumerate(sums):
-            if abs(total) > LARGEST_REWARD:
-                raise RewardError(f"the components sum up to {total:g} at step {t}: expected up to 1e18 in size")
-        columns = {part.column: values for part, values in pairs if part.column is not None}
+        sums = _sums(values for part, values in pairs if part.column is None)
+        columns = {name: _sums(values for part, values in pairs if part.column == name) for name in self.columns}
+        for what, column in (("components", sums), *((f"components of the column {n}", c) for n, c in columns.items())):
+            for t, total in enumerate(column):
+                if abs(total) > LARGEST_REWARD:
+                    raise RewardError(f"the {what} sum up to {total:g} at step {t}: expected up to 1e18 in size")
         return Shaped(sums, {part.label: values for part, values in pairs}, columns)
 
     def __call__(self, steps: Steps) -> Shaped:
@@ -132,13 +133,14 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
 
     ``weight`` is 1 by default. Components that count undesired behaviour have no default: give a negative one.
 
-    With ``column`` the values of a component are no reward: they become a column of that name, which a method reads::
+    With ``column`` the values of a component are no reward: they become a column of that name, which a method reads.
+    Components with the same column add up::
 
         compose([{"name": "step"}, {"name": "my.module:score", "column": "turn_score"}])
 
     Raises:
-        ConfigError: unknown name or option (with the closest match), a value that does not fit, two equal labels or
-            columns, no component that gives a reward. The message opens with ``where`` and the place in the list.
+        ConfigError: unknown name or option (with the closest match), a value that does not fit, two equal labels, no
+            component that gives a reward. The message opens with ``where`` and the place in the list.
         ModuleImportError: a function of your own that cannot be loaded.
         MissingPackageError: a component needs a package that is not installed.
     """
@@ -151,8 +153,6 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
         part = _part(entry, f"{where}[{i}]")
         if part.label in (other.label for other in parts):
             raise ConfigError(f"{part.where}.label: {part.label!r} is there already; give this component another label")
-        if part.column is not None and part.column in (other.column for other in parts):
-            raise ConfigError(f"{part.where}.column: {part.column!r} is there already; give this one another name")
         parts.append(part)
     if all(part.column is not None for part in parts):
         raise ConfigError(
@@ -160,6 +160,11 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
             "rewards are to be 0"
         )
     return Composition(parts)
+
+
+def _sums(parts: Iterable[list[float]]) -> list[float]:
+    """Per step, over all parts."""
+    return [math.fsum(values) for values in zip(*parts, strict=True)]
 
 
 def column_clash(name: str) -> str:

@@ -103,8 +103,11 @@ def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
     with open_dict(config):
         for i, entry in enumerate(turnkey.rewards):
-            for key in ("name", "path"):
+            for key in ("name", "path", "embed"):
                 if str(entry.get(key)).endswith(".py") or ".py:" in str(entry.get(key)):
+                    config.turnkey.rewards[i][key] = absolute(entry[key])
+            for key in ("cache", "file"):
+                if isinstance(entry.get(key), str):
                     config.turnkey.rewards[i][key] = absolute(entry[key])
         function = OmegaConf.select(config, "reward.custom_reward_function.path")
         if function and Path(function).is_file():

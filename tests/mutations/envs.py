@@ -33,7 +33,9 @@ TESTS = {
     "envs/rewards/arena.py": f"{REWARDS}/test_arena.py",
     "envs/rewards/components.py": f"{REWARDS}/test_reward_components.py",
     "envs/rewards/composition.py": f"{REWARDS}/test_reward_components.py",
+    "envs/rewards/endpoint.py": f"{REWARDS}/test_judge.py",
     "envs/rewards/judge.py": f"{REWARDS}/test_judge.py",
+    "envs/rewards/scorer.py": f"{REWARDS}/test_scorer.py",
     "envs/rewards/matchtir.py": f"{REWARDS}/test_matchtir_reward.py",
     "envs/rewards/progress.py": f"{REWARDS}/test_progress_reward.py",
     "envs/rewards/stepsearch.py": f"{REWARDS}/test_stepsearch_reward.py",
@@ -174,12 +176,19 @@ MUTATIONS = [
     ("envs/rewards/stepsearch.py", "best[j] = max(best[j], scores[j])", "best[j] = scores[j]"),
     ("envs/rewards/stepsearch.py", "answers and not text[answers[-1].end() :].strip() else None", "answers else None"),
     (
-        "envs/rewards/judge.py",
+        "envs/rewards/endpoint.py",
         "self.status in (408, 429) or self.status >= 500",
         "self.status == 429 or self.status >= 500",
     ),
-    ("envs/rewards/judge.py", "tried > self.config.retries", "tried >= self.config.retries"),
+    ("envs/rewards/endpoint.py", "tried > self.config.retries", "tried >= self.config.retries"),
     ("envs/rewards/judge.py", "min(worst, best) <= value <= max(worst, best)", "worst <= value <= best"),
+    ("envs/rewards/scorer.py", "steps[: t + 1]", "steps[:t]"),
+    ("envs/rewards/scorer.py", 'sorted(answer["data"], key=lambda row: row["index"])', 'answer["data"]'),
+    (
+        "envs/rewards/composition.py",
+        "_sums(values for part, values in pairs if part.column is None)",
+        "_sums(values for _, values in pairs)",
+    ),
     # --- env-check
     (
         "envs/checking/credit_properties.py",

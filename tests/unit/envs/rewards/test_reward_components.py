@@ -159,6 +159,10 @@ def test_a_component_may_give_a_column_instead_of_a_reward():
     # What is to be avoided in a reward may be counted in a column.
     turns = {"name": "length", "unit": "turns", "column": "turns"}
     assert compose([{"name": "step"}, turns])(episode()).columns == {"turns": [1.0, 1.0, 1.0]}
+    # Components with the same column add up.
+    both = [{"name": "step"}, {"name": "outcome", "column": "q"}, {**turns, "weight": 10, "column": "q"}]
+    assert compose(both)(episode(success=True)).columns == {"q": [10.0, 10.0, 11.0]}
+    assert compose(both).columns == ("q",)
     # A column is under the same limits as a reward, and its failure costs the episode too.
     with pytest.raises(RewardError, match=r"rewards\[1\] \(infinite\): expected finite numbers"):
         compose([{"name": "step"}, {"name": f"{__name__}:infinite", "column": "q"}])(episode())
@@ -246,10 +250,6 @@ def test_ones_own_by_name():
         ([{"name": "step", "column": "extra.q"}], r"\.column: .* such as turn_score, .*got 'extra\.q'; write q$"),
         ([{"name": "step", "column": "text"}], r"\.column: .*other than next_anchor and text, got 'text'"),
         ([{"name": "step", "column": 1}], r"\.column: .*got 1$"),
-        (
-            [{"name": "step"}] + [{"name": "step", "label": label, "column": "q"} for label in "ab"],
-            r"rewards\[2\]\.column: 'q' is there already",
-        ),
         ([{"name": "potential"}], r"\.gamma: missing; expected a number"),
         ([{"name": "potential", "gamma": 1.5}], r"\.gamma: expected a number from 0 to 1, got 1\.5"),
         ([{"name": "format", "weight": -1, "pattern": "("}], r"\.pattern: expected a regular expression, got '\('"),

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "rewards.md").read_text(encoding="u
 BLOCKS = {kind: re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) for kind in ("python", "yaml")}
 
 
-@pytest.mark.parametrize("name", sorted(set(rewards()) - {"judge"}))
+@pytest.mark.parametrize("name", sorted(set(rewards()) - {"judge", "scorer"}))
 def test_a_component_with_its_options_and_defaults(name):
     [row] = re.findall(rf"^\| `{name}` \|.*\| (.*)\|$", PAGE, re.MULTILINE)
     options = fields(rewards()[name].cls)
@@ -42,7 +42,7 @@ def test_costs():
 
 
 def test_the_options_of_the_judge():
-    table = PAGE.split("## A model as the judge\n")[1]
+    table = PAGE.split("## A model as the judge\n")[1].split("\n## ")[0]
     shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
     options = {option.name: option for option in fields(rewards()["judge"].cls)}
     assert {*shown, "url", "model"} == set(options)
@@ -61,6 +61,18 @@ def test_the_options_of_the_judge():
     ):
         default = options[name].default
         assert yaml.safe_load(shown[name]) == (list(default) if isinstance(default, tuple) else default)
+
+
+def test_the_options_of_the_scorer():
+    section = PAGE.split("## A process reward model\n")[1]
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
+    [others] = re.findall(r"^(`api_key_env`.*) are those of the judge", section, re.MULTILINE)
+    options = {option.name: option for option in fields(rewards()["scorer"].cls)}
+    assert {*shown, *re.findall(r"`(\w+)`", others)} == set(options)
+    for name in ("model", "api", "max_chars"):
+        assert yaml.safe_load(shown[name]) == options[name].default
+    judged = {option.name: option.default for option in fields(rewards()["judge"].cls)}
+    assert all(options[name].default == judged[name] for name in re.findall(r"`(\w+)`", others))
 
 
 def test_the_examples(monkeypatch, tmp_path):

@@ -1,0 +1,244 @@
+"""A model behind an HTTP endpoint: JSON in, JSON out, with retries, deadlines, a bound on requests at once and a cache.
+
+Only the standard library: ``POST`` from a pool of threads, so that the event loop never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import os
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from verl_turnkey.advantage.params import check
+from verl_turnkey.envs.rewards.components import JudgeError
+
+SHOWN = 200  # characters of an answer that an error quotes
+LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EndpointConfig:
+    """Address of a model, timeouts and retries."""
+
+    url: str
+    """base URL of the API, such as http://host:8000/v1"""
+    model: str
+    """name of the model there"""
+    api_key_env: str | None = None
+    """environment variable that holds the API key, on every node; null: no key is sent"""
+    params: dict[str, Any] = field(default_factory=dict)
+    """further fields of the request"""
+    timeout: float = 60.0
+    """seconds that one attempt may take"""
+    retries: int = 4
+    """further attempts after an answer 408, 429 or 5xx, a timeout or a broken connection"""
+    backoff: float = 1.0
+    """seconds before the second attempt, doubled for each further one; Retry-After of the server counts if longer"""
+    concurrency: int = 16
+    """requests under way at once, per agent-loop worker"""
+    cache: str | None = None
+    """folder in which answers are kept and shared between processes and runs; null: in memory only"""
+    cache_size: int = 100_000
+    """answers kept in memory; the oldest go first"""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        plain = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
+        check(bool(plain), "url", "http(s)://host:port/v1 without a password in it", self.url)
+        check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
+        check(self.retries >= 0, "retries", "zero or more", self.retries)
+        check(self.backoff >= 0, "backoff", "zero or more seconds", self.backoff)
+        check(self.concurrency > 0, "concurrency", "a positive integer", self.concurrency)
+        check(self.cache_size >= 0, "cache_size", "zero or more", self.cache_size)
+
+
+class Endpoint(Generic[T]):
+    """Posts questions and reads the answers; to be used from one event loop at a time.
+
+    Equal questions are asked once: an answer is kept by URL, model and the rest of the question, and a question that is
+    under way already is waited for. Redirects are not followed, since the API key would go with them.
+
+    Args:
+        config: where and how.
+        path: what follows ``config.url``, such as ``/chat/completions``.
+        who: what errors call it, such as "the judge".
+        expected: what an answer is, for the error about another one.
+        read: from the JSON of an answer to a value that JSON can hold; None, or an error of its type: not expected.
+    """
+
+    def __init__(
+        self, config: EndpointConfig, path: str, *, who: str, expected: str, read: Callable[[Any], T | None]
+    ) -> None:
+        self.config = config
+        self.address = config.url.rstrip("/") + path
+        self._who, self._expected, self._read = who, expected, read
+        self._threads = ThreadPoolExecutor(config.concurrency, thread_name_prefix="endpoint")
+        self._open = urllib.request.build_opener(_NoRedirects).open
+        self._answers: dict[str, T] = {}
+        self._asked: dict[str, asyncio.Task[T]] = {}
+        self._jitter = random.Random()  # its own: the global generator is not advanced
+
+    async def ask(self, question: Mapping[str, Any]) -> T:
+        """The answer to ``question``, to which ``params`` and ``model`` are added.
+
+        Raises:
+            JudgeError: no usable answer after all attempts; has the URL, the status and the beginning of the answer.
+        """
+        whole = {**self.config.params, **({"model": self.config.model} if self.config.model else {}), **question}
+        body = json.dumps(whole, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
+        key = hashlib.sha256(self.address.encode() + b"\n" + body).hexdigest()
+        if key in self._answers:
+            return self._answers[key]
+        if key not in self._asked:
+            self._asked[key] = asyncio.ensure_future(self._fetch(key, body))
+            self._asked[key].add_done_callback(lambda _: self._asked.pop(key, None))
+        # Shielded: a caller that is cancelled does not cancel the request for the others.
+        return await asyncio.shield(self._asked[key])
+
+    async def _fetch(self, key: str, body: bytes) -> T:
+        loop, stored = asyncio.get_running_loop(), self.config.cache is not None
+        answer = await loop.run_in_executor(None, self._load, key) if stored else None
+        if answer is None:
+            answer = await self._attempts(body)
+            if stored:
+                await loop.run_in_executor(None, self._save, key, answer)
+        self._answers[key] = answer
+        if len(self._answers) > self.config.cache_size:
+            del self._answers[next(iter(self._answers))]
+        return answer
+
+    async def _attempts(self, body: bytes) -> T:
+        loop = asyncio.get_running_loop()
+        tried, wait = 0, self.config.backoff
+        while True:
+            reply = await loop.run_in_executor(self._threads, self._post, body)
+            tried += 1
+            if reply.status == 200:
+                return self._content(reply)
+            if not reply.again or tried > self.config.retries:
+                raise self._error(reply, f"gave no answer in {tried} attempt{'s' if tried > 1 else ''}")
+            # Wait here and not in the thread, which others may use meanwhile.
+            await asyncio.sleep(min(LONGEST_WAIT, max(wait * self._jitter.uniform(0.75, 1.25), reply.wait)))
+            wait *= 2
+
+    def _post(self, body: bytes) -> _Reply:
+        """One attempt, in a thread."""
+        request = urllib.request.Request(self.address, body, {"Content-Type": "application/json", **self._login()})
+        end = time.monotonic() + self.config.timeout
+        try:
+            try:
+                response: Any = self._open(request, timeout=self.config.timeout)
+            except urllib.error.HTTPError as error:
+                response = error  # an answer all the same
+            with response:
+                return _Reply(response.getcode(), _body(response, end), _seconds(response.headers))
+        except (OSError, HTTPException) as error:  # timeouts and broken connections; URLError is an OSError
+            reason = getattr(error, "reason", error)
+            return _Reply(None, f"{type(reason).__name__}: {reason}")
+
+    def _login(self) -> dict[str, str]:
+        name = self.config.api_key_env
+        if name is None:
+            return {}
+        key = os.environ.get(name, "").strip()
+        if not key or not (key.isascii() and key.isprintable()):
+            raise JudgeError(
+                f"{self._who} at {self.address} needs an API key: set the environment variable {name} on every node"
+            )
+        return {"Authorization": f"Bearer {key}"}
+
+    def _content(self, reply: _Reply) -> T:
+        try:
+            content = self._read(json.loads(reply.body))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            content = None
+        if content is None:
+            raise self._error(reply, f"answered with something else than {self._expected}")
+        return content
+
+    def _error(self, reply: _Reply, what: str) -> JudgeError:
+        shown = reply.body
+        if self.config.api_key_env and (secret := os.environ.get(self.config.api_key_env, "").strip()):
+            shown = shown.replace(secret, "***")  # some servers quote a refused key
+        status = f"status {reply.status}" if reply.status else "no status"
+        return JudgeError(f"{self._who} at {self.address} {what} ({status}): {shown[:SHOWN]!r}")
+
+    # --- the cache ---------------------------------------------------------------------------------------------------
+
+    def _file(self, key: str) -> Path:
+        return Path(self.config.cache or "").expanduser() / key[:2] / f"{key}.json"
+
+    def _load(self, key: str) -> T | None:
+        try:
+            return json.loads(self._file(key).read_text(encoding="utf-8"))["answer"]
+        except (OSError, ValueError, LookupError, TypeError):  # missing or incomplete: ask again
+            return None
+
+    def _save(self, key: str, answer: T) -> None:
+        file = self._file(key)
+        part = file.with_suffix(f".{uuid4().hex}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"model": self.config.model, "answer": answer}), encoding="utf-8")
+        part.replace(file)  # atomic, for processes that read meanwhile
+
+
+@dataclass(frozen=True)
+class _Reply:
+    status: int | None
+    """None: there was no answer, and ``body`` says why"""
+    body: str
+    wait: float = 0.0
+    """seconds that the server asks to wait"""
+
+    @property
+    def again(self) -> bool:
+        return self.status is None or self.status in (408, 429) or self.status >= 500
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _body(response: Any, end: float) -> str:
+    """The body, by the time ``end``; the socket's own timeout restarts with every byte."""
+    pieces = []
+    while piece := response.read1(65536):
+        pieces.append(piece)
+        if time.monotonic() > end:
+            raise TimeoutError("the answer took too long")
+    if response.length:  # read1 does not complain
+        raise ConnectionError("the answer broke off")
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _seconds(headers: Any) -> float:
+    value = finite(headers.get("Retry-After"))
+    return max(0.0, value) if value is not None else 0.0
+
+
+def finite(value: Any) -> float | None:
+    """A finite number, or a text that is one, as a float; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):  # OverflowError: a JSON integer may be larger than any float
+        return None
+    return number if math.isfinite(number) else None
