@@ -6,8 +6,10 @@
 array([-1.,  1.])
 """
 
-import verl_turnkey.advantage.methods  # noqa: F401  importing it registers them
+import verl_turnkey.advantage.methods
+import verl_turnkey.advantage.modifiers  # noqa: F401  importing the two packages registers what is in them
 from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.modifying import Modification, ModifierSpec, modifiers, parse_modify, register_modifier
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record
 from verl_turnkey.advantage.registry import EstimatorSpec, compute_credit, estimators, register_estimator
@@ -17,13 +19,18 @@ __all__ = [
     "ConfigError",
     "Credit",
     "EstimatorSpec",
+    "Modification",
+    "ModifierSpec",
     "RecordError",
     "StepBatch",
     "compute_credit",
     "estimators",
     "make_record",
     "make_step",
+    "modifiers",
     "parse",
+    "parse_modify",
     "register_estimator",
+    "register_modifier",
     "validate_record",
 ]

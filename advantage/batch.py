@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -186,6 +187,24 @@ class StepBatch:
     def anchor_groups(self) -> tuple[Ints, int]:
         """Codes (S,) of the steps taken from the same state inside the same group, and how many such sets there are."""
         return joint_codes(self.group, self.anchor)
+
+    def replaced(self, **columns: Floats) -> StepBatch:
+        """The same table with other numbers (S,) in ``reward``, ``score`` or ``penalty``; a score follows no reward.
+
+        Raises:
+            ValueError: another column, or one of another length or with values that a table refuses.
+        """
+        other = copy(self)
+        col.common_length({"group": self.group, **columns})
+        for name, column in columns.items():
+            if name not in ("reward", "score", "penalty"):
+                raise ValueError(f"replaced: expected reward, score or penalty, got {name}")
+            bounds = {"low": 0.0} if name == "penalty" else {}
+            numbers = col.amounts(name, column, self._place, **bounds)
+            numbers.setflags(write=False)
+            setattr(other, name, numbers)
+        other.given = self.given | (columns.keys() - {"reward"})
+        return other
 
     def __repr__(self) -> str:
         return f"StepBatch({len(self)} steps, {self.n_trajectories} trajectories, {self.n_groups} groups)"

@@ -115,6 +115,11 @@ def equal(a: Floats, b: Floats | float) -> Bools:
     return np.abs(a - b) <= ROUNDING * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))
 
 
+def mean(values: Floats) -> float:
+    """The mean of ``values``, whatever their order; 0 of none."""
+    return float(np.sort(values).mean()) if len(values) else 0.0
+
+
 @dataclass(frozen=True)
 class GroupStats:
     """Per group code: ``size`` (G,), ``mean`` (G,), ``std`` (G,). A constant group has its value as mean and std 0."""

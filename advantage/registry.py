@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
+from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.metrics import describe, describe_groups
+from verl_turnkey.advantage.modifying import Modification, check_columns, estimators_state, modified, parse_modify
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
@@ -59,12 +60,16 @@ class EstimatorSpec:
     fn: Callable[..., Credit]
     stateful: bool = False
 
-    def columns(self, params: Any) -> tuple[str, ...]:
-        """The columns that it cannot do without under ``params``."""
-        return (*self.needs, *getattr(params, "also_needs", ()))
+    def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
+        """The columns that it cannot do without under ``params``, and those of the modifiers."""
+        own = (*self.needs, *getattr(params, "also_needs", ()))
+        return tuple(dict.fromkeys((*own, *(column for one in modify for column in one.columns))))
 
 
 _ESTIMATORS: dict[str, EstimatorSpec] = {}
+
+#: Arguments of :func:`compute_credit`, which no parameter can be called.
+RESERVED = ("name", "batch", "state", "modify")
 
 
 def register_estimator(
@@ -82,7 +87,8 @@ def register_estimator(
     With ``stateful`` it is ``fn(batch, params, state)``: see :class:`EstimatorSpec`.
 
     Raises:
-        ValueError: the name is taken, ``params`` is not a frozen dataclass, or ``needs`` names an unknown column.
+        ValueError: the name is taken, ``params`` is not a frozen dataclass or has a field called as an argument of
+            :func:`compute_credit`, or ``needs`` names an unknown column.
     """
     if name in _ESTIMATORS:
         holder = _ESTIMATORS[name].fn
@@ -91,12 +97,9 @@ def register_estimator(
             f"name"
         )
     require_frozen(f"estimator {name!r}", params)
-    for column in needs:
-        if column not in OPTIONAL_COLUMNS and not column.startswith("extra."):
-            raise ValueError(
-                f"estimator {name!r}: needs names {column!r}, expected one of {', '.join(OPTIONAL_COLUMNS)} or "
-                f"extra.<name>{did_you_mean(column, OPTIONAL_COLUMNS)}"
-            )
+    if taken := [entry.name for entry in fields(params) if entry.name in RESERVED]:
+        raise ValueError(f"estimator {name!r}: a parameter cannot be called {taken[0]!r}; choose another name for it")
+    check_columns(f"estimator {name!r}", needs)
 
     def register(fn: Estimator) -> Estimator:
         _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), paper, summary, fn, stateful)
@@ -110,15 +113,24 @@ def estimators() -> dict[str, EstimatorSpec]:
     return dict(sorted(_ESTIMATORS.items()))
 
 
-def compute_credit(name: str, batch: StepBatch, *, state: Mapping[str, float] | None = None, **params: Any) -> Credit:
+def compute_credit(
+    name: str,
+    batch: StepBatch,
+    *,
+    state: Mapping[str, float] | None = None,
+    modify: Sequence[Any] = (),
+    **params: Any,
+) -> Credit:
     """Credit of every step of ``batch`` by the estimator ``name``; ``params`` are the fields of its dataclass.
 
-    ``state`` is the ``Credit.state`` of the batch before, for an estimator that is stateful; None at the start.
+    ``modify`` lists modifiers, each by its name or as a mapping with ``name`` and its parameters: the first is next to
+    the estimator, each later one modifies what the ones before it give.
+    ``state`` is the ``Credit.state`` of the batch before, for what is stateful; None at the start.
 
     Raises:
-        ConfigError: unknown estimator or parameter (with the closest match), a value of the wrong type or range, or a
-            column the estimator needs and the batch was built without.
-        ValueError: the estimator returned something that is not one finite number per step.
+        ConfigError: unknown estimator, modifier or parameter (with the closest match), a value of the wrong type or
+            range, or a column that is needed and that the batch was built without.
+        ValueError: what was returned is not one finite number per step.
     """
     if name not in _ESTIMATORS:
         raise ConfigError(
@@ -131,27 +143,52 @@ def compute_credit(name: str, batch: StepBatch, *, state: Mapping[str, float] | 
         )
     spec = _ESTIMATORS[name]
     parsed = parse(spec.params, params, where=name)
-    for column in spec.columns(parsed):
+    chosen = parse_modify(modify)
+    _check_given(f"estimator {name!r}", spec.columns(parsed), batch)
+    for one in chosen:
+        _check_given(f"modifier {one.spec.name!r}", one.columns, batch)
+    state = state or {}
+
+    def estimate(table: StepBatch) -> Credit:
+        own = (estimators_state(state),) if spec.stateful else ()
+        return _checked(spec, spec.fn(table, parsed, *own), len(batch))
+
+    credit = modified(estimate, chosen, batch, state)
+    if chosen:
+        _check_numbers(f"{', '.join(one.spec.name for one in chosen)} on {name}", credit, len(batch))
+    anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
+    return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})
+
+
+def _check_given(who: str, columns: Sequence[str], batch: StepBatch) -> None:
+    for column in columns:
         if column not in batch.given:
             raise ConfigError(
-                f"estimator {name!r} needs the column {column!r}, which this batch does not have: {how_to_set(column)}"
+                f"{who} needs the column {column!r}, which this batch does not have: {how_to_set(column)}"
             )
-    credit = spec.fn(batch, parsed, dict(state or {})) if spec.stateful else spec.fn(batch, parsed)
+
+
+def _checked(spec: EstimatorSpec, credit: Any, steps: int) -> Credit:
+    """What the estimator returned, or a ValueError that says what is wrong with it."""
+    who = f"estimator {spec.name!r}"
     if not isinstance(credit, Credit):
-        raise ValueError(f"estimator {name!r}: expected it to return a Credit, got {type(credit).__name__}")
+        raise ValueError(f"{who}: expected it to return a Credit, got {type(credit).__name__}")
     if set(credit.extra) != set(spec.gives):
-        raise ValueError(f"estimator {name!r}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
+        raise ValueError(f"{who}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
+    if foreign := set(credit.state) - set(estimators_state(credit.state)):
+        raise ValueError(f"{who}: Credit.state: {min(foreign)!r} begins as the state of modifiers does; rename it")
+    _check_numbers(who, credit, steps)
+    return credit
+
+
+def _check_numbers(who: str, credit: Credit, steps: int) -> None:
     for column, array in (("advantage", credit.advantage), ("returns", credit.returns), *credit.extra.items()):
         if array is None:
             continue
-        expected = f"estimator {name!r}: expected {column} to be {len(batch)} finite numbers, one per step"
-        if np.shape(array) != (len(batch),):
+        expected = f"{who}: expected {column} to be {steps} finite numbers, one per step"
+        if np.shape(array) != (steps,):
             raise ValueError(f"{expected}, got shape {np.shape(array)}")
         if bad := np.count_nonzero(~np.isfinite(array)):
             raise ValueError(f"{expected}, got {bad} that are not finite")
     if not all(isinstance(key, str) and np.isfinite(value) for key, value in credit.state.items()):
-        raise ValueError(
-            f"estimator {name!r}: expected Credit.state to hold finite numbers by name, got {credit.state}"
-        )
-    anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
-    return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})
+        raise ValueError(f"{who}: expected Credit.state to hold finite numbers by name, got {credit.state}")

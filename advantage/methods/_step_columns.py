@@ -12,15 +12,18 @@ from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Values
 from verl_turnkey.advantage.params import ConfigError
 
 
-def step_column(batch: StepBatch, method: str, name: str, low: float = -np.inf, high: float = np.inf) -> Floats:
-    """``extra[name]``, one finite number from ``low`` to ``high`` per step -> (S,).
+def step_column(
+    batch: StepBatch, method: str, name: str, low: float = -np.inf, high: float = np.inf, *, gaps: bool = False
+) -> Floats:
+    """``extra[name]``, one finite number from ``low`` to ``high`` per step -> (S,); with ``gaps`` also nan, for none.
 
     Raises:
         ConfigError: names the method, the column, the row and what stands there.
     """
     column = batch.extra[name]
     numbers = column if column.dtype != object else np.array([_number(value) for value in column], np.float64)
-    bad = np.flatnonzero(~(np.isfinite(numbers) & (low <= numbers) & (numbers <= high)))
+    good = np.isfinite(numbers) & (low <= numbers) & (numbers <= high)
+    bad = np.flatnonzero(~(good | np.isnan(numbers) if gaps else good))
     if len(bad):
         row = int(bad[0])
         bounds = "" if low == -np.inf and high == np.inf else f" from {low:g} to {high:g}"

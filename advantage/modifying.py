@@ -1,0 +1,196 @@
+"""Modifiers by name: what changes the table before any estimator, or its credit afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
+
+Estimate = Callable[[StepBatch], Credit]
+Modifier = TypeVar("Modifier", bound=Callable[..., Credit])
+
+#: State of modifiers stands beside the estimator's under ``modify/<name>/<key>``.
+_STATE = "modify/"
+
+
+@dataclass(frozen=True)
+class ModifierSpec:
+    """A registered modifier; the fields are those of an estimator's spec.
+
+    ``fn(batch, params, estimate)``, with ``stateful`` ``fn(batch, params, estimate, state)``, returns a Credit.
+    """
+
+    name: str
+    params: type
+    needs: tuple[str, ...]
+    paper: str
+    summary: str
+    fn: Callable[..., Credit]
+    stateful: bool = False
+
+
+@dataclass(frozen=True)
+class Modification:
+    """A modifier with its parameters: one entry of a list ``modify``."""
+
+    spec: ModifierSpec
+    params: Any
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it cannot do without."""
+        return (*self.spec.needs, *getattr(self.params, "also_needs", ()))
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The mapping that selects it."""
+        return {"name": self.spec.name, **asdict(self.params)}
+
+
+_MODIFIERS: dict[str, ModifierSpec] = {}
+
+
+def check_columns(what: str, needs: Sequence[str]) -> None:
+    """Raise ValueError where ``needs`` names a column that no table has; ``what`` needs it."""
+    for column in needs:
+        if column not in OPTIONAL_COLUMNS and not column.startswith("extra."):
+            raise ValueError(
+                f"{what}: needs names {column!r}, expected one of {', '.join(OPTIONAL_COLUMNS)} or "
+                f"extra.<name>{did_you_mean(column, OPTIONAL_COLUMNS)}"
+            )
+
+
+def register_modifier(
+    name: str,
+    *,
+    params: type,
+    needs: tuple[str, ...] = (),
+    stateful: bool = False,
+    paper: str = "",
+    summary: str = "",
+) -> Callable[[Modifier], Modifier]:
+    """Decorate ``fn(batch, params, estimate) -> Credit`` to make it the modifier ``name`` of any estimator.
+
+    ``estimate(table)`` is the estimator, with the modifiers before this one, on a table: ``batch``, or one with other
+    numbers (:meth:`StepBatch.replaced`). The table has no penalties: what they change is added at the end. The result's
+    ``advantage`` counts; ``returns``, ``extra`` and metrics of the estimator stay, and its own metrics, bare names, are
+    logged as ``credit/<name>/<metric>``. With ``stateful`` it is ``fn(batch, params, estimate, state)``, as for
+    estimators, and ``Credit.state`` is its own.
+
+    Raises:
+        ValueError: the name is taken, ``params`` is not a frozen dataclass or has a field ``name``, or ``needs`` names
+            an unknown column.
+    """
+    if name in _MODIFIERS:
+        holder = _MODIFIERS[name].fn
+        raise ValueError(
+            f"modifier {name!r} is already registered by {holder.__module__}.{holder.__qualname__}; choose another name"
+        )
+    require_frozen(f"modifier {name!r}", params)
+    if "name" in params.__dataclass_fields__:  # type: ignore[attr-defined]
+        raise ValueError(f"modifier {name!r}: a parameter cannot be called name, which selects the modifier")
+    check_columns(f"modifier {name!r}", needs)
+
+    def register(fn: Modifier) -> Modifier:
+        _MODIFIERS[name] = ModifierSpec(name, params, tuple(needs), paper, summary, fn, stateful)
+        return fn
+
+    return register
+
+
+def modifiers() -> dict[str, ModifierSpec]:
+    """All registered modifiers by name, sorted."""
+    return dict(sorted(_MODIFIERS.items()))
+
+
+def parse_modify(entries: Any, where: str = "modify") -> tuple[Modification, ...]:
+    """The modifiers of a list ``modify``, each a name or a mapping with ``name`` and parameters; None is empty.
+
+    Raises:
+        ConfigError: not a list, no or an unknown name, a parameter the modifier does not have, or a modifier twice.
+    """
+    if entries is None:
+        return ()
+    if not isinstance(entries, Sequence) or isinstance(entries, str | bytes):
+        raise ConfigError(f"{where}: expected a list as in [{{name: empg}}], got {entries!r}")
+    found: list[Modification] = []
+    for i, entry in enumerate(entries):
+        here = f"{where}[{i}]"
+        if not isinstance(entry, Modification):
+            entry = _parsed(entry, here)
+        if entry.spec.name in [other.spec.name for other in found]:
+            raise ConfigError(f"{here}: {entry.spec.name!r} is in the list twice; expected each modifier once")
+        found.append(entry)
+    return tuple(found)
+
+
+def _parsed(entry: Any, here: str) -> Modification:
+    given = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ConfigError(f"{here}: expected a modifier's name, or a mapping with its name, got {entry!r}")
+    name = given["name"]
+    if name not in _MODIFIERS:
+        raise ConfigError(
+            f"{here}: unknown modifier {name!r}{did_you_mean(name, _MODIFIERS) or ';'} known: {', '.join(modifiers())}"
+        )
+    spec = _MODIFIERS[name]
+    params = parse(spec.params, {key: value for key, value in given.items() if key != "name"}, f"{here} ({name})")
+    return Modification(spec, params)
+
+
+def modified(
+    estimate: Estimate, modify: Sequence[Modification], batch: StepBatch, state: Mapping[str, float]
+) -> Credit:
+    """Credit of ``batch`` by ``estimate`` under the modifiers, the first of them next to ``estimate``.
+
+    A modifier sees a table without penalties; what the penalties change in the estimator's own credit is added
+    unmodified. ``state`` and the credit's: those of the modifiers, under ``modify/<name>/<key>``, and the estimator's.
+    """
+    if not modify:
+        return estimate(batch)
+    whole = estimate
+    for one in modify:
+        whole = _wrapped(whole, one, state)
+    if not batch.penalty.any():
+        return whole(batch)
+    free = batch.replaced(penalty=np.zeros(len(batch)))
+    credit = whole(free)
+    return replace(credit, advantage=credit.advantage + (estimate(batch).advantage - estimate(free).advantage))
+
+
+def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) -> Estimate:
+    spec, prefix = one.spec, f"{_STATE}{one.spec.name}/"
+
+    def wrapper(batch: StepBatch) -> Credit:
+        inner: list[Credit] = []
+
+        def inside(table: StepBatch) -> Credit:
+            inner.append(estimate(table))
+            return replace(inner[-1], metrics={}, state={})
+
+        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        credit = spec.fn(batch, one.params, inside, own) if spec.stateful else spec.fn(batch, one.params, inside)
+        if not isinstance(credit, Credit) or not inner:
+            got = "without a call of estimate" if inner == [] else type(credit).__name__
+            raise ValueError(f"modifier {spec.name!r}: expected a Credit made of estimate(batch), got one {got}")
+        found = inner[-1]
+        metrics = {f"credit/{spec.name}/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
+        return Credit(
+            credit.advantage,
+            found.returns if credit.returns is None else credit.returns,
+            {**found.metrics, **metrics},
+            {**found.extra, **credit.extra},
+            {**found.state, **{f"{prefix}{key}": value for key, value in credit.state.items()}},
+        )
+
+    return wrapper
+
+
+def estimators_state(state: Mapping[str, float]) -> dict[str, float]:
+    """``state`` without that of modifiers."""
+    return {key: value for key, value in state.items() if not key.startswith(_STATE)}
