@@ -21,6 +21,7 @@ from verl_turnkey.plugins.checks.selection import uses_us
 from verl_turnkey.plugins.config.schema import (
     RolloutConfig,
     TurnkeyConfig,
+    credit_modify,
     credit_params,
     estimator_of,
     loss_of,
@@ -64,6 +65,7 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
     mode = str(config.trainer.v1.trainer_mode)
     loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     yield "estimator", _estimator(config, turnkey)
+    yield from _modified(config, turnkey)
     yield "loss", _loss(config, turnkey)
     yield "trainer", mode if mode.startswith("turnkey_") else f"{mode} (verl's)"
     yield "agent loop", _agent_loop(loop, _named_by_data(config), turnkey.rollout)
@@ -94,6 +96,12 @@ def _estimator(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     if spec is None:
         return f"{config.algorithm.adv_estimator} (verl's)"
     return f"{config.algorithm.adv_estimator}: {_changed(credit_params(config, turnkey))}"
+
+
+def _modified(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, str]]:
+    """The modifiers of the estimator's credit, in order."""
+    if found := credit_modify(config, turnkey):
+        yield "modified by", "; then ".join(f"{one.spec.name}: {_changed(one.params)}" for one in found)
 
 
 def _loss(config: DictConfig, turnkey: TurnkeyConfig) -> str:

@@ -9,7 +9,14 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, column_clash, compose
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, credit_params, estimator_of, reward_entries
+from verl_turnkey.plugins.config.schema import (
+    TurnkeyConfig,
+    closest,
+    credit_modify,
+    credit_params,
+    estimator_of,
+    reward_entries,
+)
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {
@@ -70,12 +77,13 @@ def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | 
     if clash := sorted(given & {*columns}):
         raise ConfigError(f"turnkey.rewards: {column_clash(clash[0])}")
     spec = estimator_of(config)
-    needs = () if spec is None else spec.columns(credit_params(config, turnkey))
+    needs = [] if spec is None else [(spec.name, spec.columns(credit_params(config, turnkey)))]
+    needs += [(f"{one.spec.name} (turnkey.credit.modify)", one.columns) for one in credit_modify(config, turnkey)]
     known = {f"extra.{name}" for name in (*given, *columns, *LOOPS_OWN)}
-    for column in (column for column in needs if column.startswith("extra.") and column not in known):
+    lacking = [(who, column) for who, wanted in needs for column in wanted if column not in known]
+    for who, column in (each for each in lacking if each[1].startswith("extra.")):
         raise ConfigError(
-            f"algorithm.adv_estimator={spec.name} needs the column {column!r}, which the first task's environment does "
-            f"not give: {how_to_set(column)}"
+            f"{who} needs the column {column!r}, which the first task's environment does not give: {how_to_set(column)}"
         )
 
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config.foreign_keys import FOREIGN, refusal
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of
+from verl_turnkey.plugins.config.schema import MODIFY, TurnkeyConfig, estimator_of, loss_of
 from verl_turnkey.plugins.verl_api.ledger import TRAINERS
 
 
@@ -40,10 +40,11 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "loss are all verl's. Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)"
         )
     _check_trainer_name(str(OmegaConf.select(config, "trainer.v1.trainer_mode")))
-    if turnkey.credit and estimator_of(config) is None:
+    asked = [key for key, value in turnkey.credit.items() if key != MODIFY or value]
+    if asked and estimator_of(config) is None:
         name = str(config.algorithm.adv_estimator)
         raise ConfigError(
-            f"turnkey.credit sets {', '.join(turnkey.credit)}, but algorithm.adv_estimator={name!r} is none of this "
+            f"turnkey.credit sets {', '.join(asked)}, but algorithm.adv_estimator={name!r} is none of this "
             f"package's estimators and takes none{did_you_mean(name, estimators())} Either drop "
             "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
             f"algorithm.adv_estimator={name}"

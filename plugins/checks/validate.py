@@ -27,6 +27,7 @@ from verl_turnkey.plugins.config.command_line import groups, near_miss
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     closest,
+    credit_modify,
     credit_params,
     estimator_of,
     loss_of,
@@ -147,6 +148,7 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
     params = credit_params(config, turnkey)
+    wanted = spec.columns(params, credit_modify(config, turnkey))
     for module in getattr(params, "requires", ()):
         if find_spec(module) is None:
             raise ConfigError(
@@ -161,7 +163,7 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
             "with: raise n, or take a method without groups (turn_gae, vc_gae, rebn)",
             stacklevel=2,
         )
-    if "value" in spec.needs and not use_critic:
+    if "value" in wanted and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
@@ -243,7 +245,8 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
     per_turn = {
         f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
     }
-    lacking = [column for column in spec.columns(credit_params(config, turnkey)) if column not in {*COLUMNS, *per_turn}]
+    wanted = spec.columns(credit_params(config, turnkey), credit_modify(config, turnkey))
+    lacking = [column for column in wanted if column not in {*COLUMNS, *per_turn}]
     if lacking:
         raise ConfigError(needs_record(spec.name, lacking))
 

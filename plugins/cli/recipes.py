@@ -17,7 +17,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_turnkey.advantage import EstimatorSpec, estimators
+from verl_turnkey.advantage import EstimatorSpec, ModifierSpec, estimators, modifiers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.verl_api.ledger import loss_names
 
@@ -49,6 +49,11 @@ turnkey:
 def shipped() -> dict[str, EstimatorSpec]:
     """The estimators of this package, without those that a user's module registered."""
     return {name: spec for name, spec in estimators().items() if spec.fn.__module__.startswith("verl_turnkey.")}
+
+
+def shipped_modifiers() -> dict[str, ModifierSpec]:
+    """The modifiers of this package."""
+    return {name: spec for name, spec in modifiers().items() if spec.fn.__module__.startswith("verl_turnkey.")}
 
 
 def shipped_losses() -> dict[str, LossSpec]:

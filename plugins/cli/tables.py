@@ -10,9 +10,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_turnkey.advantage import EstimatorSpec
+from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.plugins.cli import recipes
-from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses
+from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 if TYPE_CHECKING:
@@ -38,6 +38,15 @@ def overview() -> str:
     for name, spec in sorted(shipped().items()):
         needs = ", ".join(spec.needs) or "-"
         rows.append(f"| [`+turnkey={name}`](docs/methods/{name}.md) | {spec.summary} | {needs} | {spec.paper} |")
+    return "\n".join(rows) + "\n"
+
+
+def modifiers() -> str:
+    """Markdown: one row per modifier."""
+    rows = [f"| modifier | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|"]
+    for name, spec in shipped_modifiers().items():
+        needs = ", ".join(spec.needs) or "-"
+        rows.append(f"| [`{name}`](#{name}) | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
 
@@ -82,7 +91,7 @@ def environment_pages() -> str:
     return textwrap.fill(links, 120, break_on_hyphens=False) + "\n"
 
 
-def _parameters(spec: EstimatorSpec | LossSpec) -> str:
+def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:
     default = spec.params()
     return ", ".join(f"`{entry.name}={scalar(getattr(default, entry.name))}`" for entry in fields(default))
 
@@ -144,6 +153,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", overview),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "methods", methods),
+    ("docs/modifiers.md", "modifiers", modifiers),
     ("docs/losses.md", "losses", losses),
     ("docs/environments.md", "envs", environments),
     ("docs/first-run.md", "envs", first_runs),

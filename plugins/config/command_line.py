@@ -213,11 +213,13 @@ def _check_key(override: _Override, line: CommandLine) -> None:
 
 def _check_parameter(override: _Override, name: str, line: CommandLine, group: str) -> None:
     """Check a parameter of the method or the loss on the line; name the owner of another method's parameter."""
+    from verl_turnkey.plugins.config.schema import MODIFY, not_a_parameter, params_by_name
+
+    if group == "turnkey" and name == MODIFY:
+        return
     chosen = [o.value for o in line.overrides if o.key == group]
     if not chosen:
         return
-    from verl_turnkey.plugins.config.schema import not_a_parameter, params_by_name
-
     known = params_by_name("credit" if group == "turnkey" else "loss")
     if chosen[0] in known and name not in known[chosen[0]]:
         raise ConfigError(not_a_parameter(override.key, chosen[0], known))

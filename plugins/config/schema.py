@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from verl_turnkey.advantage import EstimatorSpec, estimators
+from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, parse_modify
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
+
+
+#: Key under ``turnkey.credit`` that is no parameter of the method: what modifies its credit.
+MODIFY = "modify"
 
 
 @dataclass(frozen=True)
@@ -178,8 +182,8 @@ class LogConfig:
 class TurnkeyConfig:
     """The whole node. ``credit`` and ``loss`` are parsed by the estimator's and the loss's own dataclass."""
 
-    credit: dict[str, Any] = field(default_factory=dict)
-    """parameters of the method, see its page"""
+    credit: dict[str, Any] = field(default_factory=lambda: {MODIFY: []})
+    """parameters of the method, see its page; modify: a list of modifiers of its credit"""
     loss: dict[str, Any] = field(default_factory=dict)
     """parameters of the policy loss; verl's own losses take none here"""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -229,7 +233,18 @@ def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
     spec = estimator_of(config)
     if spec is None:
         return None
-    return _params(spec, turnkey.credit, "credit")
+    return _params(spec, {key: value for key, value in turnkey.credit.items() if key != MODIFY}, "credit")
+
+
+def credit_modify(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> tuple[Modification, ...]:
+    """The modifiers of the selected estimator's credit, in order; none for an estimator of verl's.
+
+    Raises:
+        ConfigError: an unknown modifier, or an unknown or ill-typed parameter of one, in ``turnkey.credit.modify``.
+    """
+    if estimator_of(config) is None:
+        return ()
+    return parse_modify(turnkey.credit.get(MODIFY), f"turnkey.credit.{MODIFY}")
 
 
 def loss_of(config: Mapping[str, Any]) -> LossSpec | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_turnkey.advantage import ConfigError, compute_credit, estimators
+from verl_turnkey.advantage import ConfigError, Modification, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics
 from verl_turnkey.plugins.credit.row_turns import Padded, record_of
@@ -43,6 +43,8 @@ class CreditStep:
     """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
     state: Mapping[str, float] = field(default_factory=dict)
     """``Credit.state`` of the batch before, and after ``run`` that of this one"""
+    modify: Sequence[Modification] = ()
+    """what modifies the estimator's credit"""
     metrics: dict[str, float] = field(default_factory=dict)
     rows: Rows | None = None
     """the table of steps, once it has been read"""
@@ -97,11 +99,11 @@ class CreditStep:
         rewards, left = padded.jagged(token_level_rewards), padded.jagged(response_mask)
         kl = None if self.scores is None else like(rewards.values() - self.scores.values(), rewards)
         rows = self.read(rewards if self.scores is None else self.scores, kl)
-        needs = estimators()[name].columns(self.params) if name in estimators() else ()
+        needs = estimators()[name].columns(self.params, self.modify) if name in estimators() else ()
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
-        credit = compute_credit(name, rows.steps, state=self.state, **asdict(self.params))
+        credit = compute_credit(name, rows.steps, state=self.state, modify=self.modify, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         self.advantage, self.extra, self.state = credit.advantage, credit.extra, credit.state
         advantages = padded.fill(rows.to_tokens(credit.advantage) * left)

@@ -27,7 +27,14 @@ from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import loss_inputs, phases, weighing
 from verl_turnkey.plugins.checks import probe
-from verl_turnkey.plugins.config.schema import credit_params, estimator_of, loss_of, loss_params, turnkey_config
+from verl_turnkey.plugins.config.schema import (
+    credit_modify,
+    credit_params,
+    estimator_of,
+    loss_of,
+    loss_params,
+    turnkey_config,
+)
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES, combine
 from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
@@ -57,6 +64,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         registries.register_losses()
         self.estimator = estimator_of(config)
         self.credit_params = credit_params(config, self.turnkey)
+        self.credit_modify = credit_modify(config, self.turnkey)
         self.credit_state = {}
         needed = (str(config.algorithm.adv_estimator),) if self.estimator else ()
         ledger.verify(("estimator", "trainer"), needed)
@@ -168,6 +176,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         self._count(batch, extra_fields, data["response_mask"], metrics)
         step = CreditStep(
             params=self.credit_params,
+            modify=self.credit_modify,
             keys=batch.keys,
             tags=batch.tags,
             extra_fields=extra_fields,

@@ -1,6 +1,7 @@
-"""What is missing of an estimator, a loss or an environment, and which files belong to none: a line each, what to do.
+"""What is missing of an estimator, a modifier, a loss or an environment, and which files belong to none.
 
-It reads the files of a tree and what is registered. ``turnkey new estimator|loss|env NAME`` writes all of them.
+A line for each, with what to do. It reads the files of a tree and what is registered.
+``turnkey new estimator|loss|env NAME`` writes all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_turnkey.envs.catalog import ADAPTERS, Adapter
-from verl_turnkey.plugins.cli.recipes import shipped, shipped_losses
+from verl_turnkey.plugins.cli.recipes import shipped, shipped_losses, shipped_modifiers
 
 #: What losses share; every other file in losses/ is one.
 SHARED = {"clipping", "registry", "seeupo", "tensors", "turns"}
@@ -20,9 +21,10 @@ NUMERIC = {"approx", "assert_allclose", "assert_close", "assert_same_credit", "i
 
 @dataclass(frozen=True)
 class Registered:
-    """Estimators and losses by name with the module they are in, and the catalog."""
+    """Estimators, modifiers and losses by name with the module they are in, and the catalog."""
 
     estimators: dict[str, str]
+    modifiers: dict[str, str]
     losses: dict[str, str]
     adapters: tuple[Adapter, ...]
 
@@ -31,12 +33,17 @@ def registered() -> Registered:
     def modules(specs: dict) -> dict[str, str]:
         return {name: spec.fn.__module__.rpartition(".")[2] for name, spec in specs.items()}
 
-    return Registered(modules(shipped()), modules(shipped_losses()), ADAPTERS)
+    return Registered(modules(shipped()), modules(shipped_modifiers()), modules(shipped_losses()), ADAPTERS)
 
 
 def gaps(root: Path, found: Registered) -> list[str]:
     """What is missing or superfluous in the tree at ``root``: a line each, with what to do."""
-    return [*_estimators(root, found.estimators), *_losses(root, found.losses), *_adapters(root, found.adapters)]
+    return [
+        *_estimators(root, found.estimators),
+        *_modifiers(root, found.modifiers),
+        *_losses(root, found.losses),
+        *_adapters(root, found.adapters),
+    ]
 
 
 def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
@@ -62,7 +69,28 @@ def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
     yield from _orphans(root, "docs/methods", "*.md", set(names))
     yield from _orphans(root, "recipe/config/turnkey", "*.yaml", {*names, "base"})
     yield from _orphans(root, f"tests/unit/{here}", "test_*.py", {f"test_{module}" for module in modules})
-    yield from _orphans(root, "tests/unit/naive", "*.py", {*names, "common", "__init__"})
+    yield from _orphans(
+        root, "tests/unit/naive", "*.py", {*names, *_modules(root / "advantage/modifiers"), "common", "__init__"}
+    )
+
+
+def _modifiers(root: Path, names: dict[str, str]) -> Iterator[str]:
+    here = "advantage/modifiers"
+    modules = _modules(root / here)
+    for module in sorted(modules - set(names.values())):
+        yield (
+            f"{here}/{module}.py registers no modifier: decorate its function with @register_modifier, and import it "
+            f"in {here}/__init__.py"
+        )
+    tests = list(_tests((root / f"tests/unit/{here}").glob("test_*.py")))
+    for name in names | {module: module for module in modules - set(names.values())}:
+        yield from _without(root, "docs/modifiers.md", f"\n## {name}\n", "write its section")
+        yield from _without(root, "docs/modifiers.md", f"| [`{name}`](#{name}) |", "run `turnkey tables`")
+        if not any(_says(test, name) and _compares(test) for test in tests):
+            yield (
+                f"tests/unit/{here}: no test compares a number of the modifier {name!r}: call compute_credit(..., "
+                f"modify=[{name!r}]) and compare with the formula, by hand or as a loop"
+            )
 
 
 def _losses(root: Path, names: dict[str, str]) -> Iterator[str]:

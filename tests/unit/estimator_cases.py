@@ -53,6 +53,7 @@ COLUMNS = {
     "potential": st.sampled_from([0.0, 0.5, 0.95, 1.0, -1.0]),
     "gold_probability": st.sampled_from([0.1, 0.3, 0.5, 1.0]),
     "switch": st.sampled_from([0, 1, None]),
+    "entropy": st.sampled_from([0.1, 0.5, 1.7, None]),
     **{f"value_{stream}": st.sampled_from([0.0, 0.5, -1.25]) for stream in ("low", "high", "term")},
 }
 STEP_COLUMNS = set(inspect.signature(StepBatch).parameters)  # any other column is an extra one

@@ -23,7 +23,7 @@ def test_whatever_is_there_is_registered_and_whole():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
-    for name in ("advantage/methods", "losses", "envs/adapters", "recipe", "docs", "tests"):
+    for name in ("advantage/methods", "advantage/modifiers", "losses", "envs/adapters", "recipe", "docs", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.png", "*.json"))
     shutil.copy(ROOT / "README.md", copy)
     return copy
@@ -80,6 +80,20 @@ WRITE = "run `turnkey tables`"
         (added(f"{TESTS}/test_orphan.py"), [f"{TESTS}/test_orphan.py {ORPHAN}"]),
         (added("tests/unit/naive/orphan.py"), [f"tests/unit/naive/orphan.py {ORPHAN}"]),
         (
+            added("advantage/modifiers/orphan.py"),
+            [
+                "advantage/modifiers/orphan.py registers no modifier: decorate",
+                "docs/modifiers.md lacks '## orphan': write its section",
+                f"docs/modifiers.md lacks '| [`orphan`](#orphan) |': {WRITE}",
+                "tests/unit/advantage/modifiers: no test compares a number of the modifier 'orphan'",
+            ],
+        ),
+        (removed("docs/modifiers.md", "\n## empg\n"), ["docs/modifiers.md lacks '## empg': write its section"]),
+        (
+            removed("tests/unit/advantage/modifiers/test_empg.py"),
+            ["tests/unit/advantage/modifiers: no test compares a number of the modifier 'empg'"],
+        ),
+        (
             added("losses/orphan.py"),
             [
                 "losses/orphan.py registers no loss: decorate",
@@ -135,7 +149,7 @@ def test_a_gap_is_named(whole: Path, tmp_path: Path, change: Change, expected: l
 def test_what_is_not_imported_is_not_registered(whole: Path):
     """An estimator and a loss whose file is there, with page and tests, and whose import is forgotten."""
     found = registered()
-    for kind, name in (("estimators", "rebn"), ("losses", "dgpo")):
+    for kind, name in (("estimators", "rebn"), ("modifiers", "empg"), ("losses", "dgpo")):
         names = {other: module for other, module in getattr(found, kind).items() if other != name}
         [line] = gaps(whole, replace(found, **{kind: names}))
         assert f"{name}.py registers no" in line

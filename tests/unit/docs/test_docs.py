@@ -16,7 +16,7 @@ import pytest
 from verl_turnkey.advantage import estimators
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.cli import recipes, tables
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.schema import MODIFY, TurnkeyConfig
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
@@ -40,7 +40,8 @@ def known_key(dotted: str) -> bool:
     if head == "loss" and rest:
         return any(rest in {entry.name for entry in fields(spec.params)} for spec in losses().values())
     if head == "credit" and rest:
-        return any(rest in {entry.name for entry in fields(spec.params)} for spec in estimators().values())
+        names = {entry.name for spec in estimators().values() for entry in fields(spec.params)}
+        return rest in {*names, MODIFY}
     for part in dotted.split("."):
         if isinstance(node, dict):
             return True  # free arguments, such as those of an environment
@@ -67,6 +68,40 @@ def test_the_section_of_a_loss_has_its_parameters(name):
     _, section = re.split(rf"^## (?:.*, )?{name}(?:,.*)?$", text("docs/losses.md"), flags=re.MULTILINE)
     names = {entry.name for entry in fields(losses()[name].params)} - {"clip_low", "clip_high"}
     assert names <= set(re.findall(r"`turnkey\.loss\.(\w+)`", section.split("\n## ")[0]))
+
+
+@pytest.mark.parametrize("name", sorted(recipes.shipped_modifiers()))
+def test_the_section_of_a_modifier_has_its_parameters_with_their_defaults_and_its_columns(name):
+    section = text("docs/modifiers.md").split(f"\n## {name}\n")[1].split("\n## ")[0]
+    spec = recipes.shipped_modifiers()[name]
+    default = spec.params()
+    for entry in fields(default):
+        value = getattr(default, entry.name)
+        shown = re.search(rf"\| `{entry.name}` \| (\S+) \|", section)
+        assert shown, f"the section of {name} does not list {entry.name}"
+        assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
+    for column in spec.needs:
+        assert f"`{column}`" in section
+
+
+def test_the_examples_of_the_modifiers_page_work(tmp_path):
+    from verl_turnkey.advantage import StepBatch, compute_credit, modifying
+    from verl_turnkey.envs.user_modules import import_modules
+
+    example, own = blocks("docs/modifiers.md", "python")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(example, "docs/modifiers.md", "exec"), {})
+    numbers = re.findall(r"-?\d+\.\d+", printed.getvalue())
+    assert numbers == re.findall(r"-?\d+\.\d+", "\n".join(re.findall("^# (.*)$", example, re.MULTILINE)))
+    (tmp_path / "my_modifier.py").write_text(own)
+    try:
+        import_modules([str(tmp_path / "my_modifier.py")])
+        batch = StepBatch(group=["g", "g"], trajectory=["a", "b"], step=[0, 0], reward=[0.0, 1.0])
+        plain = compute_credit("grpo_steps", batch).advantage
+        half = compute_credit("grpo_steps", batch, modify=[{"name": "half_of_failures", "share": 0.5}]).advantage
+        assert half.tolist() == [plain[0] / 2, plain[1]]
+    finally:
+        modifying._MODIFIERS.pop("half_of_failures", None)
 
 
 def test_the_losses_of_the_page_work(tmp_path):

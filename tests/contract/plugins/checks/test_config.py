@@ -76,7 +76,7 @@ def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, d
     if method != "base":
         assert config.algorithm.adv_estimator == method
         expected = estimators()[method].params
-        assert {**config.turnkey.credit} == vars(expected())
+        assert {**config.turnkey.credit} == {"modify": [], **vars(expected())}
 
 
 def test_every_group_has_a_test_above():

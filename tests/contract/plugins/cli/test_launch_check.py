@@ -51,11 +51,13 @@ def test_a_good_line(checked: Checked):
         "+turnkey/env=babyai",
         "turnkey.credit.gamma=0.9",
         "turnkey.env.kwargs.level=MiniGrid-Empty-5x5-v0",
+        "turnkey.credit.modify=[{name: a_grae, alpha: 0.5}]",
     )
     assert code == 0
     assert "ready: nothing was started" in out
     lines = header(out)
     assert lines["estimator"] == ["gigpo: gamma=0.9 (default 0.95)"]
+    assert lines["modified by"] == ["a_grae: alpha=0.5 (default 1.0)"]
     assert lines["loss"] == ["vanilla (verl's)"]
     assert lines["trainer"] == ["turnkey_sync"]
     assert lines["agent loop"] == ["turnkey_env: a row per step"]
@@ -129,6 +131,10 @@ REFUSED = {
     "parameters with verl's estimator": (
         ["+turnkey=base", "algorithm.adv_estimator=grpo", "+turnkey.credit.gamma=0.9"],
         ["turnkey.credit sets gamma", "algorithm.adv_estimator='grpo'"],
+    ),
+    "modifiers with verl's estimator": (
+        ["+turnkey=base", "algorithm.adv_estimator=grpo", "turnkey.credit.modify=[empg]"],
+        ["turnkey.credit sets modify", "algorithm.adv_estimator='grpo'"],
     ),
     "parameters of another method": (
         ["+turnkey=gigpo", "+turnkey.credit.weights=code"],

@@ -72,6 +72,7 @@ LINES_THAT_PASS = [
     "--config-name=mine turnkey=hgpo turnkey.mine=1",
     "+turnkey=mine hydra.searchpath=[file:///recipes]",
     "turnkey.credit.gamma=0.9",
+    "+turnkey=gigpo turnkey.credit.modify=[{name:a_grae,alpha:0.5}]",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,21 @@ def test_an_estimator_is_ours_under_both_names(name):
     assert credit_params(config, TurnkeyConfig(credit={"gamma": 0.5})).gamma == 0.5
 
 
+def test_modifiers_are_no_parameters_of_the_method():
+    config = {"algorithm": {"adv_estimator": "gigpo"}}
+    turnkey = TurnkeyConfig(credit={"gamma": 0.5, "modify": [{"name": "a_grae", "alpha": 0.5}, "empg"]})
+    assert credit_params(config, turnkey).gamma == 0.5
+    assert [one.spec.name for one in credit_modify(config, turnkey)] == ["a_grae", "empg"]
+    assert credit_modify(config, turnkey)[0].params.alpha == 0.5
+    assert credit_modify(config, TurnkeyConfig()) == ()
+    with pytest.raises(
+        ConfigError, match=r"turnkey\.credit\.modify\[0\]: unknown modifier 'a_gra'; did you mean 'a_grae'"
+    ):
+        credit_modify(config, TurnkeyConfig(credit={"modify": ["a_gra"]}))
+
+
 def test_an_estimator_of_verls_is_not():
     config = {"algorithm": {"adv_estimator": "grpo"}}
     assert estimator_of(config) is None
+    assert credit_modify(config, TurnkeyConfig(credit={"modify": ["empg"]})) == ()
     assert credit_params(config, TurnkeyConfig(credit={"gamma": 0.5})) is None
