@@ -175,9 +175,9 @@ def _checked(spec: EstimatorSpec, credit: Any, steps: int) -> Credit:
         raise ValueError(f"{who}: expected it to return a Credit, got {type(credit).__name__}")
     if set(credit.extra) != set(spec.gives):
         raise ValueError(f"{who}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
+    _check_numbers(who, credit, steps)
     if foreign := set(credit.state) - set(estimators_state(credit.state)):
         raise ValueError(f"{who}: Credit.state: {min(foreign)!r} begins as the state of modifiers does; rename it")
-    _check_numbers(who, credit, steps)
     return credit
 
 
