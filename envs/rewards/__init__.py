@@ -5,7 +5,17 @@ the modules ``matchtir``, ``stepsearch``, ``progress`` and ``arena``.
 """
 
 # Importing a module registers its component.
-from verl_turnkey.envs.rewards import function, judged, matchtir, progress, scorer, stepsearch  # noqa: F401
+from verl_turnkey.envs.rewards import (  # noqa: F401
+    contrastive,
+    function,
+    judged,
+    matchtir,
+    progress,
+    r1_router,
+    scorer,
+    stepsearch,
+    sweet_spot,
+)
 from verl_turnkey.envs.rewards.arena import Standing, pairwise, tournament
 from verl_turnkey.envs.rewards.components import (
     Component,

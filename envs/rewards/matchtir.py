@@ -2,7 +2,7 @@
 
 The similarity of two calls and the soft variant are as in the released code. The hard variant is the optimal assignment
 that the paper speaks of; the released code takes the best pair first, then the best of what is left, which can give a
-smaller total. Needs scipy (``pip install "verl-turnkey[matchtir]"``).
+smaller total (``matching="greedy"``). The optimal one needs scipy (``pip install "verl-turnkey[matchtir]"``).
 """
 
 from __future__ import annotations
@@ -70,6 +70,22 @@ def hard_rewards(scores: Floats, unmatched: float = 0.0) -> list[float]:
     return rewards
 
 
+def greedy_rewards(scores: Floats, unmatched: float = 0.0) -> list[float]:
+    """As :func:`hard_rewards`, but the best pair first, then the best of what is left: the released code's matching.
+
+    Of equal pairs the earlier call comes first, then the earlier gold call.
+    """
+    rewards, taken = [unmatched] * len(scores), set()
+    matched: set[int] = set()
+    pairs = sorted(np.ndindex(scores.shape), key=lambda pair: -scores[pair])
+    for i, j in pairs:
+        if scores[i, j] > 0 and i not in matched and j not in taken:
+            rewards[i] = float(scores[i, j])
+            matched.add(i)
+            taken.add(j)
+    return rewards
+
+
 def _assignment() -> Callable[..., Any]:
     try:
         from scipy.optimize import linear_sum_assignment
@@ -109,10 +125,12 @@ def turn_rewards(
     variant: Literal["hard", "soft"] = "hard",
     unmatched: float = 0.0,
     regularization: float = 0.1,
+    matching: Literal["optimal", "greedy"] = "optimal",
 ) -> list[float]:
     """One reward per turn: the mean over the calls that were made in it, 0 for a turn without any."""
     scores = similarities([call for turn in turns for call in turn], gold)
-    flat = iter(hard_rewards(scores, unmatched) if variant == "hard" else soft_rewards(scores, regularization))
+    hard = hard_rewards if matching == "optimal" else greedy_rewards
+    flat = iter(hard(scores, unmatched) if variant == "hard" else soft_rewards(scores, regularization))
     return [sum(next(flat) for _ in turn) / max(1, len(turn)) for turn in turns]
 
 
@@ -144,10 +162,12 @@ class MatchTIR:
     """of hard: reward of a call without a partner"""
     regularization: float = 0.1
     """of soft: entropy of the plan"""
+    matching: Literal["optimal", "greedy"] = "optimal"
+    """of hard: the assignment with the largest total (paper), or the best pair first (released code)"""
 
     def __post_init__(self) -> None:
         check(self.regularization > 0, "regularization", "a positive number", self.regularization)
-        if self.variant == "hard":
+        if self.variant == "hard" and self.matching == "optimal":
             _assignment()  # found missing now, not at the end of the first episode
 
     def __call__(self, steps: Steps) -> Values:
@@ -162,6 +182,7 @@ class MatchTIR:
             variant=self.variant,
             unmatched=self.unmatched,
             regularization=self.regularization,
+            matching=self.matching,
         )
         return [
             reward if answer is None else answer_f1(str(answer), str(gold))

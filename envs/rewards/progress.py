@@ -1,4 +1,4 @@
-"""Rewards from an estimate of success: how much a step raised it (VSRM, ProgRM)."""
+"""Rewards from an estimate of success: how much a step raised it (VSRM, ProgRM), also for a prover (PAV)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import Steps, Values, number, register_reward
+from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, number, register_reward
 
 
 def differences(estimates: Sequence[float]) -> list[float]:
@@ -82,3 +82,55 @@ class Progress:
         if self.kind == "difference":
             return differences(estimates)
         return vsrm(estimates, decay=self.decay, lookahead=self.lookahead)
+
+
+def best_of_k(probability: float, k: int) -> float:
+    """Probability that at least one of ``k`` tries succeeds."""
+    return 1 - (1 - probability) ** k
+
+
+@register_reward("pav")
+@dataclass(frozen=True)
+class PAV:
+    """PAV's effective reward of a step: Q(after) + alpha (Q_mu(after) - Q_mu(before)), Q_mu of a prover.
+
+    Source: arXiv:2410.08146, where Q is the probability of success in the end. ``prover="best_of_k"``: Q_mu = 1 -
+    (1 - Q)^k. ``prover="given"``: the environment gives Q_mu as ``extra[prover_key]``. Our reading: turns as steps;
+    after a terminated episode's last step Q and Q_mu are 1 if it is solved and else 0, whatever the environment says.
+    """
+
+    key: str = "progress"
+    """where the policy's probability of success stands in the environment's ``info["extra"]``"""
+    prover: Literal["best_of_k", "given"] = "best_of_k"
+    """whose progress counts"""
+    prover_key: str = "prover_value"
+    """of given: where the prover's probability stands"""
+    k: int = 4
+    """of best_of_k: number of tries"""
+    alpha: float = 3.0
+    """weight of the prover's progress: 5 and 3 in the paper for 2B and 9B models"""
+    own: bool = True
+    """false: alpha times the prover's progress alone, for use beside the component outcome"""
+
+    def __post_init__(self) -> None:
+        check(self.k >= 1, "k", "an integer >= 1", self.k)
+        check(0 <= self.alpha < float("inf"), "alpha", "a finite number >= 0", self.alpha)
+
+    def __call__(self, steps: Steps) -> Values:
+        own = self._estimates(steps, self.key)
+        prover = self._estimates(steps, self.prover_key) if self.prover == "given" else own
+        if self.prover == "best_of_k":
+            prover = [best_of_k(value, self.k) for value in own]
+        gains = differences(prover)
+        return [self.own * after + self.alpha * gain for after, gain in zip(own[1:], gains, strict=True)]
+
+    @staticmethod
+    def _estimates(steps: Steps, key: str) -> list[float]:
+        """One more than steps: before the first step and after each."""
+        end = steps[-1]
+        found = [number(step.extra, key, f"step {t}") for t, step in enumerate(steps)]
+        found.append(float(end.success) if end.terminated else number(end.next_extra, key, "after the last step"))
+        for t, value in enumerate(found):
+            if not 0 <= value <= 1:
+                raise RewardError(f"info['extra'][{key!r}] of state {t}: expected a probability, got {value:g}")
+        return found

@@ -17,6 +17,7 @@ from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
 from verl_turnkey.envs.rewards.matchtir import (
     ToolCall,
     answer_f1,
+    greedy_rewards,
     hard_rewards,
     similarities,
     similarity,
@@ -195,3 +196,37 @@ def test_without_scipy(monkeypatch):
     with pytest.raises(MissingPackageError, match=r'pip install "verl-turnkey\[matchtir\]"'):
         compose([{"name": "matchtir"}])
     assert compose([{"name": "matchtir", "variant": "soft"}]).labels == ("matchtir",)
+
+
+def test_the_released_codes_matching_takes_the_best_pair_first():
+    """The two differ where the best pair keeps two others apart."""
+    scores = np.array([[0.9, 0.8], [0.8, 0.1]])
+    assert hard_rewards(scores) == [0.8, 0.8]
+    assert greedy_rewards(scores) == [0.9, 0.1]
+    assert greedy_rewards(np.array([[0.5, 0.0], [0.5, 0.0]]), -0.5) == [0.5, -0.5], "the earlier call; 0 is no pair"
+    assert greedy_rewards(np.zeros((2, 0))) == [0.0, 0.0]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 4), st.integers(0, 4), st.randoms(use_true_random=False))
+def test_greedy_matching_as_in_slow_loops(p, g, random):
+    scores = np.array([random.choice([0.0, 0.25, 0.5, 1.0]) for _ in range(p * g)]).reshape(p, g)
+    left, expected = {(i, j) for i in range(p) for j in range(g) if scores[i, j] > 0}, [0.0] * p
+    while left:
+        i, j = min(left, key=lambda pair: (-scores[pair], pair))
+        expected[i] = scores[i, j]
+        left = {(a, b) for a, b in left if a != i and b != j}
+    assert greedy_rewards(scores) == expected
+    assert sum(expected) <= sum(hard_rewards(scores)) + 1e-12
+
+
+def test_matching_is_an_option():
+    calls = [{"name": "f", "arguments": arguments} for arguments in ({"a": 1, "b": 1}, {"a": 1})]
+    gold = [{"name": "f", "arguments": arguments} for arguments in ({"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 2})]
+    step = RewardStep("", "x", extra={"gold_tool_calls": gold}, next_extra={"tool_calls": calls})
+    scores = similarities(
+        *([ToolCall(call["name"], call["arguments"]) for call in side] for side in (calls, gold)),
+    )
+    for matching, rewards in (("optimal", hard_rewards(scores)), ("greedy", greedy_rewards(scores))):
+        found = compose([{"name": "matchtir", "matching": matching}])([step]).rewards
+        assert found == pytest.approx([sum(rewards) / 2])

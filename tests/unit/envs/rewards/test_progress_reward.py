@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.advantage.params import ConfigError
-from verl_turnkey.envs.rewards import RewardStep, compose
+from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
 from verl_turnkey.envs.rewards.progress import differences, recipe_progress, vsrm
 
 ESTIMATES = st.lists(st.sampled_from([0.0, 0.2, 0.4, 0.8, 1.0]), min_size=2, max_size=12)
@@ -87,3 +87,48 @@ def test_the_component():
     assert compose([{**entry, "lookahead": 1, "decay": 0.5}])(steps).rewards == pytest.approx([0, 0.3, 0.6])
     with pytest.raises(ConfigError, match=r"decay: expected a number from 0 to 1, got 2"):
         compose([{**entry, "decay": 2}])
+
+
+def walk(estimates, **last):
+    steps = [RewardStep("", "a", extra={"progress": a}, next_extra={"progress": b}) for a, b in pairwise(estimates)]
+    return [*steps[:-1], RewardStep(**{**vars(steps[-1]), **last})]
+
+
+def pav(estimates, last=None, **options):
+    return compose([{"name": "pav", **options}])(walk(estimates, **(last or {}))).rewards
+
+
+def test_pav_by_hand():
+    [gain] = pav([0.2, 0.5], alpha=1, own=False)
+    assert gain == pytest.approx(0.3471)
+    assert pav([0.2, 0.5], alpha=5) == pytest.approx([2.2355])
+    assert pav([0.2, 0.5], alpha=0) == [0.5]
+    assert pav([0.2, 0.5], k=1, alpha=2) == pytest.approx([0.5 + 2 * 0.3])
+
+
+@settings(deadline=None, max_examples=40)
+@given(ESTIMATES, st.integers(1, 5), st.floats(0, 6), st.booleans(), st.booleans())
+def test_pav_as_in_slow_loops(estimates, k, alpha, terminated, success):
+    last = {"terminated": terminated, "success": success}
+    known = [*estimates[:-1], (1.0 if success else 0.0) if terminated else estimates[-1]]
+    expected = []
+    for before, after in pairwise(known):
+        some = [1 - (1 - q) ** k for q in (before, after)]
+        expected.append(after + alpha * (some[1] - some[0]))
+    assert pav(estimates, last, k=k, alpha=alpha) == pytest.approx(expected)
+
+
+def test_pav_with_a_prover_of_its_own():
+    steps = [
+        RewardStep("", "a", extra={"q": 0.1, "mu": 0.4}, next_extra={"q": 0.2, "mu": 0.7}),
+        RewardStep("", "b", extra={"q": 0.2, "mu": 0.7}, success=True, terminated=True),
+    ]
+    entry = {"name": "pav", "key": "q", "prover": "given", "prover_key": "mu", "alpha": 2}
+    assert compose([entry])(steps).rewards == pytest.approx([0.2 + 2 * 0.3, 1.0 + 2 * 0.3])
+    with pytest.raises(RewardError, match=r"step 0: .*\['prover_value'\], got None"):
+        compose([{**entry, "prover_key": "prover_value"}])(steps)
+    with pytest.raises(RewardError, match=r"of state 1: expected a probability, got 1\.5"):
+        pav([0.1, 1.5])
+    for options, message in (({"k": 0}, r"k: expected an integer >= 1"), ({"alpha": -1}, r"alpha: expected a finite")):
+        with pytest.raises(ConfigError, match=message):
+            compose([{"name": "pav", **options}])
