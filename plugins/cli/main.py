@@ -10,12 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help="Turn-level credit for LLM agents on stock verl.",
-    rich_markup_mode=None,
-)
+from verl_turnkey.plugins.cli import seeing
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.add_typer(seeing.app)
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,241 @@
+"""A training run as it lies on the disk: its scalar metrics by step, and its configuration.
+
+What a folder holds is found by content, in any subfolder: verl's metrics file (``trainer.logger=[file]``), else event
+files of tensorboard, else a console log. Names and values are texts of others: whoever shows them escapes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Steps = dict[int, dict[str, float]]
+"""step -> metric -> value"""
+
+CONSOLE = re.compile(r"(?:^|\s)step:(\d+) - (\S.*)")
+NUMBER = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
+ENDINGS = (".log", ".txt", ".out")
+LARGEST_LOG = 1 << 30
+"""bytes of a text file that may be a console log"""
+HOME = "trainer.default_local_dir"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; N steps were logged."""
+
+    folder: Path
+    source: str
+    """what the metrics were read from"""
+    step: NDArray[np.int64]
+    """(N,) increasing"""
+    metrics: Mapping[str, NDArray[np.float64]]
+    """name -> (N,), NaN where it was not logged"""
+    config: Mapping[str, Any]
+    """dotted key -> value, as composed by Hydra; empty where the folder holds none"""
+
+    def curve(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Steps and values of a metric where it was logged as a finite number.
+
+        Raises:
+            LookupError: it never was; the message has the closest names.
+        """
+        if name not in self.metrics:
+            raise LookupError(f"{self.folder} has no metric {name!r}{nearest(name, self.metrics)}")
+        values = self.metrics[name]
+        there = np.isfinite(values)
+        return self.step[there], values[there]
+
+    def interactions(self) -> NDArray[np.float64] | None:
+        """(N,) turns played in training up to each step, or None where the run did not count episodes."""
+        needed = ("episode/count", "episode/failed", "episode/length/mean")
+        if not all(name in self.metrics for name in needed):
+            return None
+        count, failed, length = (np.nan_to_num(self.metrics[name]) for name in needed)
+        return np.cumsum((count - failed) * length)
+
+    def seconds(self) -> NDArray[np.float64] | None:
+        """(N,) seconds of training up to each step (``timing_s/step``), or None."""
+        return np.cumsum(np.nan_to_num(self.metrics["timing_s/step"])) if "timing_s/step" in self.metrics else None
+
+
+def read(folder: Path) -> Run:
+    """Read the folder of a run.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no metrics below it.
+        ValueError: a file of metrics holds something else.
+        ImportError: there are event files only, and tensorboard is not installed.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"expected the folder of a run, found {'a file' if folder.exists() else 'no'} {folder}")
+    readers: tuple[Callable[[Path], tuple[Steps, str]], ...] = (_metrics_files, _events, _console)
+    for reader in readers:
+        steps, source = reader(folder)
+        if steps:
+            return Run(folder, source, *_table(steps), config=_config(folder))
+    raise FileNotFoundError(
+        f"{folder} holds no metrics: expected a .jsonl file of trainer.logger=[file], event files of tensorboard, or "
+        f"the console output of verl in a file that ends in {', '.join(ENDINGS)}"
+    )
+
+
+def nearest(name: str, names: Mapping[str, Any]) -> str:
+    """For an error: the names that look like ``name``, or contain a word of it."""
+    from difflib import get_close_matches
+
+    words = [word for word in re.split(r"\W+", name.lower()) if word]
+    close = [*get_close_matches(name, names, 3, 0.7), *(n for n in names if any(word in n.lower() for word in words))]
+    return f"; did you mean {', '.join(dict.fromkeys(close[:5]))}" if close else f"; it has {len(names)} others"
+
+
+def _table(steps: Steps) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+    order = sorted(steps)
+    names = sorted({name for data in steps.values() for name in data})
+    return np.array(order), {name: np.array([steps[s].get(name, math.nan) for s in order]) for name in names}
+
+
+def _go_on(steps: Steps, start: Steps) -> None:
+    """Add a later start of the same run: what it trained again replaces what an earlier one had."""
+    if start:
+        first = min(start)
+        for step in [step for step in steps if step > first]:
+            del steps[step]
+        for step, data in start.items():
+            steps.setdefault(step, {}).update(data)
+
+
+# --- verl's metrics file ----------------------------------------------------------------------------------------------
+
+
+def _metrics_files(folder: Path) -> tuple[Steps, str]:
+    steps: Steps = {}
+    paths = [path for path in sorted(folder.rglob("*.jsonl")) if _is_metrics(path)]
+    for path in paths:  # one per start, named by number or time
+        _go_on(steps, _of_lines(path))
+    return steps, ", ".join(str(path.relative_to(folder)) for path in paths)
+
+
+def _is_metrics(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.readline(1 << 20)
+    return head.startswith(b'{"step":') and b'"data":' in head
+
+
+def _of_lines(path: Path) -> Steps:
+    steps: Steps = {}
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            step, data = entry["step"], entry["data"]
+            numbers = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
+            steps.setdefault(int(step), {}).update(numbers)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            if number == len(lines):  # the run is writing it, or died meanwhile
+                break
+            found = line[:60].decode(errors="replace")
+            raise ValueError(f'{path}:{number}: expected {{"step": ..., "data": {{...}}}}, found {found}') from None
+    return steps
+
+
+# --- tensorboard ------------------------------------------------------------------------------------------------------
+
+
+def _events(folder: Path) -> tuple[Steps, str]:
+    folders = sorted({path.parent for path in folder.rglob("events.out.tfevents.*")})
+    steps: Steps = {}
+    if not folders:
+        return steps, ""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ModuleNotFoundError:
+        raise ImportError(f"{folder} holds event files only: pip install tensorboard") from None
+    for each in folders:
+        events = EventAccumulator(str(each), size_guidance={"scalars": 0})
+        events.Reload()
+        start: Steps = {}
+        for name in events.Tags()["scalars"]:
+            for event in events.Scalars(name):
+                start.setdefault(event.step, {})[name] = event.value
+        _go_on(steps, start)
+    return steps, "event files of tensorboard"
+
+
+# --- console ----------------------------------------------------------------------------------------------------------
+
+
+def _console(folder: Path) -> tuple[Steps, str]:
+    steps: Steps = {}
+    used = []
+    paths = (path for path in sorted(folder.rglob("*")) if path.suffix in ENDINGS and path.is_file())
+    for path in paths:
+        if path.stat().st_size <= LARGEST_LOG and (start := _of_console(path)):
+            _go_on(steps, start)
+            used.append(str(path.relative_to(folder)))
+    return steps, ", ".join(used)
+
+
+def _of_console(path: Path) -> Steps:
+    """``step:1 - a:0.1 - b:2``, after whatever Ray puts before it; numbers of numpy too: ``a:np.float64(0.1)``."""
+    steps: Steps = {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if found := CONSOLE.search(line):
+                step = int(found[1])
+                if steps and step < max(steps):  # another start of the run in the same log
+                    later: Steps = {step: {}}
+                    _go_on(steps, later)
+                steps.setdefault(step, {}).update(_pairs(found[2]))
+    return {step: data for step, data in steps.items() if data}
+
+
+def _pairs(text: str) -> Iterator[tuple[str, float]]:
+    for part in text.split(" - "):
+        name, _, value = part.rpartition(":")
+        wrapped = NUMBER.fullmatch(value.strip())
+        try:
+            yield name, float(wrapped[1] if wrapped else value)
+        except ValueError:
+            continue
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What Hydra left behind at the last start, with interpolations as they are written."""
+    files = [path for path in folder.rglob(".hydra/config.yaml") if path.is_file()]
+    found = [_load(path) for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
+    homes = sorted({str(config[HOME]) for config in found if HOME in config})
+    if len(homes) > 1:  # starts of one run share the folder of its checkpoints
+        raise ValueError(f"{folder} holds several runs ({HOME}: {', '.join(homes)}): name their folders one by one")
+    return found[-1] if found else {}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected the configuration that Hydra writes, found {error}") from None
+    return dict(_flat(content))
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, node
