@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import strftime
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
@@ -181,7 +182,8 @@ def overrides(
         "trainer.total_epochs": 100_000,  # the number of steps is the limit
         "trainer.test_freq": max(1, min(10, steps)),
         "trainer.save_freq": max(1, min(25, steps)),
-        "trainer.logger": "[console]",
+        "trainer.logger": "[console,file]",  # the file in a folder per start: verl writes it anew
+        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT": out / "metrics" / strftime("%Y%m%d-%H%M%S"),
         "trainer.project_name": played.name,
         "trainer.experiment_name": method,
         "trainer.default_local_dir": out / "checkpoints",
@@ -194,7 +196,7 @@ def overrides(
     lines += [[f"turnkey.modules=[{played.module}]"]] if played.module else []
     lines += [[f"data.train_files={tasks / 'train.parquet'}", f"data.val_files={tasks / 'val.parquet'}"]]
     lines += [[f"actor_rollout_ref.model.path={model}"]]
-    lines += [[f"{key}={value}"] for key, value in chosen.items() if key not in given]
+    lines += [[f"{key}={value}"] for key, value in chosen.items() if key.lstrip("+") not in given]
     lines += [[entry] for entry in further]
     command_line.check([entry for line in lines for entry in line])
     return lines

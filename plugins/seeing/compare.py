@@ -15,7 +15,7 @@ from verl_turnkey.plugins.seeing import stats
 from verl_turnkey.plugins.seeing.groups import Group, group, seed
 from verl_turnkey.plugins.seeing.runs import Run, nearest
 
-SCALES = {"step": "training step", "interactions": "environment interactions", "seconds": "seconds of training"}
+SCALES = {"step": "training steps", "interactions": "environment interactions", "seconds": "seconds of training"}
 VALIDATION = re.compile(r"val-\w+/.+/acc/mean@\d+")
 TRAINING = "episode/success_rate"
 METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))}

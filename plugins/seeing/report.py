@@ -17,7 +17,9 @@ from verl_turnkey.plugins.seeing.compare import SCALES
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """apart for colour-blind eyes too (Okabe and Ito)"""
 DASHES = ("", "6 3", "2 2")
-SHORT = {"step": "steps", "interactions": "interactions", "seconds": "seconds"}
+UNITS = {"step": "step", "interactions": "interaction", "seconds": "second"}
+KEYS = 20
+"""differing keys that a table shows"""
 PARTS = 6
 """parts of a training step that a table shows"""
 WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 720, 360, 56, 44, 12
@@ -32,36 +34,37 @@ class Table:
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """What the numbers say, as texts."""
-    groups, end = found["groups"], found["range"][1]
-    what, unit = plain(found["metric"]), SCALES[found["x"]]
-    head = ["group", "seeds", f"at {unit} {end:g}", "range", "95 % interval", "area"]
-    rows = []
-    for each in groups:
-        final, area = each["final"], each["area"]
-        low, high = final["interval"] or (None, None)
-        rows.append(
-            [
-                plain(each["name"]),
-                str(len(each["runs"])),
-                f"{final['mean']:.3f}",
-                f"{final['lowest']:.3f} to {final['highest']:.3f}",
-                f"{low:.3f} to {high:.3f}" if final["interval"] else "-",
-                f"{area['mean']:.3f}",
-            ]
-        )
-        rows[-1] += [each["to_level"][x]["said"] if x in each["to_level"] else "-" for x in _units(found)]
-    head += [f"{SHORT[x]} to {found['level']:g}" for x in _units(found)]
-    made = [Table(what, head, rows)]
+    groups, at = found["groups"], f"at {UNITS[found['x']]} {found['range'][1]:g}"
+    rows = [
+        [
+            plain(each["name"]),
+            str(len(each["runs"])),
+            f"{each['final']['mean']:.3f}",
+            f"{each['final']['lowest']:.3f} to {each['final']['highest']:.3f}",
+            _interval(each["final"]["interval"]),
+            f"{each['area']['mean']:.3f}",
+        ]
+        for each in groups
+    ]
+    made = [Table(plain(found["metric"]), ["group", "seeds", at, "lowest to highest", "95 % interval", "area"], rows)]
+    units = [x for x in SCALES if any(x in each["to_level"] for each in groups)]
+    if units:
+        costs = [
+            [plain(each["name"]), *(each["to_level"].get(x, {}).get("said", "-") for x in units)] for each in groups
+        ]
+        made.append(Table(f"to reach {found['level']:g}", ["group", *(SCALES[x] for x in units)], costs))
     keys = list(groups[0]["config"])
     if keys:
-        values = [[plain(key), *(plain(each["config"][key]) for each in groups)] for key in keys]
+        values = [[plain(key), *(plain(each["config"][key]) for each in groups)] for key in keys[:KEYS]]
+        if len(keys) > KEYS:
+            values.append([f"{len(keys) - KEYS} more, in comparison.json", *("" for _ in groups)])
         made.append(Table("what differs", ["key", *(plain(each["name"]) for each in groups)], values))
     if found["pairs"]:
         pairs = [
             [plain(pair["a"]), plain(pair["b"]), *(_chance(pair[part]) for part in ("final", "area"))]
             for pair in found["pairs"]
         ]
-        head = ["a run of", "is better than one of", f"at {unit} {end:g}", "by area"]
+        head = ["a run of", "is better than one of", at, "by area"]
         made.append(Table("probability of improvement", head, pairs))
     parts = list(dict.fromkeys(part for each in groups for part in list(each["seconds_per_step"])[:PARTS]))
     if parts:
@@ -72,13 +75,13 @@ def tables(found: dict[str, Any]) -> list[Table]:
     return made
 
 
-def _units(found: dict[str, Any]) -> list[str]:
-    return [x for x in SCALES if any(x in each["to_level"] for each in found["groups"])]
+def _interval(ends: Sequence[float] | None, digits: int = 3) -> str:
+    return f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}" if ends else "-"
 
 
 def _chance(part: dict[str, Any]) -> str:
     said = f"{part['improvement']:.2f}"
-    return f"{said} ({part['interval'][0]:.2f} to {part['interval'][1]:.2f})" if part["interval"] else said
+    return f"{said} ({_interval(part['interval'], 2)})" if part["interval"] else said
 
 
 def _seconds(value: float | None) -> str:
@@ -94,7 +97,7 @@ def plain(text: str) -> str:
 
 
 def print_tables(found: dict[str, Any]) -> None:
-    """Print for the terminal at hand; 150 columns where there is none."""
+    """Print for the terminal at hand; 120 columns where there is none."""
     import sys
 
     from rich.box import SIMPLE_HEAD
@@ -102,7 +105,7 @@ def print_tables(found: dict[str, Any]) -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 150, markup=False, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
     for table in tables(found):
         grid = Grid(box=SIMPLE_HEAD, title=Text(table.title), title_justify="left")
         for name in table.head:

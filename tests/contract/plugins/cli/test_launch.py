@@ -44,6 +44,9 @@ def test_the_line_passes_the_checks(compose: Compose, tmp_path, model_dir, envir
     assert config.actor_rollout_ref.model.path == str(model_dir)
     assert first_task(config.data.train_files).env_id == config.turnkey.env.id
     assert Path(config.data.val_files).is_file()
+    metrics = Path(config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT)
+    assert metrics.parent == tmp_path / "metrics"
+    assert "file" in config.trainer.logger
 
 
 @pytest.mark.parametrize(("device", "turn"), [("cpu", 32), ("gpu", 512)])
@@ -126,7 +129,8 @@ def test_the_page_shows_the_line(tmp_path):
     block = page[page.index("python -m verl.trainer.main_ppo") :].split("\n```")[0]
     arguments = ["--train", "1", "--val", "1", "--print", "--device", "gpu", "--out", str(tmp_path / "runs" / "babyai")]
     line = printed("babyai", "--model", "MODEL", *arguments)
-    folders = ("trainer.default_local_dir=", "hydra.run.dir=", "trainer.n_gpus_per_node=")
+    metrics = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT="
+    folders = ("trainer.default_local_dir=", "hydra.run.dir=", "trainer.n_gpus_per_node=", metrics)
     said = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
     shown = shlex.split(block.replace("\\\n", " "))[3:]
     assert [entry for entry in shown if not entry.startswith(folders)] == said

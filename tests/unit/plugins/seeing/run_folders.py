@@ -57,13 +57,13 @@ def write(
 
 
 def example(out: Path) -> list[Path]:
-    """Two methods with three seeds each."""
+    """Two methods with five seeds each."""
     rng = np.random.default_rng(0)
     made = []
-    for method, speed, ceiling in (("gigpo", 6.0, 0.96), ("grpo_steps", 12.0, 0.86)):
-        for seed in range(3):
+    for method, speed, ceiling in (("gigpo", 6.0, 0.96), ("grpo_steps", 10.0, 0.9)):
+        for seed in range(5):
             curve = {
-                step: round(min(1.0, 0.3 + (ceiling - 0.3) * (1 - math.exp(-step / speed)) + rng.normal(0, 0.03)), 3)
+                step: round(min(1.0, 0.3 + (ceiling - 0.3) * (1 - math.exp(-step / speed)) + rng.normal(0, 0.05)), 3)
                 for step in range(0, 31, 5)
             }
             made.append(write(out / f"{method}-{seed}", curve, method=method, seed=seed))

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,17 +178,36 @@ def test_the_command(tmp_path):
     folders = [str(folder) for folder in example(tmp_path)]
     done = CliRunner().invoke(app, ["compare", *folders, "--level", "0.8", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert re.search(r"gigpo +3 +0\.\d{3}", done.output)
-    assert "3 of 3 reached" in done.output
+    assert re.search(r"gigpo +5 +0\.\d{3}", done.output)
+    assert "5 of 5 reached" in done.output
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [each["name"] for each in found["groups"]] == ["gigpo", "grpo_steps"]
     text = (tmp_path / "out" / "comparison.html").read_text()
     tags = Tags(text)
-    assert text.count("<polyline") == 8  # six runs, two means
+    assert text.count("<polyline") == 12  # ten runs, two means
     assert not tags.loads
     assert not tags.seen & {"script", "link", "img", "iframe"}
     assert "default-src 'none'" in text
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path, monkeypatch):
+    example(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    folders = [str(path) for path in sorted((tmp_path / "runs").iterdir())]
+    done = CliRunner().invoke(app, ["compare", *folders, "--level", "0.8"])
+    page = (Path(__file__).parents[4] / "docs" / "compare.md").read_text()
+    block = page.split("$ turnkey compare runs/* --level 0.8\n")[1].split("```")[0]
+    lines = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (block, done.output)]
+    assert lines[0] == lines[1]
+
+
+def test_a_long_list_of_differences_is_cut(tmp_path):
+    many = {f"turnkey.credit.p{number:02}": 1 for number in range(25)}
+    found = compare(runs(tmp_path, {}, {"more": many}))
+    [table] = [table for table in report.tables(found) if table.title == "what differs"]
+    assert len(table.rows) == report.KEYS + 1
+    assert table.rows[-1][0] == "5 more, in comparison.json"
 
 
 def test_an_error_is_one_line(tmp_path, monkeypatch, capsys):
