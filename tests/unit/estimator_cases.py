@@ -24,37 +24,38 @@ EPISODE = {
     "singleton": st.sampled_from(["zero", "score"]),
 }
 
-#: What a row can have beyond group, trajectory, step, reward and penalty; few values, so that they meet.
+#: What a row can have beyond group, trajectory and step; few values, so that they meet.
 COLUMNS = {
-    "anchor": st.sampled_from(["A", "B", 3, (1, 2), None]),
-    "action": st.sampled_from(["a", "b", 7, None]),
-    "value": st.sampled_from([0.0, 0.5, -1.25, 3.0]),
-    "tokens": st.sampled_from([0, 1, 17]),
-    "success": st.sampled_from([False, False, True]),
-    "text": st.sampled_from(
-        [
-            "You open the fridge 1 and see an apple 1.",
-            "You open the fridge 1 and see an apple 2.",
-            "You open the fridge 2 and see a mug 1.",
-            "Nothing happens.",
-            "Nothing  Happens",
-            "x",
-            "",
-            None,
-        ]
-    ),
-    "tool_calls": st.sampled_from([0, 1, 3]),
-    "next_anchor": st.sampled_from(["A", "B", None]),
-    "role": st.sampled_from(["guesser", "setter", None]),
-    "valid": st.sampled_from([True, True, False]),
-    "turn_score": st.sampled_from([0.0, 0.5, 1.0, -2.0]),
-    "turn_value": st.sampled_from([0.0, 0.2, 0.5, 1.0]),
-    "prover_value": st.sampled_from([0.0, 0.1, 0.9]),
-    "potential": st.sampled_from([0.0, 0.5, 0.95, 1.0, -1.0]),
-    "gold_probability": st.sampled_from([0.1, 0.3, 0.5, 1.0]),
-    "switch": st.sampled_from([0, 1, None]),
-    "entropy": st.sampled_from([0.1, 0.5, 1.7, None]),
-    **{f"value_{stream}": st.sampled_from([0.0, 0.5, -1.25]) for stream in ("low", "high", "term")},
+    "reward": [0.0, 0.0, 1.0, 10.0, -0.3, 0.1, 1e4],
+    "penalty": [0.0, 0.0, 0.1],
+    "score": [0.0, 1.0, 10.0],
+    "anchor": ["A", "B", 3, (1, 2), None],
+    "action": ["a", "b", 7, None],
+    "value": [0.0, 0.5, -1.25, 3.0],
+    "tokens": [0, 1, 17],
+    "success": [False, False, True],
+    "text": [
+        "You open the fridge 1 and see an apple 1.",
+        "You open the fridge 1 and see an apple 2.",
+        "You open the fridge 2 and see a mug 1.",
+        "Nothing happens.",
+        "Nothing  Happens",
+        "x",
+        "",
+        None,
+    ],
+    "tool_calls": [0, 1, 3],
+    "next_anchor": ["A", "B", None],
+    "role": ["guesser", "setter", None],
+    "valid": [True, True, False],
+    "turn_score": [0.0, 0.5, 1.0, -2.0],
+    "turn_value": [0.0, 0.2, 0.5, 1.0],
+    "prover_value": [0.0, 0.1, 0.9],
+    "potential": [0.0, 0.5, 0.95, 1.0, -1.0],
+    "gold_probability": [0.1, 0.3, 0.5, 1.0],
+    "switch": [0, 1, None],
+    "entropy": [0.1, 0.5, 1.7, None],
+    **{f"value_{stream}": [0.0, 0.5, -1.25] for stream in ("low", "high", "term")},
 }
 STEP_COLUMNS = set(inspect.signature(StepBatch).parameters)  # any other column is an extra one
 
@@ -63,31 +64,29 @@ STEP_COLUMNS = set(inspect.signature(StepBatch).parameters)  # any other column 
 def step_rows(draw, *columns, ends=False):
     """Ragged trajectories in groups of any size, few states and few reward values so that they meet, in any order.
 
-    ``columns`` of COLUMNS are drawn for every row; ``ends`` says of each trajectory how it ended.
+    ``columns`` of COLUMNS are drawn for every row; ``ends`` says of each trajectory how it ended. Hypothesis draws the
+    sizes, which it makes small where a test fails, and a generator for all the rest: a draw for each value is slow.
     """
+    sizes = draw(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4))
+    random = draw(st.randoms(use_true_random=True))
+    # Each batch has some of the values, often a single one: equal steps, groups and batches come up.
+    names = ["reward", "penalty", *["score"] * random.randint(0, 1), *columns]
+    some = {name: random.choices(COLUMNS[name], k=random.randint(1, 6)) for name in names}
     rows = []
-    for group in range(draw(st.integers(1, 4))):
-        for trajectory in range(draw(st.integers(1, 4))):
-            steps = draw(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True))
-            how = draw(st.sampled_from(["terminated", "truncated", "both", "unknown", "early"])) if ends else "unknown"
+    for group, lengths in enumerate(sizes):
+        for trajectory, length in enumerate(lengths):
+            steps = random.sample(range(10), length)
+            how = random.choice(["terminated", "truncated", "both", "unknown", "early"])
+            at = steps[0] if how == "early" else max(steps)  # early: both flags in the middle
             for step in steps:
-                row = {
-                    "group": f"g{group}",
-                    "trajectory": f"g{group}t{trajectory}",
-                    "step": step,
-                    "reward": draw(st.sampled_from([0.0, 0.0, 1.0, 10.0, -0.3, 0.1, 1e4])),
-                    "penalty": draw(st.sampled_from([0.0, 0.0, 0.1])),
-                    **{name: draw(COLUMNS[name]) for name in columns},
-                }
+                row = {"group": f"g{group}", "trajectory": f"g{group}t{trajectory}", "step": step}
+                row |= {name: random.choice(few) for name, few in some.items()}
                 if ends:
-                    at = steps[0] if how == "early" else max(steps)  # early: both flags in the middle
                     row["terminated"] = step == at and how in ("terminated", "both", "early")
                     row["truncated"] = step == at and how in ("truncated", "both", "early")
                 rows.append(row)
-    if draw(st.booleans()):
-        for row in rows:
-            row["score"] = draw(st.sampled_from([0.0, 1.0, 10.0]))
-    return draw(st.permutations(rows))
+    random.shuffle(rows)
+    return rows
 
 
 def with_parents(rows):

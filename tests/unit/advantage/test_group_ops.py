@@ -43,7 +43,7 @@ def test_group_stats_equal_a_loop(pairs, std):
 @given(
     st.lists(st.tuples(st.integers(0, 5), numbers, st.integers(0, 4)), max_size=20),
     st.sampled_from(["sample", "population"]),
-    st.randoms(use_true_random=False),
+    st.randoms(use_true_random=True),
 )
 def test_weighted_stats_are_those_of_the_repeated_values(rows, std, random):
     def columns(rows):

@@ -45,7 +45,7 @@ def test_ids_of_a_jagged_mask(rows):
 
 
 @settings(max_examples=100, deadline=None)
-@given(ragged, st.randoms(use_true_random=False))
+@given(ragged, st.randoms(use_true_random=True))
 def test_sums_means_and_spread(rows, random):
     values = [[random.uniform(-2, 2) for _ in row] for row in rows]
     turns = Turns.of(jagged(rows, torch.bool))
@@ -67,7 +67,7 @@ def test_sums_means_and_spread(rows, random):
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows, st.booleans(), st.randoms(use_true_random=False))
+@given(rows, st.booleans(), st.randoms(use_true_random=True))
 def test_turns_of_a_mask_that_was_thinned_out(rows, nested, random):
     """The numbers of the whole mask tell them: runs that fell apart are one turn, and what is left of it counts."""
     left = [[token and random.random() < 0.6 for token in row] for row in rows]
