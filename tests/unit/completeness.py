@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from verl_turnkey.envs.catalog import ADAPTERS, Adapter
@@ -176,22 +177,29 @@ def _orphans(root: Path, folder: str, pattern: str, wanted: set) -> Iterator[str
 def _tests(paths: Iterable[Path]) -> Iterator[ast.FunctionDef]:
     for path in paths:
         if path.is_file():
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                    yield node
+            yield from _tests_in(path.read_text(encoding="utf-8"))
 
 
+@lru_cache(None)  # its own test reads the same files again and again
+def _tests_in(text: str) -> list[ast.FunctionDef]:
+    nodes = ast.walk(ast.parse(text))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+
+
+@lru_cache(None)
 def _says(test: ast.AST, name: str) -> bool:
     """Whether the text ``name`` occurs in the test or its parameters, also as ``name/variant``."""
     texts = (node.value for node in ast.walk(test) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return any(text.partition("/")[0] == name for text in texts)
 
 
+@lru_cache(None)
 def _compares(test: ast.AST) -> bool:
     named = (getattr(node, "attr", getattr(node, "id", None)) for node in ast.walk(test))
     return any(name in NUMERIC for name in named)
 
 
+@lru_cache(None)
 def _against(test: ast.AST, name: str) -> bool:
     """Whether numbers are compared with the naive twin, or with the cases of an oracle."""
     twin = any(isinstance(node, ast.Attribute) and ast.unparse(node) == f"naive.{name}" for node in ast.walk(test))

@@ -3,6 +3,7 @@
 import inspect
 import json
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -65,13 +66,10 @@ def step_rows(draw, *columns, ends=False):
     """Ragged trajectories in groups of any size, few states and few reward values so that they meet, in any order.
 
     ``columns`` of COLUMNS are drawn for every row; ``ends`` says of each trajectory how it ended. Hypothesis draws the
-    sizes, which it makes small where a test fails, and a generator for all the rest: a draw for each value is slow.
+    sizes, which it makes small where a test fails, and a seed for all the rest: a draw for each value is slow.
     """
     sizes = draw(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4))
-    random = draw(st.randoms(use_true_random=True))
-    # Each batch has some of the values, often a single one: equal steps, groups and batches come up.
-    names = ["reward", "penalty", *["score"] * random.randint(0, 1), *columns]
-    some = {name: random.choices(COLUMNS[name], k=random.randint(1, 6)) for name in names}
+    random = Random(draw(st.integers(0, 2**64 - 1)))
     rows = []
     for group, lengths in enumerate(sizes):
         for trajectory, length in enumerate(lengths):
@@ -80,11 +78,14 @@ def step_rows(draw, *columns, ends=False):
             at = steps[0] if how == "early" else max(steps)  # early: both flags in the middle
             for step in steps:
                 row = {"group": f"g{group}", "trajectory": f"g{group}t{trajectory}", "step": step}
-                row |= {name: random.choice(few) for name, few in some.items()}
                 if ends:
                     row["terminated"] = step == at and how in ("terminated", "both", "early")
                     row["truncated"] = step == at and how in ("truncated", "both", "early")
                 rows.append(row)
+    for name in ("reward", "penalty", *["score"] * random.randint(0, 1), *columns):
+        some = random.choices(COLUMNS[name], k=random.randint(1, 6))  # with a single one, all rows are equal
+        for row, value in zip(rows, random.choices(some, k=len(rows)), strict=True):
+            row[name] = value
     random.shuffle(rows)
     return rows
 

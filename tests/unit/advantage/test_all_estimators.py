@@ -149,7 +149,7 @@ NO_COST = {"keep_penalty": 0.0}  # hae: what a kept subgoal costs is part of the
 
 
 @pytest.mark.parametrize(("name", "params"), OWN_PENALTY, ids=lambda x: x if isinstance(x, str) else "-".join(x))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rows=FULL)
 def test_a_penalty_is_taken_from_its_own_step_and_nothing_else(name, params, rows):
     free = compute_credit(name, as_batch([{**row, "penalty": 0.0} for row in rows]), **params)

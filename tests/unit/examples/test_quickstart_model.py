@@ -59,12 +59,12 @@ def test_the_planner_is_optimal(quickstart):
 
 def test_players_differ_in_quality_and_repeat_with_the_seed(quickstart):
     collect = quickstart("demos").collect
-    demos = collect(LEVEL, range(120), history=1, max_turns=20, seed=0)
+    demos = collect(LEVEL, range(60), history=1, max_turns=20, seed=0)
     good, mediocre, random_player = demos.won
     assert good == 1.0
     assert good > mediocre > random_player
     assert all(len(demo.history) <= 1 for demo in demos.steps)
-    assert collect(LEVEL, range(120), history=1, max_turns=20, seed=0) == demos
+    assert collect(LEVEL, range(60), history=1, max_turns=20, seed=0) == demos
 
 
 def test_tokenizer_and_model_survive_their_files(quickstart, tmp_path):

@@ -477,13 +477,14 @@ def test_further_inputs_are_a_rows_or_a_tokens():
 @pytest.mark.parametrize(
     "mask",
     [
-        torch.ones(5),
-        torch.ones(2, 2, 2),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.ones(5),
+        lambda: torch.ones(2, 2, 2),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ],
     ids=["1-D", "3-D", "jagged"],
 )
 def test_tensors_are_padded_rows(mask):
+    mask = mask()  # not while collecting: the first jagged tensor imports torch's compiler
     usual = dict.fromkeys(("log_prob", "old_log_prob", "advantages"), mask)
     with pytest.raises(ValueError, match=r"turn_ratio: expected response_mask of shape \(B, L\), padded, got"):
         policy_loss("turn_ratio", **usual, response_mask=mask)

@@ -26,7 +26,7 @@ def jagged(rows, dtype):
     return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows, st.sampled_from([torch.bool, torch.int64, torch.float32]))
 def test_ids_of_a_padded_mask(rows, dtype):
     mask = torch.tensor(rows, dtype=dtype)
@@ -36,7 +36,7 @@ def test_ids_of_a_padded_mask(rows, dtype):
     assert found.tolist() == [naive_ids(row) for row in rows]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ragged)
 def test_ids_of_a_jagged_mask(rows):
     found = turn_ids(jagged(rows, torch.bool))
@@ -44,7 +44,7 @@ def test_ids_of_a_jagged_mask(rows):
     assert [row.tolist() for row in found.unbind()] == [naive_ids(row) for row in rows]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ragged, st.randoms(use_true_random=True))
 def test_sums_means_and_spread(rows, random):
     values = [[random.uniform(-2, 2) for _ in row] for row in rows]
@@ -66,7 +66,7 @@ def test_sums_means_and_spread(rows, random):
         assert row.tolist() == pytest.approx(wanted)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows, st.booleans(), st.randoms(use_true_random=True))
 def test_turns_of_a_mask_that_was_thinned_out(rows, nested, random):
     """The numbers of the whole mask tell them: runs that fell apart are one turn, and what is left of it counts."""

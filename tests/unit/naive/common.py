@@ -10,7 +10,8 @@ def mean(values):
 
 
 def std(values, kind="sample"):
-    square = math.fsum((v - mean(values)) ** 2 for v in values)
+    centre = mean(values)
+    square = math.fsum((v - centre) ** 2 for v in values)
     return math.sqrt(square / (len(values) - 1 if kind == "sample" else len(values)))
 
 

@@ -25,7 +25,8 @@ def tokens(rows, values, alone=False):
 
 
 def deviation(values):
-    return math.sqrt(math.fsum((v - mean(values)) ** 2 for v in values) / (len(values) - 1) + 1e-8)
+    centre = mean(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1) + 1e-8)
 
 
 def marshal(rows, gamma=1.0, reward_norm="none", whiten_rewards=False, advantage_norm="mean", whiten_advantages=False):
@@ -38,7 +39,8 @@ def marshal(rows, gamma=1.0, reward_norm="none", whiten_rewards=False, advantage
     if whiten_rewards:
         carried = tokens(rows, reward, alone=True)
         flat = len(carried) < 2 or constant(carried)
-        reward = [0.0 if flat else v / deviation(carried) for v in reward]
+        spread = 1.0 if flat else deviation(carried)
+        reward = [0.0 if flat else v / spread for v in reward]
     returns = [0.0] * len(rows)
     for members in role_turns(rows):
         total = 0.0
@@ -57,5 +59,6 @@ def marshal(rows, gamma=1.0, reward_norm="none", whiten_rewards=False, advantage
     if whiten_advantages:
         every = tokens(rows, advantage)
         flat = len(every) < 2 or constant(every)
-        advantage = [0.0 if flat else (v - mean(every)) / deviation(every) for v in advantage]
+        centre, spread = (0.0, 1.0) if flat else (mean(every), deviation(every))
+        advantage = [0.0 if flat else (v - centre) / spread for v in advantage]
     return less_penalties(advantage, rows)

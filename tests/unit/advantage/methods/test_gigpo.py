@@ -178,7 +178,7 @@ def test_similarity_of_long_texts(similarity):
     words = ["you", "see", "a", "red", "blue", "door", "key", "box", "ball", "on", "the", "table", "two", "steps"]
     originals = [" ".join(draw.choice(words) for _ in range(80)) for _ in range(3)]
     texts = []
-    for _ in range(40):
+    for _ in range(28):
         text = draw.choice(originals).split()
         for _ in range(draw.choice([0, 1, 4, 12, 25])):
             text[draw.randrange(len(text))] = draw.choice(words)

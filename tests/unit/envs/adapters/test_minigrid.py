@@ -56,7 +56,7 @@ def test_observation_in_words():
     assert "an open yellow door directly ahead" in observation
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_doorkey_is_won_by_words_alone(seed):
     env = make("turnkey/MiniGrid-v0")
     env.reset(seed=seed)

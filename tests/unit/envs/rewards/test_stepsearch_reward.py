@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.metrics.pairwise import cosine_similarity
 
 from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
 from verl_turnkey.envs.rewards.stepsearch import (
@@ -45,6 +43,9 @@ def test_gains_as_in_slow_loops(close):
 @settings(deadline=None, max_examples=60)
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=4))
 def test_tfidf_as_in_scikit_learn(document, passages):
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import, and collecting does it once a worker
+    from sklearn.metrics.pairwise import cosine_similarity
+
     texts = [document, *passages]
     if all(len(word) < 2 for text in texts for word in text.split()):
         assert tfidf_cosines(document, passages) == [0.0] * len(passages)

@@ -82,7 +82,7 @@ def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([STEPS, TRAJECTORY, EMPTY, FAILED, PADDING]), min_size=1, max_size=6),
     st.integers(0, 2**32),

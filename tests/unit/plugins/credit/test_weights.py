@@ -66,7 +66,7 @@ TASKS = st.lists(
 
 
 @pytest.mark.parametrize("by", UNITS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(tasks=TASKS, per_row=st.sampled_from([1, 2, 6]), seed=st.none() | st.integers(0, 99))
 def test_units_with_a_token_weigh_alike(by, tasks, per_row, seed):
     rows = rows_of(tasks, per_row, None if seed is None else random.Random(seed))
@@ -83,7 +83,7 @@ def test_units_with_a_token_weigh_alike(by, tasks, per_row, seed):
 
 
 @pytest.mark.parametrize("by", UNITS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(tasks=TASKS, per_row=st.sampled_from([2, 6]), seed=st.integers(0, 99))
 def test_the_layout_and_the_order_of_rows_change_nothing(by, tasks, per_row, seed):
     steps = rows_of(tasks, 1, random.Random(seed))

@@ -29,7 +29,7 @@ def episode_of(key):
     return key.rsplit("_", 1)[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     episodes,
     st.lists(st.integers(1, 5), max_size=2),
@@ -68,7 +68,7 @@ def test_a_batch_as_verl_cuts_it(episodes, roles, ranks, micro, seed):
         assert all(len(steps) == 1 for steps in of_episode.values()), "an episode is never in two mini-batches"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(episodes, st.integers(1, 4), st.integers(0, 99))
 def test_parts_are_drawn_by_the_seed_whatever_the_order_in_which_rows_stand(episodes, number, seed):
     keys, lengths, trained = rows_of(episodes)
