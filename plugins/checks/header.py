@@ -6,7 +6,7 @@ import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib.metadata import version
 from typing import Any
@@ -77,6 +77,8 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
         yield "update", _update(config, turnkey)
         yield "weighs", _weighs(config, turnkey)
     yield "paid", _paid(loop, turnkey)
+    if loop == OURS and (given := [entry for entry in turnkey.rewards if entry.get("column")]):
+        yield "columns", ", ".join(f"{entry['column']}: {_weighted(entry)}" for entry in given)
     for text in _ignored(config, turnkey, loop, mode):
         yield "ignored", text
 
@@ -192,9 +194,14 @@ def _syncs(config: DictConfig) -> int:
 def _paid(loop: str, turnkey: TurnkeyConfig) -> str:
     if loop != OURS:
         return "what the rows carry: records of the loop, or verl's reward per token"
-    parts = [f"{entry.get('label', entry['name'])} x {entry.get('weight', 1)}" for entry in turnkey.rewards]
+    parts = [_weighted(entry) for entry in turnkey.rewards if not entry.get("column")]
     penalty = turnkey.rollout.invalid_action_penalty
     return " + ".join(parts) + (f", minus {penalty} for a turn without a valid action" if penalty else "")
+
+
+def _weighted(entry: Mapping[str, Any]) -> str:
+    """A component of ``turnkey.rewards``, by its label."""
+    return f"{entry.get('label') or entry['name'].rpartition(':')[2]} x {entry.get('weight', 1)}"
 
 
 def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loop: str, mode: str) -> Iterator[str]:

@@ -20,3 +20,8 @@ def taking(steps: Sequence[RewardStep]) -> list[float]:
 def forward(steps: Sequence[RewardStep]) -> list[float]:
     """Pays for every step ahead, so that no two episodes come to quite the same."""
     return [float(step.action == "go forward") for step in steps]
+
+
+def doubt(steps: Sequence[RewardStep]) -> list[float]:
+    """In the place of the entropy of a turn: a number from its text."""
+    return [sum(step.text.encode()) % 7 / 7 for step in steps]

@@ -159,8 +159,8 @@ MUTATIONS = [
     ("envs/rewards/components.py", "expression.fullmatch(step.text.strip())", "expression.match(step.text.strip())"),
     (
         "envs/rewards/composition.py",
-        'spec.cost and ("weight" not in entry or weight > 0)',
-        'spec.cost and "weight" not in entry',
+        'spec.cost and column is None and ("weight" not in entry or weight > 0)',
+        'spec.cost and column is None and "weight" not in entry',
     ),
     ("envs/rewards/composition.py", "if abs(total) > LARGEST_REWARD:", "if False:"),
     ("envs/rewards/progress.py", "decay**distance", "decay * distance"),

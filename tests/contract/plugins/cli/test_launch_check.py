@@ -52,6 +52,7 @@ def test_a_good_line(checked: Checked):
         "turnkey.credit.gamma=0.9",
         "turnkey.env.kwargs.level=MiniGrid-Empty-5x5-v0",
         "turnkey.credit.modify=[{name: a_grae, alpha: 0.5}]",
+        "turnkey.rewards=[{name: step}, {name: outcome, label: prm, weight: 2, column: turn_score}]",
     )
     assert code == 0
     assert "ready: nothing was started" in out
@@ -68,6 +69,7 @@ def test_a_good_line(checked: Checked):
     assert lines["per step"] == ["4 tasks x 2 = 8 episodes, 8 to 512 rows"]
     assert lines["update"] == ["2 mini-batches x 1 epochs = 2 optimizer steps per batch"]
     assert lines["paid"] == ["step x 1, minus 0.1 for a turn without a valid action"]
+    assert lines["columns"] == ["turn_score: prm x 2"]
     assert "ignored" not in lines
     assert "warning" not in lines
 
