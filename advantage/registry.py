@@ -15,8 +15,19 @@ from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, requ
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 
+#: Columns that the trainers supply where a method needs them and the rollout has none, and what stands in each.
+FROM_TRAINER = {
+    "extra.log_prob": "the sum of the old policy's log-probabilities of the turn's own tokens",
+    "extra.entropy": "the mean entropy of the old policy at the turn's own tokens",
+    "extra.task": "a key of the task, the same in every batch and in every run",
+}
+
 #: How a rollout comes to have a column, for the error that says it is missing.
 HOW_TO_SET = {
+    **{
+        column: f"in training the trainers supply it: {what}; else pass it to StepBatch"
+        for column, what in FROM_TRAINER.items()
+    },
     "anchor": 'the environment must set info["state_key"] (a key of the full state the action is taken in), or your '
     'own agent loop the record field "anchor"',
     "action": 'the agent loop must set the record field "action" (a key of the parsed action)',
@@ -30,7 +41,7 @@ HOW_TO_SET = {
 
 def how_to_set(column: str) -> str:
     """How a rollout comes to have ``column``, to end an error with."""
-    if not column.startswith("extra."):
+    if column in FROM_TRAINER or not column.startswith("extra."):
         return HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
     key = column.removeprefix("extra.")
     return (

@@ -7,7 +7,7 @@ import warnings
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.advantage.registry import how_to_set
+from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, column_clash, compose
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
@@ -79,7 +79,7 @@ def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | 
     spec = estimator_of(config)
     needs = [] if spec is None else [(spec.name, spec.columns(credit_params(config, turnkey)))]
     needs += [(f"{one.spec.name} (turnkey.credit.modify)", one.columns) for one in credit_modify(config, turnkey)]
-    known = {f"extra.{name}" for name in (*given, *columns, *LOOPS_OWN)}
+    known = {f"extra.{name}" for name in (*given, *columns, *LOOPS_OWN)} | {*FROM_TRAINER}
     lacking = [(who, column) for who, wanted in needs for column in wanted if column not in known]
     for who, column in (each for each in lacking if each[1].startswith("extra.")):
         raise ConfigError(

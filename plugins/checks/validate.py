@@ -33,6 +33,7 @@ from verl_turnkey.plugins.config.schema import (
     loss_of,
     turnkey_config,
 )
+from verl_turnkey.plugins.credit.supplied import BYPASS, SOURCES, check_supplied
 from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
 from verl_turnkey.plugins.verl_api import internals, ledger
 
@@ -165,6 +166,9 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in wanted and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
+    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    if OmegaConf.select(config, BYPASS) and loop in ("turnkey_env", *VERLS_LOOPS):  # others may give any column
+        check_supplied([spec.name, *(one.spec.name for one in credit_modify(config, turnkey))], wanted)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
@@ -246,7 +250,7 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
         f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
     }
     wanted = spec.columns(credit_params(config, turnkey), credit_modify(config, turnkey))
-    lacking = [column for column in wanted if column not in {*COLUMNS, *per_turn}]
+    lacking = [column for column in wanted if column not in {*COLUMNS, *SOURCES, *per_turn}]
     if lacking:
         raise ConfigError(needs_record(spec.name, lacking))
 

@@ -19,6 +19,7 @@ import torch
 
 from verl_turnkey.advantage import ConfigError, Modification, compute_credit, estimators
 from verl_turnkey.losses.turns import like
+from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics
 from verl_turnkey.plugins.credit.row_turns import Padded, record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
@@ -41,6 +42,8 @@ class CreditStep:
     """jagged: the critic's"""
     lists: Sequence[str] = ()
     """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """verl's fields of all rows, of which columns are made that no record gives (:mod:`.supplied`)"""
     state: Mapping[str, float] = field(default_factory=dict)
     """``Credit.state`` of the batch before, and after ``run`` that of this one"""
     modify: Sequence[Modification] = ()
@@ -59,8 +62,13 @@ class CreditStep:
         rows = [fields for fields, tag in zip(self.extra_fields, self.tags, strict=True) if not tag.get("is_padding")]
         return all(record_of(fields) is not None for fields in rows)
 
-    def read(self, scores: torch.Tensor | None = None, kl: torch.Tensor | None = None) -> Rows:
-        """Build the table of steps and the per-episode metrics; arguments as in :func:`rows.read_rows`."""
+    def read(
+        self, scores: torch.Tensor | None = None, kl: torch.Tensor | None = None, needs: Sequence[str] = ()
+    ) -> Rows:
+        """Build the table of steps and the per-episode metrics.
+
+        ``needs``: the columns that are needed; the others are as in :func:`rows.read_rows`.
+        """
         rows = read_rows(
             self.keys,
             self.tags,
@@ -70,6 +78,7 @@ class CreditStep:
             kl=kl,
             values=self.values,
             lists=self.lists,
+            supply=supplied.supply(needs, self.data),
         )
         self.metrics = (
             episode_metrics(rows)
@@ -92,15 +101,17 @@ class CreditStep:
         weigh by their length in the critic's loss, as they do in the actor's token-mean.
 
         Raises:
-            ConfigError: the rows have no records, and the estimator needs what only a record can say.
+            ConfigError: the rows have no records, and the estimator needs what only a record can say; or it needs what
+                verl does not compute in this configuration.
         """
         # verl subtracted beta * KL from the reward of every token.
         padded = Padded(self.response_mask, response_mask.shape[1])
         rewards, left = padded.jagged(token_level_rewards), padded.jagged(response_mask)
         kl = None if self.scores is None else like(rewards.values() - self.scores.values(), rewards)
-        rows = self.read(rewards if self.scores is None else self.scores, kl)
         needs = estimators()[name].columns(self.params, self.modify) if name in estimators() else ()
+        rows = self.read(rewards if self.scores is None else self.scores, kl, needs)
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
+        supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
         credit = compute_credit(name, rows.steps, state=self.state, modify=self.modify, **asdict(self.params))

@@ -18,6 +18,7 @@ import torch
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
 from verl_turnkey.losses.turns import Turns
 from verl_turnkey.plugins.credit.row_turns import Found, Runs, record_of, split_key
+from verl_turnkey.plugins.credit.supplied import Column
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
 
 
@@ -68,6 +69,7 @@ def read_rows(
     kl: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
     lists: Sequence[str] = (),
+    supply: Mapping[str, Column] | None = None,
 ) -> Rows:
     """Build the table of steps from a batch. All tensors are jagged, with the rows' numbers of response tokens.
 
@@ -79,6 +81,7 @@ def read_rows(
         kl: added to the reward of the turn that a token is in (verl's KL penalty, a negative one).
         values: critic values, left-shifted as verl has them: the value at a token is the state before it.
         lists: see :func:`verl_turnkey.plugins.credit.unrecorded.derive`.
+        supply: further columns by name, for each that the records do not give.
 
     Raises:
         RecordError: a malformed record, one whose steps do not match the row's turns, or one that is missing while
@@ -97,6 +100,7 @@ def read_rows(
     turns = runs.as_steps(row, turn)
     columns = dict(found.columns)
     reward = np.asarray(columns.pop("reward"), dtype=np.float64)
+    supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in found.extra}
     return Rows(
         steps=StepBatch(
             **columns,
@@ -104,7 +108,7 @@ def read_rows(
             tokens=turns.tokens.numpy(),
             value=None if values is None else _before_steps(values, turns, row),
             text=found.extra.pop("text", None),
-            extra=found.extra,
+            extra={**found.extra, **supplied},
         ),
         row=row,
         turn=turn,

@@ -35,6 +35,7 @@ from verl_turnkey.plugins.config.schema import (
     loss_params,
     turnkey_config,
 )
+from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES, combine
 from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
@@ -86,6 +87,8 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         self._real_rows = 0
         self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
         self._table: Rows | None = None
+        spec = self.estimator
+        self._columns = () if spec is None else spec.columns(self.credit_params, self.credit_modify)
         self._in_phases = self.turnkey.update.order == "reverse_turns" or self._carries_log_ratios
 
     @property
@@ -171,6 +174,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         fields = ["extra_fields", "response_mask"]
         fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
         fields += ["values"] if self.use_critic else []
+        fields += supplied.fields(self._columns)
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         extra_fields = data.pop("extra_fields").tolist()
         self._count(batch, extra_fields, data["response_mask"], metrics)
@@ -184,6 +188,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
             scores=data.get("rm_scores", None),
             values=data.get("values", None),
             lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
+            data=data,
             state=self.credit_state,
         )
         with credit_step(step):

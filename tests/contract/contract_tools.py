@@ -67,8 +67,10 @@ def output(record: dict[str, Any], tokens: int, score: float, masked: bool = Fal
     )
 
 
-def put(group: str, session: int, outputs: list[AgentLoopOutput]) -> None:
-    row = {"uid": group, "session_id": session, "global_steps": 1, "data_source": "x", "turnkey_task": "{}"}
+def put(group: str, session: int, outputs: list[AgentLoopOutput], data: dict[str, Any] | None = None) -> None:
+    """``data``: the fields of the data row, in the place of an empty ``turnkey_task``."""
+    row = {"uid": group, "session_id": session, "global_steps": 1, "data_source": "x"}
+    row |= {"turnkey_task": "{}"} if data is None else data
     asyncio.run(Worker()._agent_loop_postprocess(outputs, False, **row))
 
 

@@ -7,6 +7,7 @@ LOOP, READER = f"{C}/rollout/test_agent_loop.py", f"{C}/rollout/test_action_read
 TALK = f"{C}/rollout/test_conversation.py"
 LOSSES, PHASES = f"{C}/actor/test_policy_losses.py", f"{C}/actor/test_phases.py"
 TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_batches.py"
+SUPPLIED = f"{C}/credit/test_supplied.py"
 CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
@@ -46,6 +47,7 @@ TESTS = {
     "plugins/rollout/trajectory_log.py": f"tests/unit/plugins/rollout/test_trajectory_log.py {LOOP}",
     "plugins/trainer/validation.py": VALIDATION,
     "plugins/trainer/checkpoints.py": f"{CHECKPOINTS} {TRAINERS}",
+    "plugins/credit/supplied.py": f"tests/unit/plugins/credit/test_supplied.py {SUPPLIED}",
     "plugins/trainer/credit_state.py": "tests/unit/plugins/trainer/test_credit_state.py",
     "plugins/rollout/writer.py": "tests/unit/plugins/rollout/test_writer.py",
     "plugins/credit/row_turns.py": f"{STEP} {ROWS}",
@@ -290,6 +292,14 @@ MUTATIONS = [
     ("plugins/trainer/checkpoints.py", "        if self.global_steps:\n", "        if True:\n", CHECKPOINTS),
     ("plugins/trainer/trainer.py", "        self.credit_state = step.state\n", "", CHECKPOINTS),
     ("plugins/credit/estimator.py", "state=self.state, ", "", CHECKPOINTS),
+    ("plugins/credit/supplied.py", 'turns.mean(data["entropy"]', 'turns.sum(data["entropy"]'),
+    ("plugins/credit/supplied.py", "return [keys[i] for i in row]", "return keys[: len(row)]"),
+    ("plugins/credit/supplied.py", "if not isinstance(text, str):", "if True:"),
+    ("plugins/credit/supplied.py", '("data_source", "index", "raw_prompt")]', '("data_source", "index")]'),
+    ("plugins/credit/supplied.py", "        return value.tolist()\n", "        return str(value)\n"),
+    ("plugins/credit/supplied.py", "and any(field in data for field in SOURCES[column].fields)", "", SUPPLIED),
+    ("plugins/credit/rows.py", "if name not in found.extra}", "}", SUPPLIED),
+    ("plugins/checks/validate.py", "{*COLUMNS, *SOURCES, *per_turn}", "{*COLUMNS, *per_turn}", SUPPLIED),
     ("plugins/trainer/credit_state.py", "        return Path(config.trainer.resume_from_path)\n", "        pass\n"),
     ("plugins/trainer/credit_state.py", "state if found == method else", "state if True else"),
     ("plugins/trainer/credit_state.py", "if not all(map(math.isfinite, state.values())):", "if False:"),

@@ -1,0 +1,106 @@
+"""Columns that the trainer supplies where a method needs them and the record has none, from verl's fields of the rows.
+
+What stands in each: ``FROM_TRAINER`` of :mod:`verl_turnkey.advantage.registry`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.tasks import COLUMN as TASK
+from verl_turnkey.losses.turns import Turns
+
+Column = Callable[[Turns, np.ndarray], Sequence[Any]]
+"""From the turns of the steps and the row of each, (S,), to one entry per step."""
+
+#: With it verl takes the rollout's log-probabilities for the old policy's, and computes no entropy.
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+
+
+@dataclass(frozen=True)
+class Source:
+    """``fields``: of the queue; ``column(data, turns, row)`` makes the column of the fields ``data`` of all rows."""
+
+    fields: tuple[str, ...]
+    column: Callable[[Mapping[str, Any], Turns, np.ndarray], Sequence[Any]]
+
+
+def _log_prob(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    return turns.sum(data["old_log_probs"].double()).numpy()
+
+
+def _entropy(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    return turns.mean(data["entropy"].double()).numpy()
+
+
+def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:
+    fields = {name: list(data[name]) for name in SOURCES["extra.task"].fields if name in data}
+    keys = [task_key(dict(zip(fields, values, strict=True))) for values in zip(*fields.values(), strict=True)]
+    return [keys[i] for i in row]
+
+
+SOURCES = {
+    "extra.log_prob": Source(("old_log_probs",), _log_prob),
+    "extra.entropy": Source(("entropy",), _entropy),
+    "extra.task": Source((TASK, "data_source", "index", "raw_prompt"), _task),
+}
+
+
+def fields(columns: Iterable[str]) -> list[str]:
+    """The fields of the queue that the supplied ones among ``columns`` are made of."""
+    return [field for column in columns if column in SOURCES for field in SOURCES[column].fields]
+
+
+def supply(columns: Iterable[str], data: Mapping[str, Any]) -> dict[str, Column]:
+    """How the ``columns`` are made of the fields in ``data``, by name without ``extra.``.
+
+    Left out are columns that the trainer does not supply, or has no field for.
+    """
+    return {
+        column.removeprefix("extra."): partial(SOURCES[column].column, data)
+        for column in columns
+        if column in SOURCES and any(field in data for field in SOURCES[column].fields)
+    }
+
+
+def task_key(row: Mapping[str, Any]) -> str:
+    """The key of a data row's task, the same in every batch and every run: 16 hexadecimal digits.
+
+    It is made of the column ``turnkey_task``; in data without one of the data source, ``extra_info.index`` and the
+    prompt.
+    """
+    text = row.get(TASK)
+    if not isinstance(text, str):
+        text = json.dumps([row.get(name) for name in ("data_source", "index", "raw_prompt")], default=_plain)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy and torch, bytes, and images of a prompt; never an address in memory."""
+    if hasattr(value, "ndim"):
+        return value.tolist()
+    data = value.tobytes() if hasattr(value, "tobytes") else value
+    return sha256(data).hexdigest() if isinstance(data, bytes) else type(value).__name__
+
+
+def check_supplied(names: Iterable[str], lacking: Iterable[str]) -> None:
+    """Refuse columns that no record gives and that verl has no field for: entropies, without old log-probabilities.
+
+    ``names``: of the estimator and of its modifiers.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    if "extra.entropy" in lacking:
+        raise ConfigError(
+            f"{' with '.join(names)} needs 'extra.entropy' of each step, the entropy of the old policy, which verl does "
+            f"not compute with {BYPASS}=true: set it to false"
+        )
