@@ -44,9 +44,10 @@ def how_to_set(column: str) -> str:
     if column in FROM_TRAINER or not column.startswith("extra."):
         return HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
     key = column.removeprefix("extra.")
+    when = " with the reset and every step" if key in columns_before() else ""
     return (
-        f'the environment must set info["extra"]["{key}"], or your own agent loop "{key}" in the record field "extra", '
-        f"on every step; or a component of turnkey.rewards gives it (column: {key})"
+        f'the environment must set info["extra"]["{key}"]{when}, or your own agent loop "{key}" in the record field '
+        f'"extra", on every step; or a component of turnkey.rewards gives it (column: {key})'
     )
 
 
@@ -58,7 +59,8 @@ class EstimatorSpec:
     extra one. ``gives``: the columns it returns in ``Credit.extra``, for policy losses that need them. ``paper`` and
     ``summary``: where it comes from and what it does, one line each. ``fn(batch, params)`` returns a Credit. A
     ``stateful`` one remembers something from batch to batch: ``fn(batch, params, state)`` gets the ``Credit.state`` of
-    the batch before, empty at the start.
+    the batch before, empty at the start. ``before``: columns ``extra.<name>`` that describe the state before the step:
+    ``turnkey_env`` takes them from what the environment said of that state, all others from its answer to the step.
     Params whose values decide on further columns have a property ``also_needs``.
     """
 
@@ -70,6 +72,7 @@ class EstimatorSpec:
     summary: str
     fn: Callable[..., Credit]
     stateful: bool = False
+    before: tuple[str, ...] = ()
 
     def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
         """The columns that it cannot do without under ``params``, and those of the modifiers."""
@@ -89,6 +92,7 @@ def register_estimator(
     params: type,
     needs: tuple[str, ...] = (),
     gives: tuple[str, ...] = (),
+    before: tuple[str, ...] = (),
     stateful: bool = False,
     paper: str = "",
     summary: str = "",
@@ -99,7 +103,7 @@ def register_estimator(
 
     Raises:
         ValueError: the name is taken, ``params`` is not a frozen dataclass or has a field called as an argument of
-            :func:`compute_credit`, or ``needs`` names an unknown column.
+            :func:`compute_credit`, or ``needs`` or ``before`` names an unknown column.
     """
     if name in _ESTIMATORS:
         holder = _ESTIMATORS[name].fn
@@ -111,9 +115,13 @@ def register_estimator(
     if taken := [entry.name for entry in fields(params) if entry.name in RESERVED]:
         raise ValueError(f"estimator {name!r}: a parameter cannot be called {taken[0]!r}; choose another name for it")
     check_columns(f"estimator {name!r}", needs)
+    for column in before:
+        if not column.startswith("extra."):
+            raise ValueError(f"estimator {name!r}: before names {column!r}, expected extra.<name>")
 
     def register(fn: Estimator) -> Estimator:
-        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), paper, summary, fn, stateful)
+        told = paper, summary, fn, stateful, tuple(before)
+        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), *told)
         return fn
 
     return register
@@ -122,6 +130,11 @@ def register_estimator(
 def estimators() -> dict[str, EstimatorSpec]:
     """All registered estimators by name, sorted."""
     return dict(sorted(_ESTIMATORS.items()))
+
+
+def columns_before() -> frozenset[str]:
+    """Names, without ``extra.``, of the columns that describe the state before the step, of any estimator."""
+    return frozenset(column.removeprefix("extra.") for spec in _ESTIMATORS.values() for column in spec.before)
 
 
 def compute_credit(

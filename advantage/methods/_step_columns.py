@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.columns import encode
-from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Values
+from verl_turnkey.advantage.group_ops import Floats, Ints
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -36,14 +36,12 @@ def step_column(
     return numbers
 
 
-def key_column(batch: StepBatch, name: str, blank: Bools | None = None) -> tuple[Ints, list[Any]]:
+def key_column(batch: StepBatch, name: str) -> tuple[Ints, list[Any]]:
     """Codes (S,) of the keys in ``extra[name]``, texts or numbers, and the key behind each code.
 
-    A None, a nan and a ``blank`` (S,) one match nothing: each has a code of its own, past those of all keys.
+    A None and a nan match nothing: each has a code of its own, past those of all keys.
     """
     keys = [None if isinstance(key, float) and key != key else key for key in batch.extra[name].tolist()]
-    if blank is not None:
-        keys = [None if no else key for key, no in zip(keys, blank.tolist(), strict=True)]
     return encode(f"extra.{name}", keys, none_allowed=True)
 
 
@@ -51,51 +49,16 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else np.nan
 
 
-def value_before(batch: StepBatch, method: str, name: str, low: float = -np.inf, high: float = np.inf) -> Floats:
-    """:func:`step_column` of a value of the state *before* the step.
-
-    A turn that never reached the environment says nothing of its state: ``turnkey_env`` writes 0. The state stayed, so
-    an invalid step with a 0 has the value of the next step that has one; at the end of an episode that of the last.
-    """
-    values = step_column(batch, method, name, low, high)
-    return before_step(values, ~batch.valid & (values == 0), batch)
-
-
-def before_step(values: Values, blank: Bools, batch: StepBatch) -> Values:
-    """``values`` (S,), the ``blank`` ones taken from the next step of the trajectory that has one, else from the last.
-
-    Where no step of the trajectory has one they stay as they are.
-    """
-    return _filled(values, blank, batch, (_next_known, _last_known))
-
-
 def value_after(batch: StepBatch, method: str, name: str, low: float = -np.inf, high: float = np.inf) -> Floats:
-    """:func:`step_column` of a value of the state *after* the step; an invalid step with a 0 has that before it."""
-    values = step_column(batch, method, name, low, high)
-    return _filled(values, ~batch.valid & (values == 0), batch, (_last_known,))
+    """:func:`step_column` of a value of the state *after* the step.
 
-
-def _filled(values: Values, blank: Bools, batch: StepBatch, sources: tuple) -> Values:
-    """``values`` with the ``blank`` ones taken from the first of the ``sources`` that the trajectory has."""
-    if not blank.any():
-        return values
+    ``turnkey_env`` writes 0 for a turn that never reached the environment. The state stayed, so an invalid step with a
+    0 has the value of the last step that has one.
+    """
     order = batch.runs.order
-    ordered, missing, trajectory = values[order], blank[order], batch.trajectory[order]
-    filled, open_ = ordered.copy(), missing.copy()
-    for source in sources:
-        at: Ints = source(missing)
-        found = open_ & (trajectory[at] == trajectory) & ~missing[at]
-        filled[found] = ordered[at[found]]
-        open_ &= ~found
+    values = step_column(batch, method, name, low, high)[order]
+    idle, trajectory = ~batch.valid[order] & (values == 0), batch.trajectory[order]
+    latest: Ints = np.maximum.accumulate(np.where(idle, 0, np.arange(len(values))))
     result = np.empty_like(values)
-    result[order] = filled
+    result[order] = np.where(trajectory[latest] == trajectory, values[latest], 0.0)
     return result
-
-
-def _last_known(missing: Bools) -> Ints:
-    return np.maximum.accumulate(np.where(missing, 0, np.arange(len(missing))))
-
-
-def _next_known(missing: Bools) -> Ints:
-    last = len(missing) - 1
-    return np.minimum.accumulate(np.where(missing, last, np.arange(len(missing)))[::-1])[::-1]

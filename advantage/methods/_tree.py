@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, cut_runs, group_stats, joint_codes, next_values
-from verl_turnkey.advantage.methods._step_columns import before_step, key_column
+from verl_turnkey.advantage.methods._step_columns import key_column
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -35,20 +35,17 @@ def read_tree(batch: StepBatch) -> Tree:
 
     Steps of a group with equal ``parent`` were taken from the same node, and so were siblings; a step is itself the
     node that the next step of its trajectory was taken from. A step that led nowhere, such as a refused action, has the
-    key of the next step, or None: it is one node with the step that got on. At the end of an episode, where no step got
-    on, a None is one node with the step before it. A turn that never reached the environment does not say its path:
-    ``turnkey_env`` writes 0 for a number, so 0 in an invalid step is None. A node that several trajectories share is
-    one, whether each of them holds its steps or only the first.
+    key of the next step: it is one node with the step that got on. A node that several trajectories share is one,
+    whether each of them holds its steps or only the first.
 
     Raises:
-        ConfigError: one node has two origins, or a path comes back to itself: ``parent`` is a key of the state then,
-            not of the path.
+        ConfigError: a step has no key, one node has two origins, or a path comes back to itself: ``parent`` is a key of
+            the state then, not of the path.
     """
-    zero = np.array([isinstance(key, int | float) and key == 0 for key in batch.extra["parent"].tolist()], dtype=bool)
-    parent, ids = key_column(batch, "parent", ~batch.valid & zero)
-    blank = parent >= len(ids)
-    alone = len(ids) + batch.trajectory  # where no step of the trajectory has a key
-    origin, known = joint_codes(batch.group, before_step(np.where(blank, alone, parent), blank, batch))
+    parent, ids = key_column(batch, "parent")
+    if len(nowhere := np.flatnonzero(parent >= len(ids))):
+        raise _error(batch, int(nowhere[0]), "it has no key")
+    origin, known = joint_codes(batch.group, parent)
     following = next_values(origin, batch.runs, -1)
     visits = cut_runs(batch.runs, following != origin)  # steps at one place, of which the last one gets on
     last = visits.order[visits.starts + visits.lengths - 1]

@@ -17,7 +17,7 @@ from verl_turnkey.advantage.group_ops import (
     next_values,
     normalize,
 )
-from verl_turnkey.advantage.methods._step_columns import value_before
+from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.methods._two_levels import EPSILON
 from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
@@ -44,6 +44,7 @@ class InformationGainParams:
     "information_gain",
     params=InformationGainParams,
     needs=("extra.gold_probability",),
+    before=("extra.gold_probability",),
     paper="IGPO, arXiv:2510.14967",
     summary="credits each turn with the rise of the gold answer's probability until the end, the last with the outcome",
 )
@@ -58,8 +59,7 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
 
     ``v(t)`` is ``extra["gold_probability"]``: the probability that the policy gives to the gold answer *before* turn t,
     the exponential of the mean log-probability of its tokens; its logarithm with ``gain="log_probability"``. A pool of
-    one value, or of equal values, gives 0. A turn that never reached the environment has the v of the next one; where
-    no turn of a trajectory has one, its turns gain 0.
+    one value, or of equal values, gives 0.
 
     Source: arXiv:2510.14967 for the gain; the newer of two released versions of the code for pools and normaliser:
     ``probability`` and ``joint`` are its defaults, its script sets the other two. ``separate`` is our default, as equal
@@ -67,7 +67,7 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
     not 0, so that a gain of exactly 0 is left out; ours are the steps of the batch. The older version normalises per
     token position and is not offered. The penalty is our reading.
     """
-    value = value_before(batch, "information_gain", "gold_probability", 0.0, 1.0)
+    value = step_column(batch, "information_gain", "gold_probability", 0.0, 1.0)
     if params.gain == "log_probability":
         value = _logarithm(batch, value)
     last = np.zeros(len(batch), dtype=bool)
@@ -94,9 +94,8 @@ def _normalized(values: Floats, codes: Ints, n: int) -> Floats:
 
 
 def _logarithm(batch: StepBatch, value: Floats) -> Floats:
-    """``log(value)`` where a gain reads it: not of a trajectory's only turn, nor where no turn of one has a value."""
-    read = batch.valid & (batch.runs.lengths[batch.trajectory] > 1)
-    zero = np.flatnonzero(read & (value == 0))
+    """``log(value)`` where a gain reads it: not of a trajectory's only turn."""
+    zero = np.flatnonzero((batch.runs.lengths[batch.trajectory] > 1) & (value == 0))
     if len(zero):
         row = int(zero[0])
         raise ConfigError(

@@ -42,6 +42,7 @@ class MarshalParams:
     "marshal",
     params=MarshalParams,
     needs=("extra.role",),
+    before=("extra.role",),
     paper="MARSHAL, arXiv:2510.15414",
     summary="sums each role's rewards from the turn on, and compares them with the other turns of that role; self-play",
 )

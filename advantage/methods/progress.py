@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, next_values
-from verl_turnkey.advantage.methods._step_columns import value_before
+from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.methods._two_levels import two_levels
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -33,6 +33,7 @@ class ProgressParams:
     "progress",
     params=ProgressParams,
     needs=("extra.turn_value",),
+    before=("extra.turn_value", "extra.prover_value"),
     paper="PAV, arXiv:2410.08146; VinePPO, arXiv:2410.01679",
     summary="what a step adds to estimates of success: the policy's own, and those of a prover; no groups, no critic",
 )
@@ -54,11 +55,11 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     Source: PAV (arXiv:2410.08146), whose step reward is Q_pi + alpha A_mu with A_mu(t) the change of the prover's
     probability of success and the outcome as its last value: the same here with an outcome reward of 0 or 1. It
     subtracts a learned value as baseline; V in its place, as VinePPO (arXiv:2410.01679) has it, and rewards before the
-    end are our reading. A turn that never reached the environment has the value of the next one.
+    end are our reading.
     """
-    value = value_before(batch, "progress", "turn_value", *_range(params))
+    value = step_column(batch, "progress", "turn_value", *_range(params))
     given = params.prover == "given" and "extra.prover_value" in batch.given
-    prover = value_before(batch, "progress", "prover_value") if given else value
+    prover = step_column(batch, "progress", "prover_value") if given else value
     if params.prover == "best_of_k":
         prover = best_of_k(value, params.k)
     own = batch.reward + next_values(value, batch.runs, 0.0) - value

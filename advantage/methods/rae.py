@@ -31,6 +31,7 @@ class RaeParams:
     "rae",
     params=RaeParams,
     needs=("extra.role",),
+    before=("extra.role", "extra.order"),
     stateful=True,
     paper="SPIRAL, arXiv:2506.24119",
     summary="compares each role's outcome with a moving average of that role's earlier ones; no groups, self-play",

@@ -37,6 +37,7 @@ class TreeParams:
     "tree",
     params=TreeParams,
     needs=("extra.parent",),
+    before=("extra.parent",),
     paper="tree advantage; TreeRL, arXiv:2506.11902; Tree-GRPO, arXiv:2509.21240",
     summary="compares each branch of a tree of episodes with its siblings, by the outcomes of the leaves below it",
 )

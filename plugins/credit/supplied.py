@@ -101,6 +101,6 @@ def check_supplied(names: Iterable[str], lacking: Iterable[str]) -> None:
     """
     if "extra.entropy" in lacking:
         raise ConfigError(
-            f"{' with '.join(names)} needs 'extra.entropy' of each step, the entropy of the old policy, which verl does "
-            f"not compute with {BYPASS}=true: set it to false"
+            f"{' with '.join(names)} needs 'extra.entropy' of each step, the entropy of the old policy, which verl "
+            f"does not compute with {BYPASS}=true: set it to false"
         )

@@ -17,6 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from verl.utils.tokenizer.tokenizer import get_processor_token_id
 
 from verl_turnkey.advantage import make_step
+from verl_turnkey.advantage.registry import columns_before
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
@@ -159,7 +160,7 @@ class EnvAgentLoop(AgentLoopBase):
         valid = parsed.valid and not answer.info["invalid"]
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
-        columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra)}
+        columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, columns_before())}
         record = make_step(
             step=t,
             reward=answer.reward,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -270,16 +270,21 @@ def extras(info: dict[str, Any], next_info: dict[str, Any]) -> tuple[dict[str, A
     return extra, next_extra
 
 
-def countable(extra: Mapping[str, Any], next_extra: Mapping[str, Any]) -> dict[str, float | str]:
+def countable(
+    extra: Mapping[str, Any], next_extra: Mapping[str, Any], before: Collection[str] = ()
+) -> dict[str, float | str]:
     """The columns ``extra.<name>`` that an estimator may read: numbers and texts of ``info["extra"]``, lists by length.
 
-    The values are those of the state that the action led to. For an action that was not applied numbers are 0.
+    The values are those of the state that the action led to, but for the names in ``before``, which are those of the
+    state it was taken in. For an action that was not applied numbers of the former are 0.
     """
     columns: dict[str, float | str] = {}
-    for name, value in next_extra.items():
+    for name in {**extra, **next_extra}:
+        held = extra if name in before else next_extra
+        value = held.get(name)
         if isinstance(value, str):
             columns[name] = value
         elif isinstance(value, bool | int | float | list | tuple):
             number = float(len(value) if isinstance(value, list | tuple) else value)
-            columns[name] = 0.0 if next_extra is extra else number
+            columns[name] = 0.0 if next_extra is extra and name not in before else number
     return columns

@@ -5,12 +5,12 @@ Resuming clears rows without prompts from the queue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import transfer_queue as tq
 
-from verl_turnkey.advantage import EstimatorSpec
+from verl_turnkey.advantage import EstimatorSpec, Modification
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
@@ -23,6 +23,7 @@ class Checkpoints:
     global_steps: int
     base_mode: str
     estimator: EstimatorSpec | None
+    credit_modify: Sequence[Modification]
     credit_state: Mapping[str, float]
     """``Credit.state`` of the newest batch: what the next one begins with"""
     _saved: int | None = None
@@ -51,12 +52,17 @@ class Checkpoints:
         found = credit_state.load(folder, self.estimator.name)
         if not isinstance(found, str):
             self.credit_state = found
-        elif self.estimator.stateful:
-            logger.warning("%s: the method %r remembers nothing of the steps before", found, self.estimator.name)
+        elif names := self._remembering():
+            logger.warning("%s: %s remembers nothing of the steps before", found, " and ".join(names))
+
+    def _remembering(self) -> list[str]:
+        """Names of what is stateful: the estimator, its modifiers."""
+        specs = [] if self.estimator is None else [self.estimator, *(one.spec for one in self.credit_modify)]
+        return [spec.name for spec in specs if spec.stateful]
 
     def _save_checkpoint(self) -> None:
         """verl's own, after the state of the method: verl's last file says that the checkpoint is complete."""
-        if self.estimator is not None and (self.estimator.stateful or self.credit_state):
+        if self.estimator is not None and self._remembering():
             folder = credit_state.folder_of(self.config, self.global_steps)
             credit_state.save(folder, self.estimator.name, self.credit_state)
         super()._save_checkpoint()  # type: ignore[misc]

@@ -27,6 +27,7 @@ class Awkward(gymnasium.Env[str, str]):
             os._exit(5)
         if self.on_reset == "none":
             return self.observation, None  # type: ignore[return-value]
+        self.heard: list[str] = []
         return f"{self.observation} {seed}", {"task": "do as you are told", **self._seen(0), **self._more("")}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -34,15 +35,18 @@ class Awkward(gymnasium.Env[str, str]):
             raise RuntimeError("the step is broken")
         if action == "hang":
             time.sleep(60)
+        self.heard += [] if action == "stumble" else [action]
         reward = float("nan") if action == "nan" else 0.5 if action in ("win", "find", "time out") else 0.0
         observation = self.observation * (100 if action == "grow" else 1)
         info = {"invalid": action == "stumble", **self._seen(100), **self._more(action)}
         return observation, reward, action in ("win", "lose"), action == "time out", info
 
     def _more(self, action: str) -> dict[str, Any]:
-        """A tool call for each word "call" of the action, and a potential that grows with it."""
+        """Of the answer: a tool call for each word "call" of the action, and a potential that grows with it. Of the
+        state: whose move it is, what it is worth, and the way there."""
         calls = ["call"] * action.split().count("call")
-        return {"extra": {"tool_calls": calls, "potential": 0.5 * len(calls)}} if self.says_more else {}
+        state = {"role": "ab"[len(self.heard) % 2], "turn_value": len(self.heard), "parent": " ".join(self.heard)}
+        return {"extra": {"tool_calls": calls, "potential": 0.5 * len(calls), **state}} if self.says_more else {}
 
     def _seen(self, brightness: int) -> dict[str, Any]:
         """Grey images, when there are any; one that is none for a negative number."""

@@ -91,24 +91,21 @@ def step_rows(draw, *columns, ends=False):
 
 
 def with_parents(rows):
-    """The rows with ``parent``, the actions of their trajectory so far: a None action leads nowhere, 7 is not told."""
+    """The rows with ``parent``, the actions of their trajectory so far: a None action leads nowhere."""
     paths = {}
     for row in sorted(rows, key=lambda row: row["step"]):
         path = paths.setdefault(row["trajectory"], [])
         row["parent"] = repr(path)
-        if row["action"] == 7:
-            row["parent"] = None
-        elif row["action"] is not None:
+        if row["action"] is not None:
             path.append(row["action"])
     return rows
 
 
 def with_numeric_parents(rows):
-    """The same with numbers for keys, 0 where an invalid step does not tell."""
+    """The same with numbers for keys."""
     codes = {}
     for row in with_parents(rows):
-        told = row["parent"] is not None
-        row["valid"], row["parent"] = told, codes.setdefault(row["parent"], len(codes) + 0.5) if told else 0.0
+        row["parent"] = codes.setdefault(row["parent"], len(codes) / 2)
     return rows
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError, Credit, StepBatch, compute_credit, estimators, register_estimator
 from verl_turnkey.advantage import registry as registry_module
+from verl_turnkey.advantage.registry import columns_before
 
 ROWS = {"group": ["g", "g"], "trajectory": ["a", "b"], "step": [0, 0], "reward": [0.0, 1.0]}
 
@@ -91,6 +92,23 @@ def test_missing_extra_column_names_the_record_field():
 
 
 @pytest.mark.usefixtures("own_registry")
+def test_a_column_of_the_state_before_a_step_is_to_be_given_with_the_reset():
+    @register_estimator(
+        "needs_both", params=NoParams, needs=("extra.of_state", "extra.of_answer"), before=("extra.of_state",)
+    )
+    def needs_both(batch, params):
+        raise AssertionError
+
+    assert (
+        "of_state" in columns_before() > {"role", "order", "parent", "turn_value", "prover_value", "gold_probability"}
+    )
+    for missing, when in (("of_state", " with the reset and every step"), ("of_answer", "")):
+        extra = {name: [1.0, 1.0] for name in ("of_state", "of_answer") if name != missing}
+        with pytest.raises(ConfigError, match=rf'info\["extra"\]\["{missing}"\]{when}, or your own agent loop'):
+            compute_credit("needs_both", StepBatch(**ROWS, extra=extra))
+
+
+@pytest.mark.usefixtures("own_registry")
 def test_a_taken_name_is_refused():
     def mine(batch, params):
         return Credit(batch.reward)
@@ -116,6 +134,8 @@ def test_registration_refuses_mutable_params_and_unknown_columns():
         register_estimator("plain", params=dict)
     with pytest.raises(ValueError, match=r"needs names 'anchors'.*did you mean 'anchor'\?"):
         register_estimator("typo", params=NoParams, needs=("anchors",))
+    with pytest.raises(ValueError, match=r"'typo': before names 'role', expected extra\.<name>"):
+        register_estimator("typo", params=NoParams, before=("role",))
     assert not {"mutable", "plain", "typo"} & set(estimators())
 
 

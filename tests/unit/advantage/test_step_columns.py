@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_turnkey.advantage import ConfigError, StepBatch
-from verl_turnkey.advantage.methods._step_columns import step_column, value_after, value_before
+from verl_turnkey.advantage.methods._step_columns import step_column, value_after
 
 
 def batch(column, valid=None, trajectory=None):
@@ -28,18 +28,14 @@ VALID = [False, True, False, False, True, False]
 COLUMN = [0.0, 0.2, 0.0, 0.0, 0.6, 0.0]
 
 
-def test_the_state_before_an_idle_turn_is_that_before_the_next():
-    assert value_before(batch(COLUMN, VALID), "mine", "x").tolist() == [0.2, 0.2, 0.6, 0.6, 0.6, 0.6]
-
-
 def test_the_state_after_an_idle_turn_is_that_before_it():
     assert value_after(batch(COLUMN, VALID), "mine", "x").tolist() == [0.0, 0.2, 0.2, 0.2, 0.6, 0.6]
 
 
 def test_what_an_invalid_step_says_counts_and_trajectories_are_apart():
-    assert value_before(batch([0.3, 0.5], [False, True]), "mine", "x").tolist() == [0.3, 0.5]
+    assert value_after(batch([0.5, 0.3], [True, False]), "mine", "x").tolist() == [0.5, 0.3]
     apart = batch([0.3, 0.0, 0.5], [True, False, True], ["a", "b", "c"])
-    assert value_before(apart, "mine", "x").tolist() == value_after(apart, "mine", "x").tolist() == [0.3, 0.0, 0.5]
+    assert value_after(apart, "mine", "x").tolist() == [0.3, 0.0, 0.5]
 
 
 def test_the_rows_may_come_in_any_order():
@@ -52,5 +48,5 @@ def test_the_rows_may_come_in_any_order():
         valid=np.array(VALID)[order],
         extra={"x": np.array(COLUMN)[order]},
     )
-    expected = value_before(batch(COLUMN, VALID), "mine", "x")[order]
-    assert value_before(shuffled, "mine", "x").tolist() == expected.tolist()
+    expected = value_after(batch(COLUMN, VALID), "mine", "x")[order]
+    assert value_after(shuffled, "mine", "x").tolist() == expected.tolist()

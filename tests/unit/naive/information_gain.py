@@ -1,16 +1,15 @@
 import math
 
 from naive.common import constant, less_penalties, mean, own_scores, peers, same, std, trajectories, unpenalised
-from naive.progress import before
 
 
 def information_gain(rows, gamma=1.0, gain="probability", pool="separate"):
     scores, n = own_scores(unpenalised(rows, "outcomes")), len(rows)
     reward, last = [0.0] * n, [False] * n
     for members in trajectories(rows):
-        value = before(rows, "gold_probability", members)
+        value = [rows[i]["gold_probability"] for i in members]
         if gain == "log_probability":
-            value = [math.log(v) if v else 0.0 for v in value]  # 0 only where none is known
+            value = [math.log(v) if v else 0.0 for v in value]  # 0 only before an only turn
         for t, i in enumerate(members):
             last[i] = t + 1 == len(members)
             reward[i] = scores[i] if last[i] else value[t + 1] - value[t]

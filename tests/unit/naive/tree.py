@@ -70,20 +70,9 @@ def places(rows):
     """Which place each step was taken from, and which it led to; steps with one key after another led to one place."""
     origin, node = [None] * len(rows), [None] * len(rows)
     for members in trajectories(rows):
-        told = [told_parent(rows[i]) for i in members]
-        alone = ("alone", rows[members[0]]["trajectory"])
-        keys = []
-        for t in range(len(told)):
-            near = [key for key in (*told[t:], *reversed(told[:t])) if key is not None]
-            keys.append(near[0] if near else alone)
-        for i, key in zip(members, keys, strict=True):
-            origin[i] = ("place", rows[i]["group"], key)
+        for i in members:
+            origin[i] = ("place", rows[i]["group"], rows[i]["parent"])
         for t, i in enumerate(members):
             later = [origin[j] for j in members[t + 1 :] if origin[j] != origin[i]]
             node[i] = later[0] if later else ("leaf", members[-1])
     return origin, node
-
-
-def told_parent(row):
-    """turnkey_env writes 0 for a turn that never reached the environment."""
-    return None if row["parent"] == 0 and not row.get("valid", True) else row["parent"]

@@ -1015,6 +1015,16 @@ def test_a_column_that_the_environment_gives_too_costs_the_episode(play):
     assert "the environment gives info['extra']['tool_calls'] itself" in row.extra_fields["turnkey"]["failed"]
 
 
+def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_in(play):
+    """Also of a turn without an action, of a refused one, and of the last one. What the answer says is not moved."""
+    outputs, _ = play(["call now", "", "stumble", "look", ""], awkward(says_more=True), "turnkey.rollout.max_turns=5")
+    found = [step["extra"] for step in steps(outputs)]
+    assert [extra["role"] for extra in found] == [*"abbba"]
+    assert [extra["turn_value"] for extra in found] == [0.0, 1.0, 1.0, 1.0, 2.0]
+    assert [extra["parent"] for extra in found] == ["", "call now", "call now", "call now", "call now look"]
+    assert [extra["potential"] for extra in found] == [0.5, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
     module = tmp_path / "own_rewards.py"
     module.write_text("def broken(steps):\n    raise KeyError('no such book')\n")

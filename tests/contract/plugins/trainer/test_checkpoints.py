@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transfer_queue as tq
 from contract_tools import PARTITION, SEPARATE, Compose, Episode, Saves, advance, fill, read
 from verl.trainer.ppo.v1 import get_trainer_cls
+
+from verl_turnkey.advantage import Credit, modifying, register_modifier
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_credit.json"
@@ -133,7 +137,7 @@ def test_a_checkpoint_without_the_state_is_warned_of_once(build: Build, tmp_path
     said = [record.getMessage() for record in caplog.records if record.name == "verl_turnkey"]
     assert len(said) == 1
     assert why in said[0]
-    assert "'rae' remembers nothing" in said[0]
+    assert said[0].endswith(": rae remembers nothing of the steps before")
 
 
 @pytest.mark.parametrize("recipe", ["gigpo", "base"])
@@ -154,3 +158,35 @@ def test_a_run_from_scratch_says_nothing(build: Build, caplog):
     trainer._load_checkpoint()
     assert (trainer.global_steps, trainer.credit_state) == (0, {})
     assert [record for record in caplog.records if record.name == "verl_turnkey"] == []
+
+
+@pytest.fixture
+def counter() -> Iterator[None]:
+    """The modifier ``contract_counter``, whose advantages are the number of the batch."""
+
+    @dataclass(frozen=True)
+    class NoParams:
+        pass
+
+    @register_modifier("contract_counter", params=NoParams, stateful=True)
+    def contract_counter(batch, params, estimate, state):
+        number = state.get("batches", 0.0) + 1
+        estimate(batch)
+        return Credit(np.full(len(batch), number), state={"batches": number})
+
+    yield
+    del modifying._MODIFIERS["contract_counter"]
+
+
+@pytest.mark.parametrize("recipe", ["gigpo", "rae"])
+def test_modifiers_go_on_too(build: Build, tmp_path: Path, counter, recipe: str):
+    """Beside an estimator that remembers something, and one that does not."""
+    modify = "turnkey.credit.modify=[{name: contract_counter}]"
+    trainer = build("sync", modify, recipe=recipe)
+    assert set(train(trainer, BATCHES[0]).values()) == {0.0, 1.0}  # 0: the failed row
+    assert train(trainer, BATCHES[1])["a_0_0"] == 2
+    trainer._save_checkpoint()
+    resumed = build("sync", modify, recipe=recipe)
+    resumed._load_checkpoint()
+    assert ("second" in resumed.credit_state) is (recipe == "rae")
+    assert train(resumed, BATCHES[1])["a_0_0"] == 3

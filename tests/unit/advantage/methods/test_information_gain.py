@@ -1,4 +1,4 @@
-"""information_gain: the check values of both pools, its twin, logarithms, and idle turns."""
+"""information_gain: the check values of both pools, its twin, and logarithms."""
 
 import naive
 import numpy as np
@@ -17,22 +17,19 @@ PARAMS = {
 
 
 @settings(max_examples=100, deadline=None)
-@given(step_rows("gold_probability", "valid"), st.fixed_dictionaries(PARAMS), st.booleans())
-def test_equals_its_naive_twin(rows, params, idle):
-    for row in rows:  # an invalid turn knows its probability, or is idle
-        row["gold_probability"] *= row["valid"] or not idle
+@given(step_rows("gold_probability"), st.fixed_dictionaries(PARAMS))
+def test_equals_its_naive_twin(rows, params):
     got = compute_credit("information_gain", as_batch(rows), **params).advantage
     assert_same_credit(got, naive.information_gain(rows, **params))
 
 
-def batch(probability, outcome=(1, 0), valid=None):
+def batch(probability, outcome=(1, 0)):
     """Episode a with three turns, b with two."""
     return StepBatch(
         group=["g"] * 5,
         trajectory=list("aaabb"),
         step=[0, 1, 2, 0, 1],
         reward=[0, 0, outcome[0], 0, outcome[1]],
-        valid=valid,
         extra={"gold_probability": probability},
     )
 
@@ -53,24 +50,6 @@ def test_check_values(pool, expected):
 def test_logarithms_compare_ratios():
     got = compute_credit("information_gain", batch([0.1, 0.2, 0.4, 0.5, 1.0]), pool="separate", gain="log_probability")
     np.testing.assert_allclose(got.advantage, [1, 1, 1, -1, -1], atol=1e-5)  # each gain is log 2
-
-
-def test_an_idle_turn_gains_nothing():
-    idle = compute_credit(
-        "information_gain", batch([0.3, 0.0, 0.6, 0.4, 0.3], (0, 0), [True, False, True, True, True]), gamma=0.0
-    )
-    known = compute_credit("information_gain", batch([0.3, 0.6, 0.6, 0.4, 0.3], (0, 0)), gamma=0.0)
-    assert idle.advantage.tolist() == known.advantage.tolist()
-
-
-@pytest.mark.parametrize("gain", ["probability", "log_probability"])
-@pytest.mark.parametrize("pool", ["separate", "joint"])
-def test_an_episode_without_any_action_gains_nothing(gain, pool):
-    """No turn of a reached the environment, and none has a probability."""
-    idle = batch([0.0, 0.0, 0.0, 0.3, 0.4], valid=[False, False, False, True, True])
-    known = batch([0.5, 0.5, 0.5, 0.3, 0.4])
-    got, expected = (compute_credit("information_gain", b, gain=gain, pool=pool).advantage for b in (idle, known))
-    assert got.tolist() == expected.tolist()
 
 
 def test_the_probability_before_the_only_turn_is_not_read():

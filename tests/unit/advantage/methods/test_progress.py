@@ -1,4 +1,4 @@
-"""progress: the check values of PAV, VinePPO as its case without a prover, its twin, and idle turns."""
+"""progress: the check values of PAV, VinePPO as its case without a prover, and its twin."""
 
 import naive
 import numpy as np
@@ -14,7 +14,7 @@ PARAMS = {
     "prover": st.sampled_from(["given", "best_of_k"]),
     "k": st.sampled_from([1, 4]),
 }
-ROWS = st.one_of(step_rows("turn_value", "prover_value", "valid"), step_rows("turn_value", "valid"))
+ROWS = st.one_of(step_rows("turn_value", "prover_value"), step_rows("turn_value"))
 
 
 @settings(max_examples=100, deadline=None)
@@ -24,10 +24,10 @@ def test_equals_its_naive_twin(rows, params):
     assert_same_credit(got, naive.progress(rows, **params))
 
 
-def credit(reward, value, valid=None, **params):
+def credit(reward, value, **params):
     n = len(reward)
     extra = {"turn_value": value, "prover_value": params.pop("prover_value", None)}
-    columns = {"trajectory": [0] * n, "step": range(n), "reward": reward, "valid": valid}
+    columns = {"trajectory": [0] * n, "step": range(n), "reward": reward}
     return compute_credit("progress", StepBatch(group=["g"] * n, extra=extra, **columns), **params).advantage
 
 
@@ -58,11 +58,6 @@ def test_a_prover_of_its_own():
     np.testing.assert_allclose(got, [0.3 + 2 * 0.8, 0.5 + 2 * 0.1], atol=1e-12)
     same = credit([0, 1], [0.2, 0.5], alpha=2.0)
     np.testing.assert_allclose(same, [3 * 0.3, 3 * 0.5], atol=1e-12)
-
-
-def test_an_idle_turn_neither_loses_nor_makes_progress():
-    got = credit([0, 0, 0, 1], [0.2, 0.0, 0.0, 0.6], [True, False, False, True], alpha=0.0)
-    np.testing.assert_allclose(got, [0.4, 0, 0, 0.4], atol=1e-12)
 
 
 @pytest.mark.parametrize(("key", "value"), [("alpha", -1.0), ("k", 0), ("prover", "best")])

@@ -84,9 +84,9 @@ def test_rewards_on_the_way_count_for_all_leaves_below():
 
 
 def test_without_forks_it_compares_outcomes():
-    """Every parent None: the trajectories of the group meet nowhere."""
+    """Keys that are all different: the trajectories of the group meet nowhere."""
     columns = {"trajectory": [0, 0, 1, 1], "step": [0, 1, 0, 1]}
-    got = credit([None] * 4, [0, 1, 0, 0], **columns)
+    got = credit([*"abcd"], [0, 1, 0, 0], **columns)
     np.testing.assert_allclose(got, [0.707106] * 2 + [-0.707106] * 2, atol=1e-6)
 
 
@@ -96,26 +96,22 @@ def test_a_refused_action_leaves_the_path_where_it_was():
     np.testing.assert_allclose(got, [1, 1, 0.5, -1], atol=1e-12)
 
 
-@pytest.mark.parametrize("key", ["x", None])
-def test_a_refused_action_is_one_node_with_the_step_that_got_on(key):
+def test_a_refused_action_is_one_node_with_the_step_that_got_on():
     """Start, refused at x, on from x and won; start, lost at x. V of the first step 1/2, and the step is shared."""
     columns = {"trajectory": [*"aaabb"], "step": [0, 1, 2, 0, 1], "norm": "mean"}
-    got = credit(["", key, "x", "", "x"], [0, 0, 1, 0, 0], **columns)
+    got = credit(["", "x", "x", "", "x"], [0, 0, 1, 0, 0], **columns)
     np.testing.assert_allclose(got, [0, 1, 1, 0, -1], atol=1e-12)
 
 
-@pytest.mark.parametrize("large", [0, 2**60])
-def test_a_turn_that_never_reached_the_environment_is_one_node_with_the_step_that_got_on(large):
-    """A numeric key is 0 there: both trajectories have such a turn, and no path comes back to 0."""
-    columns = {"trajectory": [*"aaaabbbb"], "step": [*range(4), *range(4)], "norm": "mean"}
-    parent = [large + 1, 0, large + 2, 0, large + 1, 0, large + 2, large + 3]
-    got = credit(parent, [0, 0, 0, 1, *[0] * 4], valid=[1, 0, 1, 0, 1, 0, 1, 1], **columns)
-    np.testing.assert_allclose(got, [0, 1, 1, 1, 0, -1, -1, -0.5], atol=1e-12)
-
-
-def test_a_valid_step_may_have_the_key_0():
-    got = credit([0.0, 0.0, 7.0, 7.0], [1, 0, 1, 0], norm="mean", trajectory_w=0)
+def test_keys_may_be_numbers_the_0_too():
+    got = credit([0.0, 0.0, 7.0, 7.0], [1, 0, 1, 0], valid=[False, True, True, True], norm="mean", trajectory_w=0)
     np.testing.assert_allclose(got, [0.5, -0.5, 0.5, -0.5], atol=1e-12)
+
+
+@pytest.mark.parametrize("none", [None, float("nan")])
+def test_a_step_without_a_key_is_named(none):
+    with pytest.raises(ConfigError, match=r"extra\.parent: row 1, trajectory 1, step 0: it has no key: expected"):
+        credit(["x", none], [1, 0])
 
 
 def test_the_outcome_of_a_leaf_is_that_of_its_own_episode():
