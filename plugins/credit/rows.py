@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
+from verl_turnkey.advantage.registry import columns_before
 from verl_turnkey.losses.turns import Turns
 from verl_turnkey.plugins.credit.row_turns import Found, Runs, record_of, split_key
 from verl_turnkey.plugins.credit.supplied import Column
@@ -185,11 +186,13 @@ def _extra_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The further columns: the names that every step with an action has.
 
     A step without an action changed nothing, so an entry that it lacks is 0, or None in a column of texts. A name that
-    a step with an action lacks is left out; an estimator that needs it is then refused by that name.
+    a step with an action lacks is left out, and one of the state before a step that any step lacks; an estimator that
+    needs it is then refused by that name.
     """
     columns: dict[str, list[Any]] = {}
+    before = columns_before()
     for name in sorted({name for step in steps for name in step["extra"]}):
-        if all(name in step["extra"] or step["action"] is None for step in steps):
+        if all(name in step["extra"] or (step["action"] is None and name not in before) for step in steps):
             blank = None if any(isinstance(step["extra"].get(name), str) for step in steps) else 0.0
             columns[name] = [step["extra"].get(name, blank) for step in steps]
     return columns

@@ -38,7 +38,8 @@ def _log_prob(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndar
 
 
 def _entropy(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
-    return turns.mean(data["entropy"].double()).numpy()
+    mean = turns.mean(data["entropy"].double()).numpy()
+    return np.where(turns.tokens.numpy() > 0, mean, np.nan)
 
 
 def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:

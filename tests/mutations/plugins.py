@@ -7,6 +7,7 @@ LOOP, READER = f"{C}/rollout/test_agent_loop.py", f"{C}/rollout/test_action_read
 TALK = f"{C}/rollout/test_conversation.py"
 LOSSES, PHASES = f"{C}/actor/test_policy_losses.py", f"{C}/actor/test_phases.py"
 TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_batches.py"
+TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
 SUPPLIED = f"{C}/credit/test_supplied.py"
 CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
@@ -244,9 +245,9 @@ MUTATIONS = [
     ("plugins/credit/rows.py", "> 1 and held != turns:", "> max(1, turns):", STEP),
     (
         "plugins/credit/rows.py",
-        'all(name in step["extra"] or step["action"] is None for',
-        'all(name in step["extra"] for',
-        LOOP,
+        'name in step["extra"] or (step["action"] is None and name not in before)',
+        'name in step["extra"]',
+        TURNS,
     ),
     ("plugins/credit/row_turns.py", 'key.rsplit("_", 2)', 'key.split("_", 2)', STEP),
     # --- losses and updates
@@ -293,11 +294,13 @@ MUTATIONS = [
     ("plugins/trainer/trainer.py", "        self.credit_state = step.state\n", "", CHECKPOINTS),
     ("plugins/credit/estimator.py", "state=self.state, ", "", CHECKPOINTS),
     ("plugins/credit/supplied.py", 'turns.mean(data["entropy"]', 'turns.sum(data["entropy"]'),
+    ("plugins/credit/supplied.py", "np.where(turns.tokens.numpy() > 0, mean, np.nan)", "mean", SUPPLIED),
     ("plugins/credit/supplied.py", "return [keys[i] for i in row]", "return keys[: len(row)]"),
     ("plugins/credit/supplied.py", "if not isinstance(text, str):", "if True:"),
     ("plugins/credit/supplied.py", '("data_source", "index", "raw_prompt")]', '("data_source", "index")]'),
     ("plugins/credit/supplied.py", "        return value.tolist()\n", "        return str(value)\n"),
     ("plugins/credit/supplied.py", "and any(field in data for field in SOURCES[column].fields)", "", SUPPLIED),
+    ("plugins/credit/rows.py", 'step["action"] is None and name not in before', 'step["action"] is None', TURNS),
     ("plugins/credit/rows.py", "if name not in found.extra}", "}", SUPPLIED),
     ("plugins/checks/validate.py", "{*COLUMNS, *SOURCES, *per_turn}", "{*COLUMNS, *per_turn}", SUPPLIED),
     ("plugins/trainer/credit_state.py", "        return Path(config.trainer.resume_from_path)\n", "        pass\n"),

@@ -151,6 +151,13 @@ def test_what_the_records_say_is_left_alone(queue, trainer, capture):
     assert columns(capture[0]) == {("a_0", 0): (-3.0, 2.0, "mine")}
 
 
+def test_a_turn_without_a_token_has_no_entropy(queue, trainer, capture):
+    batch = fill({("a", 0): [row("0", [{"step": 0}]), row("1", [{"step": 1}])]}, OURS)
+    advance(trainer("algorithm.adv_estimator=contract_supplied", recipe="base"), batch, old_log_probs=log_prob)
+    assert capture[0].extra["log_prob"].tolist() == [0.0, -1.0]
+    np.testing.assert_array_equal(capture[0].extra["entropy"], [np.nan, entropy("a_0_1", 0)])
+
+
 def test_nothing_is_supplied_that_nobody_needs(queue, trainer, capture):
     batch = fill(PLAYED, OURS)
     advance(trainer("algorithm.adv_estimator=contract_sure", recipe="base"), batch)

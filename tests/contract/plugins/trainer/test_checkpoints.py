@@ -178,7 +178,7 @@ def counter() -> Iterator[None]:
     del modifying._MODIFIERS["contract_counter"]
 
 
-@pytest.mark.parametrize("recipe", ["gigpo", "rae"])
+@pytest.mark.parametrize("recipe", ["grpo_steps", "rae"])
 def test_modifiers_go_on_too(build: Build, tmp_path: Path, counter, recipe: str):
     """Beside an estimator that remembers something, and one that does not."""
     modify = "turnkey.credit.modify=[{name: contract_counter}]"

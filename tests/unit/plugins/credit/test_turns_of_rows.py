@@ -8,6 +8,7 @@ import torch
 from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.rows import read_rows
 
 
 @pytest.mark.parametrize("uid", ["1f-e", "task_7", "a_b_3"])
@@ -25,3 +26,16 @@ def test_records_are_there_when_every_row_but_the_padding_has_one():
     assert step(said, said, {}).has_records
     assert not step(said, {}, {}).has_records
     assert not step({}, {}, said).has_records
+
+
+def test_a_step_without_an_action_may_leave_out_what_its_answer_would_say():
+    """A 0, or None for a text, is right of what nothing changed, and wrong of whose move it was."""
+    full = {"turn_score": 1.0, "said": "yes", "role": "white", "turn_value": 0.5}
+    steps = [make_step(step=0, reward=0.0), make_step(step=1, reward=0.0, action="go", extra=full)]
+    rows = [{"turnkey": make_record([step])} for step in steps]
+    mask = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    found = read_rows(["a_0_0", "a_0_1"], [{}, {}], rows, mask).steps.extra
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "turn_score": [0.0, 1.0],
+        "said": [None, "yes"],
+    }
