@@ -68,12 +68,13 @@ def step_rows(draw, *columns, ends=False):
     ``columns`` of COLUMNS are drawn for every row; ``ends`` says of each trajectory how it ended. Hypothesis draws the
     sizes, which it makes small where a test fails, and a seed for all the rest: a draw for each value is slow.
     """
-    sizes = draw(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4))
+    sizes = [draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 4)))]
+    longest = draw(st.integers(1, 6))
     random = Random(draw(st.integers(0, 2**64 - 1)))
     rows = []
-    for group, lengths in enumerate(sizes):
-        for trajectory, length in enumerate(lengths):
-            steps = random.sample(range(10), length)
+    for group, size in enumerate(sizes):
+        for trajectory in range(size):
+            steps = random.sample(range(10), random.randint(1, longest))
             how = random.choice(["terminated", "truncated", "both", "unknown", "early"])
             at = steps[0] if how == "early" else max(steps)  # early: both flags in the middle
             for step in steps:
