@@ -11,26 +11,20 @@ interrupted one starts again.
 from __future__ import annotations
 
 import json
-import sys
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any
 
 import typer
 from quickstart_runs import ROOT, train_missing
 
+from verl_turnkey.plugins.seeing import report
+from verl_turnkey.plugins.seeing.compare import compare
+from verl_turnkey.plugins.seeing.runs import Run, read
+
 RUNS = ROOT / "runs" / "stability"
 LOSSES, SEEDS = ("vanilla", "turn_ratio", "s_ppo", "st_ppo"), (0, 1, 2)
 METHOD, EPOCHS, MINI_BATCHES = "gigpo", 6, 2  # the last is the quickstart's
-CURVES = {
-    "clip fraction": "actor/pg_clipfrac",
-    "KL to the old policy": "actor/ppo_kl",
-    "success": "episode/success_rate",
-}
-
-sys.path.insert(0, str(ROOT / "examples" / "quickstart"))
-from report import read_metrics  # noqa: E402
+CLIPPED, KL, SUCCESS = "actor/pg_clipfrac", "actor/ppo_kl", "episode/success_rate"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -50,11 +44,7 @@ def run(steps: int = 12) -> None:
 def table() -> None:
     """Print the table and draw the curves from the runs that are there."""
     found = {
-        loss: [
-            json.loads((out / "summary.json").read_text()) | {"metrics": read_metrics(out)}
-            for out in sorted(RUNS.glob(f"{loss}-*"))
-            if (out / "summary.json").exists()
-        ]
+        loss: [read(out) for out in sorted(RUNS.glob(f"{loss}-*")) if (out / "summary.json").exists()]
         for loss in LOSSES
     }
     print(
@@ -64,12 +54,12 @@ def table() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for loss, rows in found.items():
         if rows:
-            clip, kl = (mean(mean(column(row, CURVES[name])) for row in rows) for name in list(CURVES)[:2])
-            worst = max(max(column(row, "actor/ppo_kl")) for row in rows)
+            clip, kl = (mean(mean(column(row, name)) for row in rows) for name in (CLIPPED, KL))
+            worst = max(max(column(row, KL)) for row in rows)
             scales = [value for row in rows for value in column(row, "actor/clipping_bias/scale")]
-            after = [row["success_after"] for row in rows]
+            after = [json.loads((row.folder / "summary.json").read_text())["success_after"] for row in rows]
             spread = f" ± {stdev(after):.3f}" if len(after) > 1 else ""
-            success = [column(row, CURVES["success"]) for row in rows]
+            success = [column(row, SUCCESS) for row in rows]
             fall = max(before - now for curve in success for before, now in pairwise(curve))
             scale = f"{mean(scales):.2f}" if scales else "-"
             shares = [
@@ -88,37 +78,15 @@ def table() -> None:
         f"\n+turnkey={METHOD}, ppo_epochs={EPOCHS}; means over all training steps and seeds. After one update: success "
         "in the second step. Largest fall: of success from one step to the next, in any seed"
     )
-    if any(found.values()):
-        draw(found, RUNS / "stability.png")
+    if runs := [row for rows in found.values() for row in rows]:
+        panels = [compare(runs, metric=name, by=["loss"]) for name in (CLIPPED, KL, SUCCESS)]
+        report.draw(panels, RUNS / "stability.png")
         print(f"curves: {RUNS / 'stability.png'}")
 
 
-def column(row: dict[str, Any], key: str) -> list[float]:
-    """A metric of every training step."""
-    return [data[key] for step, data in row["metrics"].items() if step > 0 and key in data]
-
-
-def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """One panel per figure; the mean over seeds of each loss, and its seeds as thin lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, len(CURVES), figsize=(12, 3.5), layout="constrained")
-    for axes, (name, key) in zip(panels, CURVES.items(), strict=True):
-        for color, (loss, rows) in enumerate(found.items()):
-            curves = [column(row, key) for row in rows]
-            for curve in curves:
-                axes.plot(range(1, len(curve) + 1), curve, color=f"C{color}", linewidth=0.6, alpha=0.35)
-            if curves:
-                means = [mean(values) for values in zip(*curves, strict=False)]
-                axes.plot(range(1, len(means) + 1), means, color=f"C{color}", linewidth=2, label=loss)
-        axes.set(xlabel="training step", title=name)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+def column(run: Run, key: str) -> list[float]:
+    """A metric of every training step; none where it was not logged."""
+    return run.curve(key)[1].tolist() if key in run.metrics else []
 
 
 if __name__ == "__main__":

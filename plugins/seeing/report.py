@@ -20,6 +20,7 @@ DASHES = ("", "6 3", "2 2")
 UNITS = {"step": "step", "interactions": "interaction", "seconds": "second"}
 KEYS = 20
 """differing keys that a table shows"""
+BAR = r"\|"
 PARTS = 6
 """parts of a training step that a table shows"""
 WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 720, 360, 56, 44, 12
@@ -119,8 +120,8 @@ def print_tables(found: dict[str, Any]) -> None:
 
 def markdown(table: Table) -> str:
     """For a page."""
-    lines = [table.head, ["---"] * len(table.head), *table.rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines) + "\n"
+    rows = [f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |" for row in (table.head, *table.rows)]
+    return "\n".join([rows[0], "|---" * len(table.head) + "|", *rows[1:]]) + "\n"
 
 
 # --- HTML -------------------------------------------------------------------------------------------------------------
