@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.plugins.seeing.compare import SCALES
+from verl_turnkey.plugins.seeing.compare import SCALES, TRAINING, VALIDATION
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """apart for colour-blind eyes too (Okabe and Ito)"""
@@ -170,7 +170,8 @@ def _svg(found: dict[str, Any]) -> str:
     runs = [run for each in found["groups"] for run in each["runs"]]
     xs = [x for run in runs for x in run["x"]]
     ys = [y for run in runs for y in run["value"] if math.isfinite(y)] or [0.0]
-    left, right, low, high = min(xs), max(xs), min(*ys, 0.0), max(*ys, 1.0 if max(ys) <= 1 else 0.0)
+    left, right = min(xs), max(xs)
+    low, high = (0.0, 1.0) if _is_share(found) else (min(ys), max(ys))
 
     def place(x: float, y: float) -> str:
         across = (x - left) / ((right - left) or 1)
@@ -207,6 +208,10 @@ def _svg(found: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
+def _is_share(found: dict[str, Any]) -> bool:
+    return found["metric"] == TRAINING or bool(VALIDATION.fullmatch(found["metric"]))
+
+
 # --- picture ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +240,7 @@ def draw(panels: Sequence[dict[str, Any]], path: Path) -> None:
             axes.plot(curve["x"], curve["mean"], style, color=color, linewidth=2, label=f" {each['name']}")
         axes.set_xlabel(SCALES[found["x"]])
         axes.set_title(plain(found["metric"]), parse_math=False)
-        if all(0 <= y <= 1 for each in found["groups"] for run in each["runs"] for y in run["value"]):
+        if _is_share(found):
             axes.set_ylim(0, 1)
         axes.spines[["top", "right"]].set_visible(False)
     legend = row[0][0].legend(frameon=False)

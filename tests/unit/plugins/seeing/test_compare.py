@@ -210,6 +210,16 @@ def test_a_long_list_of_differences_is_cut(tmp_path):
     assert table.rows[-1][0] == "5 more, in comparison.json"
 
 
+def test_success_is_drawn_from_0_to_1_and_anything_else_as_far_as_it_goes(tmp_path):
+    made = runs(tmp_path, {})
+    tops = {}
+    for metric in ("success", "timing_s/adv"):
+        page = report.page(compare(made, metric=metric))
+        tops[metric] = re.findall(r'dominant-baseline="middle">([\d.e-]+)<', page)
+    assert tops["success"] == ["0", "0.25", "0.5", "0.75", "1"]
+    assert set(tops["timing_s/adv"]) == {"0.25"}
+
+
 def test_an_error_is_one_line(tmp_path, monkeypatch, capsys):
     from verl_turnkey.plugins.cli.main import main
 
