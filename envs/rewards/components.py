@@ -213,6 +213,15 @@ class Invalid:
         return [float(not step.valid) for step in steps]
 
 
+@register_reward("grounded")
+@dataclass(frozen=True)
+class Grounded:
+    """1 for each step whose action was applied, and for the last step (SPA-RL's grounding, arXiv:2505.20732)."""
+
+    def __call__(self, steps: Steps) -> Values:
+        return [*(float(step.valid) for step in steps[:-1]), 1.0]
+
+
 @register_reward("format", cost=True)
 @dataclass(frozen=True)
 class Format:

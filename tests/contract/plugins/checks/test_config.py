@@ -315,10 +315,22 @@ def test_malformed_task(compose: Compose, tmp_path, task_files):
 def test_functions_in_files_are_found_from_every_working_directory(compose: Compose, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("def act(text, admissible): ...\ndef summary(turns): ...\n")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "baseline.json").write_text('{"a": 1}')
+    rewards = [
+        "{name: step}",
+        '{name: scorer, url: "http://h/classify", cache: kept, column: turn_score}',
+        "{name: contrastive, file: baseline.json}",
+        '{name: r1_router, embed: "own.py:act"}',
+    ]
     config = compose(
-        "+turnkey=gigpo", "turnkey.rollout.action_format=own.py:act", "turnkey.rollout.summary=own.py:summary"
+        "+turnkey=gigpo",
+        "turnkey.rollout.action_format=own.py:act",
+        "turnkey.rollout.summary=own.py:summary",
+        f"turnkey.rewards=[{', '.join(rewards)}]",
     )
     checked(config)
+    found = [config.turnkey.rewards[i][key] for i, key in enumerate(("cache", "file", "embed"), 1)]
+    assert found == [f"{tmp_path}/{name}" for name in ("kept", "baseline.json", "own.py:act")]
     assert config.turnkey.rollout.action_format == f"{tmp_path}/own.py:act"
     assert config.turnkey.rollout.summary == f"{tmp_path}/own.py:summary"
 

@@ -80,6 +80,11 @@ def test_potential_by_hand():
     assert values(episode(terminated=True), "potential", gamma=0.5, at_truncation="keep") == [0.5, 0.0, -2.0]
 
 
+def test_grounding():
+    steps = [RewardStep("", "a"), RewardStep("", None, valid=False), RewardStep("", "b", valid=False)]
+    assert values(steps, "grounded") == [1.0, 0.0, 1.0]
+
+
 @settings(deadline=None, max_examples=80)
 @given(
     st.lists(st.floats(-5, 5), min_size=2, max_size=12),
