@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import group_stats, normalize, run_sums
 from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.methods._solved import among_solved, solved_trajectories
+from verl_turnkey.advantage.methods._tools import tool_calls
 from verl_turnkey.advantage.metrics import describe
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
 
@@ -48,18 +49,8 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     also include T = 0. The outcome R is the environment's score; the paper's mixes answer and format 0.9 to 0.1.
     """
     episode = episode_level(batch, norm="mean_std", scope="outcomes", singleton="zero", epsilon=params.epsilon)
-    per_step = np.asarray(batch.extra["tool_calls"], np.float64)
-    wrong = np.flatnonzero(~(np.isfinite(per_step) & (per_step >= 0)))
-    if len(wrong):
-        row = int(wrong[0])
-        raise ConfigError(f"hdpo: extra.tool_calls must be numbers >= 0, got {per_step[row]} in row {row} of the batch")
-    calls = run_sums(per_step, batch.runs)
-    efficiency = 1.0 / (calls + 1.0)
-    solved = np.flatnonzero(np.bincount(batch.trajectory, weights=batch.success, minlength=batch.n_trajectories))
-    group = batch.group[batch.first_rows]
-    stats = group_stats(efficiency[solved], group[solved], batch.n_groups)
-    tool = np.zeros(batch.n_trajectories)
-    tool[solved] = normalize(efficiency[solved], group[solved], stats, "mean_std", params.epsilon)
+    calls = tool_calls(batch, "hdpo")
+    tool = among_solved(batch, 1.0 / (calls + 1.0), solved_trajectories(batch), params.epsilon)
     per_step = tool[batch.trajectory]
     metrics = {"credit/tool_calls/mean": float(calls.mean()) if len(calls) else 0.0}
     return Credit(

@@ -2,5 +2,11 @@
 
 from verl_turnkey.advantage.modifiers import (  # noqa: F401  importing a modifier registers it
     a_grae,
+    copo,
+    dynamo_modulation,
     empg,
+    length_gate,
+    shrinkage,
+    tool_gate,
+    unlikeliness,
 )

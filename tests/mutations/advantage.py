@@ -369,4 +369,25 @@ MUTATIONS = [
     ("advantage/methods/information_gain.py", "np.where(last, batch.score,", "np.where(last, batch.reward,"),
     ("advantage/methods/turn_norm.py", "np.where(only, z(turn + batch.score), z(batch.score))", "z(batch.score)"),
     ("advantage/methods/turn_norm.py", "first & ~only", "first"),
+    # --- modifiers, and methods that are made of them
+    ("advantage/modifying.py", "inner[-1], metrics={}, state={}", "inner[-1]", f"{T}/modifiers/test_modify.py"),
+    (
+        "advantage/modifying.py",
+        "(estimate(batch).advantage - estimate(free).advantage)",
+        "0.0",
+        f"{T}/modifiers/test_modify.py",
+    ),
+    (
+        "advantage/modifiers/a_grae.py",
+        "np.where(advantage > 0, advantage * damping",
+        "np.where(advantage > 0, advantage",
+    ),
+    ("advantage/modifiers/copo.py", "if keys[row] is not None and not blank[row]", "if keys[row] is not None"),
+    ("advantage/modifiers/empg.py", "next_values(clear, batch.runs, 0.0)", "next_values(clear, batch.runs, 1.0)"),
+    ("advantage/modifiers/length_gate.py", "whole[group[~solved]] = False", "whole[group[:0]] = False"),
+    ("advantage/modifiers/shrinkage.py", "gap**2 - variance", "gap**2"),
+    ("advantage/modifiers/tool_gate.py", "tool != 0].sum()", "tool > 0].sum()"),
+    ("advantage/modifiers/unlikeliness.py", "place[ties] + (size - 1) / 2", "place[ties]"),
+    ("advantage/methods/ngrpo.py", "np.full(batch.n_groups, params.r_max)", "np.zeros(batch.n_groups)"),
+    ("advantage/methods/mc_grpo.py", "np.maximum(deviation, params.floor * stats.std)", "deviation"),
 ]

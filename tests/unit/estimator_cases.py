@@ -55,7 +55,11 @@ COLUMNS = {
     "potential": [0.0, 0.5, 0.95, 1.0, -1.0],
     "gold_probability": [0.1, 0.3, 0.5, 1.0],
     "switch": [0, 1, None],
-    "entropy": [0.1, 0.5, 1.7, None],
+    "entropy": [0.1, 0.5, 1.7],
+    "log_prob": [-0.3, -4.0, 0.0],
+    "answer": ["yes", "no", "maybe", None],
+    "task": ["t", "u", 3],
+    "prior": [0.0, 0.3, 1.0],
     **{f"value_{stream}": [0.0, 0.5, -1.25] for stream in ("low", "high", "term")},
 }
 STEP_COLUMNS = set(inspect.signature(StepBatch).parameters)  # any other column is an extra one
@@ -89,6 +93,11 @@ def step_rows(draw, *columns, ends=False):
             row[name] = value
     random.shuffle(rows)
     return rows
+
+
+def with_rates(rows):
+    """The rows with scores in [0, 1], as methods ask that read outcomes as success rates."""
+    return [{**row, "score": min(1.0, max(0.0, row.get("score", row["reward"])))} for row in rows]
 
 
 def with_parents(rows):

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 
-ROWS = step_rows("entropy")
+
+def with_gaps(rows):
+    return [{**row, "entropy": None if row["step"] == 3 else row["entropy"]} for row in rows]
+
+
+ROWS = step_rows("entropy").map(with_gaps)
 
 
 def episodes(entropy, score=(1, 1, -1, -1)):

@@ -1,0 +1,64 @@
+"""NGRPO: a virtual best rollout in every group, so that a group that failed as a whole has credit too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import ROUNDING, equal, group_stats, mean, normalize
+from verl_turnkey.advantage.methods._episode_level import outcomes
+from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.registry import register_estimator
+
+
+@dataclass(frozen=True)
+class NgrpoParams:
+    """Parameters of ``ngrpo``."""
+
+    r_max: float = 1.0  # outcome of the virtual rollout: the largest that the task can have
+    epsilon: float = 1e-6  # added to the std
+
+    def __post_init__(self) -> None:
+        check(-np.inf < self.r_max < np.inf, "r_max", "a finite number", self.r_max)
+        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+
+
+@register_estimator(
+    "ngrpo",
+    params=NgrpoParams,
+    paper="NGRPO (2025)",
+    summary="GRPO with a virtual best rollout in every group: groups that fail as a whole teach something too",
+)
+def ngrpo(batch: StepBatch, params: NgrpoParams) -> Credit:
+    """``A(i, t) = (R_i - m) / (s + epsilon) - penalty(i, t)``, m and s over the group's outcomes and ``r_max``.
+
+    m is the mean and s the sample std of n + 1 values. A group of n equal outcomes below ``r_max`` gets
+    -1 / sqrt(n + 1), one of ``r_max`` alone 0, and one rollout alone -1 / sqrt(2).
+
+    Source: the authors' code. The paper also clips asymmetrically and drops groups that are all correct; both are
+    settings of verl.
+    """
+    own, _ = outcomes(batch, "outcomes")
+    bad = np.flatnonzero(own > params.r_max + ROUNDING * max(1.0, abs(params.r_max)))
+    if len(bad):
+        row = int(bad[0])
+        raise ConfigError(
+            f"ngrpo: expected outcomes of at most r_max={params.r_max:g}, got {own[row]:g} for trajectory "
+            f"{batch.ids['trajectory'][batch.trajectory[row]]!r}: set r_max to the largest outcome possible"
+        )
+    values = np.concatenate([own[batch.first_rows], np.full(batch.n_groups, params.r_max)])
+    groups = np.concatenate([batch.group[batch.first_rows], np.arange(batch.n_groups)])
+    stats = group_stats(values, groups, batch.n_groups)
+    advantage = normalize(own, batch.group, stats, "mean_std", params.epsilon)
+    best = np.full(batch.n_groups, -np.inf)
+    np.maximum.at(best, batch.group, own)
+    failed = ~equal(best, params.r_max)
+    metrics = {
+        "credit/groups": float(batch.n_groups),
+        "credit/share_groups_without_r_max": mean(failed.astype(np.float64)),
+        **describe("episode_level", advantage),
+    }
+    return Credit(advantage - batch.penalty, metrics=metrics)

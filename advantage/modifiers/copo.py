@@ -1,0 +1,89 @@
+"""COPO: where a group's answers agree, its mean outcome against other groups replaces the method's credit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.columns import encode
+from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, joint_codes, mean, normalize
+from verl_turnkey.advantage.methods._episode_level import outcomes
+from verl_turnkey.advantage.modifying import Estimate, register_modifier
+from verl_turnkey.advantage.params import check
+
+
+@dataclass(frozen=True)
+class CopoParams:
+    """Parameters of ``copo``, the method and the modifier."""
+
+    gamma: float = 20.0  # steepness of the weight
+    rho: float = 1.5  # entropy of the answers at which both parts weigh alike; log of the group size is the largest
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma < np.inf, "gamma", "a finite number >= 0", self.gamma)
+        check(-np.inf < self.rho < np.inf, "rho", "a finite number", self.rho)
+
+
+@register_modifier(
+    "copo",
+    params=CopoParams,
+    needs=("extra.answer",),
+    paper="COPO, arXiv:2508.04138",
+    summary="where a group's answers agree, compares the group's mean outcome with other groups instead",
+)
+def copo(batch: StepBatch, params: CopoParams, estimate: Estimate) -> Credit:
+    """Consistency-aware credit.
+
+    ::
+
+        H(g) = - sum of p log p over the distinct final answers of the group
+        w(g) = 1 / (1 + exp(-gamma (H(g) - rho)))
+        A    = w A + (1 - w) (mean_g R - mean) / (std + 1e-6)     mean, sample std: of the groups' means in the batch
+
+    The answer of a trajectory is the ``extra.answer`` of its last step that has one; trajectories without one agree.
+    A constant group is not 0: it gets the second part.
+
+    Source: arXiv:2508.04138, from notes. Its losses are weighted; weighing advantages is the same while no token is
+    clipped. It compares the prompts of a mini-batch, this those of the batch.
+    """
+    credit = estimate(batch)
+    _, stats = outcomes(batch, "outcomes")
+    entropy = _entropies(batch.group[batch.first_rows], _answers(batch), batch.n_groups)
+    w = 1 / (1 + np.exp(np.clip(-params.gamma * (entropy - params.rho), -500, 500)))
+    one = np.zeros(batch.n_groups, dtype=np.int64)
+    between = normalize(stats.mean, one, group_stats(stats.mean, one, 1), "mean_std", 1e-6)
+    weight = w[batch.group]
+    advantage = weight * credit.advantage + (1 - weight) * between[batch.group]
+    return replace(credit, advantage=advantage, metrics={"weight/mean": mean(w), "entropy/mean": mean(entropy)})
+
+
+def _answers(batch: StepBatch) -> Ints:
+    """Code of each trajectory's answer (n_trajectories,); 0 without one."""
+    keys = [None if isinstance(key, float) and key != key else key for key in batch.extra["answer"].tolist()]
+    # A turn that never reached the environment has 0 where others have a number.
+    blank = (~batch.valid & np.array([key == 0 for key in keys], dtype=bool)).tolist()
+    last: dict[int, object] = {}
+    for row in batch.runs.order.tolist():
+        if keys[row] is not None and not blank[row]:
+            last[int(batch.trajectory[row])] = keys[row]
+    labels, _ = encode("extra.answer", list(last.values()), none_allowed=False)
+    answers = np.zeros(batch.n_trajectories, dtype=np.int64)
+    answers[np.array(list(last), dtype=np.int64)] = labels + 1
+    return answers
+
+
+def _entropies(group: Ints, answer: Ints, n: int) -> Floats:
+    """Entropy of the answers of each group (n,), trajectories counted once."""
+    codes, distinct = joint_codes(group, answer)
+    counts = np.bincount(codes, minlength=distinct)
+    owner = np.zeros(distinct, dtype=np.int64)
+    owner[codes] = group
+    order = np.lexsort((counts, owner))  # sums in sorted order: the rows' does not matter
+    share = counts[order] / np.bincount(group, minlength=n)[owner[order]]
+    starts = np.flatnonzero(np.diff(owner[order], prepend=-1))
+    result = np.zeros(n)
+    if distinct:
+        result[owner[order][starts]] = np.abs(np.add.reduceat(-share * np.log(share), starts))
+    return result

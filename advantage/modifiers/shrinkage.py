@@ -1,0 +1,115 @@
+"""V_0.5: the baseline of a small group is drawn towards what was known of its task before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import ROUNDING, Floats, GroupStats, equal, group_stats, mean
+from verl_turnkey.advantage.methods._episode_level import outcomes
+from verl_turnkey.advantage.methods._step_columns import step_column
+from verl_turnkey.advantage.modifying import Estimate, register_modifier
+from verl_turnkey.advantage.params import ConfigError, check
+
+
+@dataclass(frozen=True)
+class ShrinkageParams:
+    """Parameters of ``shrinkage``, the method and the modifier."""
+
+    low: float = 0.0  # the smallest outcome possible; -1 in the paper
+    high: float = 1.0  # the largest outcome possible
+    prior: Literal["running", "given"] = "running"
+    """what was known before: a moving average of the task's outcomes (extra.task), or the column extra.prior"""
+    decay: float = 0.5  # of the moving average, for each batch that the task is in
+
+    def __post_init__(self) -> None:
+        check(-np.inf < self.low < self.high < np.inf, "low", f"a finite number below high={self.high}", self.low)
+        check(0 <= self.decay < 1, "decay", "a number in [0, 1)", self.decay)
+
+    @property
+    def also_needs(self) -> tuple[str, ...]:
+        return ("extra.prior",) if self.prior == "given" else ("extra.task",)
+
+
+@register_modifier(
+    "shrinkage",
+    params=ShrinkageParams,
+    stateful=True,
+    paper="V_0.5, arXiv:2603.10848",
+    summary="draws the baseline of each group towards an earlier estimate of its task's outcome",
+)
+def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, state: Mapping[str, float]) -> Credit:
+    """The baseline b in place of the group's mean m, with k trajectories, and V the prior of the task.
+
+    ::
+
+        s  = (high - low)^2 / 4 / k                   the largest variance that a mean of k outcomes can have
+        D2 = max(0, (m - V)^2 - s)
+        w  = D2 / (D2 + s)                            b = w m + (1 - w) V
+        A  = A + (m - b) = A + (1 - w) (m - V)
+
+    On a credit of R - m that is R - b. Without a prior, in the first batch of a task, b = m. A constant group is not 0
+    where its mean is not the prior.
+
+    Source: arXiv:2603.10848, from notes with all formulas, for outcomes -1 and 1: there s is 1/k. Other ranges are the
+    same after mapping them to [-1, 1]. Its prior is a frozen model; the moving average is our reading: ``state`` holds
+    it by the text of ``extra.task``.
+    """
+    credit = estimate(batch)
+    own, stats = outcomes(batch, "outcomes")
+    bad = np.flatnonzero((own < params.low - ROUNDING) | (own > params.high + ROUNDING))
+    if len(bad):
+        row = int(bad[0])
+        raise ConfigError(
+            f"shrinkage: expected outcomes in [low, high] = [{params.low:g}, {params.high:g}], got {own[row]:g} for "
+            f"trajectory {batch.ids['trajectory'][batch.trajectory[row]]!r}: set low and high to the range of outcomes"
+        )
+    given = params.prior == "given"
+    tasks = [None] * batch.n_groups if given else _tasks(batch)
+    prior = _given(batch, params) if given else _known(tasks, state, stats)
+    variance = (params.high - params.low) ** 2 / 4 / np.maximum(stats.size, 1)
+    gap = np.where(equal(prior, stats.mean), 0.0, stats.mean - prior)
+    excess = np.maximum(0.0, gap**2 - variance)
+    weight = excess / (excess + variance)
+    shift = ((1 - weight) * gap)[batch.group]
+    metrics = {"weight/mean": mean(weight), "shift/mean": mean(shift)}
+    if not given:
+        metrics["share_known"] = mean(np.array([task in state for task in tasks], dtype=np.float64))
+    now = _updated(tasks, state, stats, params.decay)
+    return replace(credit, advantage=credit.advantage + shift, metrics=metrics, state=now)
+
+
+def _given(batch: StepBatch, params: ShrinkageParams) -> Floats:
+    """``extra.prior`` of each group (G,): the mean of its trajectories' first ones."""
+    column = step_column(batch, "shrinkage", "prior", params.low, params.high)[batch.first_rows]
+    return group_stats(column, batch.group[batch.first_rows], batch.n_groups).mean
+
+
+def _tasks(batch: StepBatch) -> list[str | None]:
+    """Key of each group's task as a text; None without one."""
+    tasks: list[str | None] = [None] * batch.n_groups
+    for row in batch.first_rows.tolist():
+        key: Any = batch.extra["task"][row]
+        if key is not None and key == key:  # nan neither
+            whole = isinstance(key, float) and key.is_integer()
+            tasks[int(batch.group[row])] = str(int(key) if whole else key)
+    return tasks
+
+
+def _known(tasks: list[str | None], state: Mapping[str, float], stats: GroupStats) -> Floats:
+    own = stats.mean.tolist()
+    return np.array([state.get(t, m) if t is not None else m for t, m in zip(tasks, own, strict=True)], np.float64)
+
+
+def _updated(tasks: list[str | None], state: Mapping[str, float], stats: GroupStats, decay: float) -> dict[str, float]:
+    """The averages after the batch; several groups of one task count once, by the mean of their means."""
+    seen: dict[str, list[float]] = {}
+    for task, value in zip(tasks, stats.mean.tolist(), strict=True):
+        if task is not None:
+            seen.setdefault(task, []).append(value)
+    means = {task: mean(np.array(values)) for task, values in seen.items()}
+    return {**state, **{t: decay * state[t] + (1 - decay) * m if t in state else m for t, m in means.items()}}

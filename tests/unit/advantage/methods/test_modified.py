@@ -1,0 +1,201 @@
+"""a_grae, copo, dynamo_modulation, shrinkage and unlikeliness: check values, twins, and state."""
+
+import math
+
+import naive
+import numpy as np
+import pytest
+from estimator_cases import as_batch, assert_same_credit, step_rows, with_rates
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
+
+
+def table(outcomes, group=None, tokens=None, **extra):
+    n = len(outcomes)
+    return StepBatch(
+        group=group or ["g"] * n, trajectory=range(n), step=[0] * n, reward=outcomes, tokens=tokens, extra=extra
+    )
+
+
+def with_gaps(rows):
+    return [{**row, "entropy": None if row["step"] == 3 else row["entropy"]} for row in rows]
+
+
+# --- twins ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(step_rows().map(with_rates), st.sampled_from([0.5, 1.0]))
+def test_a_grae(rows, alpha):
+    got = compute_credit("a_grae", as_batch(rows), alpha=alpha).advantage
+    assert_same_credit(got, naive.a_grae(rows, alpha=alpha))
+
+
+@settings(max_examples=40)
+@given(step_rows("answer"), st.fixed_dictionaries({"rho": st.sampled_from([0.5, 1.5]), "gamma": st.just(2.0)}))
+def test_copo(rows, params):
+    assert_same_credit(compute_credit("copo", as_batch(rows), **params).advantage, naive.copo(rows, **params))
+
+
+@settings(max_examples=40)
+@given(
+    step_rows("tokens", "entropy", "log_prob").map(with_gaps),
+    st.fixed_dictionaries({"threshold": st.sampled_from([0.3, 0.99])}),
+)
+def test_dynamo_modulation(rows, params):
+    got = compute_credit("dynamo_modulation", as_batch(rows), **params).advantage
+    assert_same_credit(got, naive.dynamo_modulation(rows, **params))
+
+
+@settings(max_examples=40)
+@given(step_rows("prior").map(with_rates), st.sampled_from([{}, {"low": -3.0, "high": 2.0}]))
+def test_shrinkage(rows, params):
+    got = compute_credit("shrinkage", as_batch(rows), prior="given", **params).advantage
+    assert_same_credit(got, naive.shrinkage(rows, **params))
+
+
+@settings(max_examples=40)
+@given(step_rows("tokens", "log_prob"), st.sampled_from([0.25, 1.0]))
+def test_unlikeliness(rows, beta):
+    got = compute_credit("unlikeliness", as_batch(rows), beta=beta).advantage
+    assert_same_credit(got, naive.unlikeliness(rows, beta=beta))
+
+
+# --- check values and what only one of them does ----------------------------------------------------------------------
+
+
+def test_a_grae_check_values():
+    """w = 0.5, p = 0.25 in the first group."""
+    batch = table([1, 0, 0, 0, 1, 1, 1, 0], group=[*"aaaabbbb"])
+    for alpha, first in ((1.0, 0.5915), (0.5, 1.1830)):
+        got = compute_credit("a_grae", batch, alpha=alpha)
+        np.testing.assert_allclose(got.advantage[:4], [first, *[-0.3943] * 3], atol=1e-4)
+        assert got.metrics["credit/a_grae/damping"] == min(1.0, 0.5 / alpha)
+
+
+@pytest.mark.parametrize(("answers", "entropy", "weight"), [("aaaa", 0, 0), ("abcd", 4, 0.0933), ("abcde", 5, 0.8992)])
+def test_copo_check_values(answers, entropy, weight):
+    metrics = compute_credit("copo", table([0] * len(answers), answer=[*answers])).metrics
+    assert metrics["credit/copo/entropy/mean"] == pytest.approx(math.log(max(entropy, 1)), abs=1e-12)
+    assert metrics["credit/copo/weight/mean"] == pytest.approx(weight, abs=1e-4)
+
+
+def test_copo_takes_the_last_answer_that_was_given():
+    """An invalid turn's 0 and a nan are none; the two trajectories without an answer agree."""
+    batch = StepBatch(
+        group=["g"] * 6,
+        trajectory=[0, 0, 0, 1, 2, 3],
+        step=[0, 1, 2, 0, 0, 0],
+        reward=[0] * 6,
+        valid=[True, True, False, True, True, True],
+        extra={"answer": [7, 8, 0, 8, None, float("nan")]},
+    )
+    entropy = compute_credit("copo", batch).metrics["credit/copo/entropy/mean"]
+    assert entropy == pytest.approx(math.log(2), abs=1e-12)
+
+
+def test_copo_compares_groups_whose_answers_agree():
+    batch = table([1, 1, 0, 0], group=[*"aabb"], answer=[*"xxyy"])
+    np.testing.assert_allclose(compute_credit("copo", batch).advantage, [0.7071, 0.7071, -0.7071, -0.7071], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prior", "outcome", "weight", "baseline"), [(0, 1, 0.75, 0.75), (0, 0.5, 0, 0), (0.5, -1, 0.8889, -0.8333)]
+)
+def test_shrinkage_check_values(prior, outcome, weight, baseline):
+    batch = table([outcome] * 4, prior=[prior] * 4)
+    credit = compute_credit("shrinkage", batch, low=-1.0, high=1.0, prior="given")
+    np.testing.assert_allclose(credit.advantage, [outcome - baseline] * 4, atol=1e-4)
+    assert credit.metrics["credit/shrinkage/weight/mean"] == pytest.approx(weight, abs=1e-4)
+
+
+@settings(max_examples=20)
+@given(step_rows("prior").map(with_rates))
+def test_shrinkage_is_the_papers_on_any_range(rows):
+    """Outcomes in [0, 1] as they are, and mapped to the paper's [-1, 1]: twice the advantage."""
+    free = [{**row, "penalty": 0.0} for row in rows]
+    mapped = [{**row, "score": 2 * row["score"] - 1, "prior": 2 * row["prior"] - 1} for row in free]
+    one = compute_credit("shrinkage", as_batch(free), prior="given").advantage
+    other = compute_credit("shrinkage", as_batch(mapped), prior="given", low=-1.0).advantage
+    np.testing.assert_allclose(other, 2 * one, atol=1e-9)
+
+
+def test_shrinkage_remembers_a_task():
+    state = {}
+    for outcomes, expected, known in (
+        ([1, 0, 0, 0], 0.25, 0.0),
+        ([1, 1, 1, 1], 0.25 * 0.25 + 1 * 0.75, 1.0),
+    ):
+        rows = [
+            {"group": "g", "trajectory": i, "step": 0, "reward": o, "penalty": 0.0, "task": 3.0}
+            for i, o in enumerate(outcomes)
+        ]
+        credit = compute_credit("shrinkage", as_batch(rows), state=state, decay=0.25)
+        held = {3.0: state["3"]} if state else {}
+        assert_same_credit(credit.advantage, naive.shrinkage(rows, prior="running", known=held.items()))
+        assert credit.metrics["credit/shrinkage/share_known"] == known
+        state = credit.state
+        assert state == {"3": pytest.approx(expected)}
+
+
+def test_shrinkage_counts_a_task_once_and_forgets_none():
+    batch = table([1, 0, 0, 0], group=[*"aabb"], task=["t", "t", "t", "t"])
+    credit = compute_credit("shrinkage", batch, state={"t": 1.0, "other": 0.5})
+    assert credit.state == {"t": 0.5 * 1.0 + 0.5 * 0.25, "other": 0.5}
+    nameless = compute_credit("shrinkage", table([1, 0], task=[None, None]), state={"t": 1.0})
+    assert nameless.state == {"t": 1.0}
+    assert nameless.advantage.tolist() == [0.5, -0.5]
+
+
+def test_shrinkage_asks_for_the_range_of_outcomes():
+    with pytest.raises(ConfigError, match=r"shrinkage: expected outcomes in \[low, high\] = \[0, 1\], got -1 for .* 1"):
+        compute_credit("shrinkage", table([1, -1], task=["t", "t"]))
+    with pytest.raises(ConfigError, match=r"shrinkage\.low: expected a finite number below high=1\.0, got 2"):
+        compute_credit("shrinkage", table([1], task=["t"]), low=2.0)
+    with pytest.raises(ConfigError, match=r"'shrinkage' needs the column 'extra\.task'"):
+        compute_credit("shrinkage", table([1]))
+    with pytest.raises(ConfigError, match=r"'shrinkage' needs the column 'extra\.prior'"):
+        compute_credit("shrinkage", table([1], task=["t"]), prior="given")
+
+
+def test_unlikeliness_by_hand():
+    """Mean log-probabilities -1, -0.5, -0.5, -4: ranks 1, 2.5, 2.5, 0 of 4."""
+    batch = table([1, 1, 1, 1], tokens=[2, 2, 4, 1], log_prob=[-2, -1, -2, -4])
+    credit = compute_credit("unlikeliness", batch, beta=0.4)
+    earned = 1 - 0.4 * np.array([1, 2.5, 2.5, 0]) / 4
+    np.testing.assert_allclose(credit.advantage, (earned - earned.mean()) / (earned.std(ddof=1) + 1e-6), rtol=1e-12)
+    assert credit.metrics["credit/unlikeliness/factor/mean"] == pytest.approx(earned.mean())
+
+
+def test_dynamo_modulation_by_hand():
+    """One winning episode of two steps: z = 0.7071; p = exp(-0.5), pulls p (log p + H) = -0.1820 and 0.3033."""
+    batch = StepBatch(
+        group=["g"] * 3,
+        trajectory=[0, 0, 1],
+        step=[0, 1, 0],
+        reward=[0, 1, 0],
+        tokens=[2, 2, 2],
+        extra={"entropy": [0.2, 1.0, 0.6], "log_prob": [-1, -1, -1]},
+    )
+    got = compute_credit("dynamo_modulation", batch).advantage
+    calm = 0.6 + 0.4 / (1 + math.exp(50 * 0.01))  # both steps move the entropy alike, x = 1
+    still = 0.6 + 0.4 / (1 + math.exp(-50 * 0.99))
+    np.testing.assert_allclose(got, 0.70710578 * np.array([1.2 * calm, calm, -still]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("a_grae", "alpha", 1.5),
+        ("copo", "gamma", -1.0),
+        ("unlikeliness", "beta", 2.0),
+        ("shrinkage", "decay", 1.0),
+        ("dynamo_modulation", "floor", -0.1),
+        ("dynamo_modulation", "threshold", 2.0),
+    ],
+)
+def test_out_of_range(name, key, value):
+    with pytest.raises(ConfigError, match=rf"{name}\.{key}: expected a .*number"):
+        compute_credit(name, table([1]), **{key: value})
