@@ -66,7 +66,7 @@ def shipped_losses() -> dict[str, LossSpec]:
 
 def names() -> list[str]:
     """Recipes of the group ``turnkey``: one per estimator, and ``base`` for an estimator of your own."""
-    return ["base", *sorted(shipped())]
+    return sorted(["base", *shipped()])
 
 
 def loss_recipes() -> list[str]:

@@ -25,7 +25,7 @@ REFUSED = {
     "+turnkey=gigpo turnky.credit.gamma=0.9": ["'turnky'", "did you mean turnkey.credit.gamma=0.9"],
     "turnkey=gigpo": ["+turnkey=gigpo"],
     "++turnkey=gigpo": ["+turnkey=gigpo", "one plus"],
-    "+turnkey=gigop": ["'gigop'", "'gigpo'", "choices: base, ", ", gigpo, "],
+    "+turnkey=gigop": ["'gigop'", "'gigpo'", "choices: a_grae, base, ", ", gigpo, "],
     "+turnkey=grpo": ["'grpo_steps'", "+turnkey=base algorithm.adv_estimator=grpo"],
     "+turnkey=rloo": ["'rloo'", "+turnkey=base algorithm.adv_estimator=rloo"],
     "+turnkey=gigpo +turnkey/env=babyi": ["+turnkey/env=babyi", "'babyai'", "turnkey.env.id", "choices: alfworld"],
