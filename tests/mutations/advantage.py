@@ -287,9 +287,10 @@ MUTATIONS = [
     ),
     ("advantage/methods/hdpo.py", "1.0 / (calls + 1.0)", "1.0 / np.maximum(calls, 1.0)"),
     (
-        "advantage/methods/hdpo.py",
-        "group_stats(efficiency[solved], group[solved], batch.n_groups)",
-        "group_stats(efficiency, group, batch.n_groups)",
+        "advantage/methods/_solved.py",
+        "group_stats(values[rows], group, batch.n_groups)",
+        "group_stats(values, batch.group[batch.first_rows], batch.n_groups)",
+        f"{T}/methods/test_hdpo.py",
     ),
     ("advantage/methods/rebn.py", "everything, 1, params.std)", "everything, 1)", f"{T}/methods/test_rebn.py"),
     # --- texts
