@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from verl_turnkey.plugins.cli import seeing
+from verl_turnkey.plugins.cli import listing, seeing
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.add_typer(listing.app)
 app.add_typer(seeing.app)
 
 
@@ -124,50 +125,6 @@ def train(
         os.execv(command[0], command)
 
 
-Markdown = Annotated[bool, typer.Option("--markdown", help="for a page; default: for a terminal")]
-
-
-@app.command()
-def envs(
-    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers environments")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
-    markdown: Markdown = False,
-) -> None:
-    """List the environments. Shows how each is chosen, whether it is installed, and what else it needs."""
-    import gymnasium
-
-    from verl_turnkey.envs.registry import listing
-    from verl_turnkey.envs.user_modules import import_modules
-
-    known = set(gymnasium.registry)
-    import_modules(module or [], "--module")
-    if markdown:
-        from verl_turnkey.plugins.cli import tables
-
-        typer.echo(tables.environments(), nl=False)
-        return
-    rows = listing(known)
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    marks = {True: "found", False: "missing", None: "needed"}
-    names = (Column("environment", no_wrap=True), Column("switch", no_wrap=True))
-    table = Table(*names, "what it is", "package", "needs", highlight=False)
-    for row in rows:
-        package = f"{row['package'] or '-'} {row['version'] or ''}".strip()
-        table.add_row(
-            row["id"],
-            row["switch"],
-            row["summary"],
-            f"not installed: {row['install']}".replace("[", r"\[") if row["install"] else package,
-            "\n".join(f"{marks[need['found']]}: {need['what']}" for need in row["needs"]),
-        )
-    Console(width=None if sys.stdout.isatty() else 190).print(table)
-
-
 @app.command()
 def env_check(
     env: Annotated[str | None, typer.Argument(help="gymnasium id of the environment")] = None,
@@ -246,33 +203,6 @@ def recipe(
     from verl_turnkey.plugins.cli.origins import show
 
     typer.echo(show([f"+turnkey={method}", *(further or ())]), nl=False)
-
-
-@app.command()
-def methods(
-    short: Annotated[bool, typer.Option(help="without parameters")] = False,
-    markdown: Markdown = False,
-) -> None:
-    """List the methods. Shows the switch of each, its parameters and the columns that it needs."""
-    from verl_turnkey.plugins.cli import tables
-
-    tables.show(tables.overview() if short else tables.methods(), markdown)
-
-
-@app.command()
-def losses(markdown: Markdown = False) -> None:
-    """List the policy losses. Shows the switch of each and its parameters."""
-    from verl_turnkey.plugins.cli import tables
-
-    tables.show(tables.losses(), markdown)
-
-
-@app.command()
-def keys(markdown: Markdown = False) -> None:
-    """List all keys under turnkey, with their defaults."""
-    from verl_turnkey.plugins.cli import tables
-
-    tables.show(tables.keys(), markdown)
 
 
 @app.command()

@@ -61,7 +61,7 @@ def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch,
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("command", ["methods", "losses", "keys", "envs"])
+@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs"])
 def test_tables_are_for_a_terminal_or_for_a_page(command):
     shown = CliRunner().invoke(app, [command], catch_exceptions=False).output
     page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
