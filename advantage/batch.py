@@ -189,7 +189,9 @@ class StepBatch:
         return joint_codes(self.group, self.anchor)
 
     def replaced(self, **columns: Floats) -> StepBatch:
-        """The same table with other numbers (S,) in ``reward``, ``score`` or ``penalty``; a score follows no reward.
+        """The same table with other numbers (S,) in ``reward``, ``score`` or ``penalty``.
+
+        A score that was never given stays the sum of the rewards.
 
         Raises:
             ValueError: another column, or one of another length or with values that a table refuses.
@@ -204,6 +206,9 @@ class StepBatch:
             numbers.setflags(write=False)
             setattr(other, name, numbers)
         other.given = self.given | (columns.keys() - {"reward"})
+        if "reward" in columns and "score" not in other.given:
+            other.score = run_sums(other.reward, self.runs)[self.trajectory]
+            other.score.setflags(write=False)
         return other
 
     def __repr__(self) -> str:

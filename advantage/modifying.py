@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,14 +84,16 @@ def register_modifier(
     estimators, and ``Credit.state`` is its own.
 
     Raises:
-        ValueError: the name is taken, ``params`` is not a frozen dataclass or has a field ``name``, or ``needs`` names
-            an unknown column.
+        ValueError: the name is taken or contains a slash, ``params`` is not a frozen dataclass or has a field ``name``,
+            or ``needs`` names an unknown column.
     """
     if name in _MODIFIERS:
         holder = _MODIFIERS[name].fn
         raise ValueError(
             f"modifier {name!r} is already registered by {holder.__module__}.{holder.__qualname__}; choose another name"
         )
+    if "/" in name:
+        raise ValueError(f"modifier {name!r}: a name cannot contain a slash, which separates names of metrics")
     require_frozen(f"modifier {name!r}", params)
     if "name" in params.__dataclass_fields__:  # type: ignore[attr-defined]
         raise ValueError(f"modifier {name!r}: a parameter cannot be called name, which selects the modifier")
@@ -108,11 +111,12 @@ def modifiers() -> dict[str, ModifierSpec]:
     return dict(sorted(_MODIFIERS.items()))
 
 
-def parse_modify(entries: Any, where: str = "modify") -> tuple[Modification, ...]:
+def parse_modify(entries: Any, where: str = "modify", method: str = "") -> tuple[Modification, ...]:
     """The modifiers of a list ``modify``, each a name or a mapping with ``name`` and parameters; None is empty.
 
     Raises:
-        ConfigError: not a list, no or an unknown name, a parameter the modifier does not have, or a modifier twice.
+        ConfigError: not a list, no or an unknown name, a parameter the modifier does not have, a modifier twice, or the
+            one that the ``method`` of its name is made of.
     """
     if entries is None:
         return ()
@@ -125,6 +129,8 @@ def parse_modify(entries: Any, where: str = "modify") -> tuple[Modification, ...
             entry = _parsed(entry, here)
         if entry.spec.name in [other.spec.name for other in found]:
             raise ConfigError(f"{here}: {entry.spec.name!r} is in the list twice; expected each modifier once")
+        if entry.spec.name == method:
+            raise ConfigError(f"{here}: the method {method!r} does this already; leave it out")
         found.append(entry)
     return tuple(found)
 
@@ -153,14 +159,21 @@ def modified(
     """
     if not modify:
         return estimate(batch)
-    whole = estimate
+    change = np.zeros(len(batch))
+
+    def without_penalties(table: StepBatch) -> Credit:
+        free = estimate(table)
+        if not batch.penalty.any():
+            return free
+        whole = estimate(table.replaced(penalty=batch.penalty))
+        change[:] = whole.advantage - free.advantage
+        return replace(whole, advantage=free.advantage)
+
+    whole = without_penalties
     for one in modify:
         whole = _wrapped(whole, one, state)
-    if not batch.penalty.any():
-        return whole(batch)
-    free = batch.replaced(penalty=np.zeros(len(batch)))
-    credit = whole(free)
-    return replace(credit, advantage=credit.advantage + (estimate(batch).advantage - estimate(free).advantage))
+    credit = whole(batch.replaced(penalty=np.zeros(len(batch))) if batch.penalty.any() else batch)
+    return replace(credit, advantage=credit.advantage + change)
 
 
 def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) -> Estimate:
@@ -178,17 +191,30 @@ def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) 
         if not isinstance(credit, Credit) or not inner:
             got = "without a call of estimate" if inner == [] else type(credit).__name__
             raise ValueError(f"modifier {spec.name!r}: expected a Credit made of estimate(batch), got one {got}")
+        check_numbers(f"modifier {spec.name!r}", credit, len(batch))
         found = inner[-1]
         metrics = {f"credit/{spec.name}/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
-        return Credit(
-            credit.advantage,
-            found.returns if credit.returns is None else credit.returns,
-            {**found.metrics, **metrics},
-            {**found.extra, **credit.extra},
-            {**found.state, **{f"{prefix}{key}": value for key, value in credit.state.items()}},
+        kept = {f"{prefix}{key}": value for key, value in credit.state.items()}
+        return replace(
+            found, advantage=credit.advantage, metrics={**found.metrics, **metrics}, state={**found.state, **kept}
         )
 
     return wrapper
+
+
+def check_numbers(who: str, credit: Credit, steps: int) -> None:
+    """Raise ValueError where ``credit`` of ``who`` is not one finite number per step."""
+    for column, array in (("advantage", credit.advantage), ("returns", credit.returns), *credit.extra.items()):
+        if array is None:
+            continue
+        expected = f"{who}: expected {column} to be {steps} finite numbers, one per step"
+        if np.shape(array) != (steps,):
+            raise ValueError(f"{expected}, got shape {np.shape(array)}")
+        if bad := np.count_nonzero(~np.isfinite(array)):
+            raise ValueError(f"{expected}, got {bad} that are not finite")
+    for key, value in credit.state.items():
+        if not isinstance(key, str) or not isinstance(value, Real) or not np.isfinite(float(value)):
+            raise ValueError(f"{who}: expected Credit.state to hold finite numbers by name, got {credit.state}")
 
 
 def estimators_state(state: Mapping[str, float]) -> dict[str, float]:

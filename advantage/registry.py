@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.metrics import describe, describe_groups
-from verl_turnkey.advantage.modifying import Modification, check_columns, estimators_state, modified, parse_modify
+from verl_turnkey.advantage.modifying import (
+    Modification,
+    check_columns,
+    check_numbers,
+    estimators_state,
+    modified,
+    parse_modify,
+)
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
@@ -167,7 +172,7 @@ def compute_credit(
         )
     spec = _ESTIMATORS[name]
     parsed = parse(spec.params, params, where=name)
-    chosen = parse_modify(modify)
+    chosen = parse_modify(modify, method=name)
     _check_given(f"estimator {name!r}", spec.columns(parsed), batch)
     for one in chosen:
         _check_given(f"modifier {one.spec.name!r}", one.columns, batch)
@@ -178,8 +183,6 @@ def compute_credit(
         return _checked(spec, spec.fn(table, parsed, *own), len(batch))
 
     credit = modified(estimate, chosen, batch, state)
-    if chosen:
-        _check_numbers(f"{', '.join(one.spec.name for one in chosen)} on {name}", credit, len(batch))
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
     return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})
 
@@ -199,20 +202,7 @@ def _checked(spec: EstimatorSpec, credit: Any, steps: int) -> Credit:
         raise ValueError(f"{who}: expected it to return a Credit, got {type(credit).__name__}")
     if set(credit.extra) != set(spec.gives):
         raise ValueError(f"{who}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
-    _check_numbers(who, credit, steps)
+    check_numbers(who, credit, steps)
     if foreign := set(credit.state) - set(estimators_state(credit.state)):
         raise ValueError(f"{who}: Credit.state: {min(foreign)!r} begins as the state of modifiers does; rename it")
     return credit
-
-
-def _check_numbers(who: str, credit: Credit, steps: int) -> None:
-    for column, array in (("advantage", credit.advantage), ("returns", credit.returns), *credit.extra.items()):
-        if array is None:
-            continue
-        expected = f"{who}: expected {column} to be {steps} finite numbers, one per step"
-        if np.shape(array) != (steps,):
-            raise ValueError(f"{expected}, got shape {np.shape(array)}")
-        if bad := np.count_nonzero(~np.isfinite(array)):
-            raise ValueError(f"{expected}, got {bad} that are not finite")
-    if not all(isinstance(key, str) and np.isfinite(value) for key, value in credit.state.items()):
-        raise ValueError(f"{who}: expected Credit.state to hold finite numbers by name, got {credit.state}")

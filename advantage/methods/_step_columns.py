@@ -28,6 +28,7 @@ def step_column(
         row = int(bad[0])
         bounds = "" if low == -np.inf and high == np.inf else f" from {low:g} to {high:g}"
         bounds = f" >= {low:g}" if low > -np.inf and high == np.inf else bounds
+        bounds = f" <= {high:g}" if low == -np.inf and high < np.inf else bounds
         got = column[row] if column.dtype == object else float(column[row])
         raise ConfigError(
             f"{method}: extra.{name}: expected a finite number{bounds} on every step, got {got!r} in row {row}, "

@@ -42,7 +42,8 @@ def copo(batch: StepBatch, params: CopoParams, estimate: Estimate) -> Credit:
         w(g) = 1 / (1 + exp(-gamma (H(g) - rho)))
         A    = w A + (1 - w) (mean_g R - mean) / (std + 1e-6)     mean, sample std: of the groups' means in the batch
 
-    The answer of a trajectory is the ``extra.answer`` of its last step that has one; trajectories without one agree.
+    The answer of a trajectory is the ``extra.answer`` of its last step that has one (None, nan and an empty text are
+    none); trajectories without one agree.
     A constant group is not 0: it gets the second part.
 
     Source: arXiv:2508.04138, from notes. Its losses are weighted; weighing advantages is the same while no token is
@@ -61,9 +62,10 @@ def copo(batch: StepBatch, params: CopoParams, estimate: Estimate) -> Credit:
 
 def _answers(batch: StepBatch) -> Ints:
     """Code of each trajectory's answer (n_trajectories,); 0 without one."""
-    keys = [None if isinstance(key, float) and key != key else key for key in batch.extra["answer"].tolist()]
+    column = batch.extra["answer"].tolist()
+    keys = [None if isinstance(key, float | str) and (key != key or key == "") else key for key in column]
     # A turn that never reached the environment has 0 where others have a number.
-    blank = (~batch.valid & np.array([key == 0 for key in keys], dtype=bool)).tolist()
+    blank = [not ok and isinstance(key, int | float) and key == 0 for ok, key in zip(batch.valid, keys, strict=True)]
     last: dict[int, object] = {}
     for row in batch.runs.order.tolist():
         if keys[row] is not None and not blank[row]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import equal, mean, run_sums
+from verl_turnkey.advantage.group_ops import ROUNDING, equal, mean, run_sums
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -55,7 +55,8 @@ def dynamo_modulation(batch: StepBatch, params: DynamoModulationParams, estimate
     credit = estimate(batch)
     entropy = step_column(batch, "dynamo_modulation", "entropy", gaps=True)
     known = ~np.isnan(entropy)
-    log_p = step_column(batch, "dynamo_modulation", "log_prob", high=0.0) / np.maximum(batch.tokens, 1)
+    log_p = step_column(batch, "dynamo_modulation", "log_prob", high=ROUNDING) / np.maximum(batch.tokens, 1)
+    log_p = np.minimum(log_p, 0.0)
     low, high = (entropy[known].min(), entropy[known].max()) if known.any() else (0.0, 0.0)
     certain = np.where(known & ~equal(low, high), high - entropy, 0.0) / max(high - low, np.finfo(float).tiny)
     gain = np.where(credit.advantage > 0, 1 + params.a * certain, 1.0)

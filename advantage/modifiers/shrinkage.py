@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.group_ops import ROUNDING, Floats, GroupStats, equal, group_stats, mean
 from verl_turnkey.advantage.methods._episode_level import outcomes
 from verl_turnkey.advantage.methods._step_columns import step_column
@@ -27,7 +28,8 @@ class ShrinkageParams:
     decay: float = 0.5  # of the moving average, for each batch that the task is in
 
     def __post_init__(self) -> None:
-        check(-np.inf < self.low < self.high < np.inf, "low", f"a finite number below high={self.high}", self.low)
+        check(-LARGEST_REWARD <= self.low < self.high, "low", f"from -1e18 to below high={self.high:g}", self.low)
+        check(self.high <= LARGEST_REWARD, "high", "at most 1e18", self.high)
         check(0 <= self.decay < 1, "decay", "a number in [0, 1)", self.decay)
 
     @property
@@ -94,9 +96,16 @@ def _tasks(batch: StepBatch) -> list[str | None]:
     tasks: list[str | None] = [None] * batch.n_groups
     for row in batch.first_rows.tolist():
         key: Any = batch.extra["task"][row]
-        if key is not None and key == key:  # nan neither
-            whole = isinstance(key, float) and key.is_integer()
-            tasks[int(batch.group[row])] = str(int(key) if whole else key)
+        if key is None or key != key:  # nan
+            continue
+        group = int(batch.group[row])
+        task = str(int(key) if isinstance(key, float) and key.is_integer() else key)
+        if tasks[group] not in (None, task):
+            raise ConfigError(
+                f"shrinkage: extra.task: expected one task in a group, got {tasks[group]!r} and {task!r} in group "
+                f"{batch.ids['group'][group]!r}: trajectories of one group must play the same task"
+            )
+        tasks[group] = task
     return tasks
 
 

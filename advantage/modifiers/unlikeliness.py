@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Ints, mean, run_sums
+from verl_turnkey.advantage.group_ops import Floats, Ints, equal, mean, run_sums
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -49,7 +49,8 @@ def unlikeliness(batch: StepBatch, params: UnlikelinessParams, estimate: Estimat
     group = batch.group[batch.first_rows]
     factor = 1 - params.beta * _ranks(likely, group) / np.bincount(group, minlength=batch.n_groups)[group]
     rows = factor[batch.trajectory]
-    credit = estimate(batch.replaced(reward=batch.reward * rows, score=batch.score * rows))
+    score = {"score": batch.score * rows} if "score" in batch.given else {}
+    credit = estimate(batch.replaced(reward=batch.reward * rows, **score))
     return replace(credit, metrics={"factor/mean": mean(factor), "log_prob/mean": mean(likely)})
 
 
@@ -63,7 +64,7 @@ def _ranks(values: Floats, group: Ints) -> Floats:
     first[1:] = groups[1:] != groups[:-1]
     begins = np.flatnonzero(first)
     place = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
-    first[1:] |= ordered[1:] != ordered[:-1]
+    first[1:] |= ~equal(ordered[1:], ordered[:-1])
     ties = np.flatnonzero(first)
     size = np.diff(ties, append=len(order))
     ranks = np.empty(len(order))

@@ -26,7 +26,7 @@ def methods() -> str:
     """Markdown: one row per estimator."""
     rows = [f"| switch | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|"]
     for name, spec in sorted(shipped().items()):
-        needs = ", ".join(spec.needs) or "-"
+        needs = _needs(spec)
         switch = f"[`+turnkey={name}`](methods/{name}.md)"
         rows.append(f"| {switch} | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
     return "\n".join(rows) + "\n"
@@ -36,7 +36,7 @@ def overview() -> str:
     """Markdown: one short row per estimator."""
     rows = ["| switch | what it does | needs | source |", "|---|---|---|---|"]
     for name, spec in sorted(shipped().items()):
-        needs = ", ".join(spec.needs) or "-"
+        needs = _needs(spec)
         rows.append(f"| [`+turnkey={name}`](docs/methods/{name}.md) | {spec.summary} | {needs} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
@@ -45,7 +45,7 @@ def modifiers() -> str:
     """Markdown: one row per modifier."""
     rows = [f"| modifier | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|"]
     for name, spec in shipped_modifiers().items():
-        needs = ", ".join(spec.needs) or "-"
+        needs = _needs(spec)
         rows.append(f"| [`{name}`](#{name}) | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
@@ -89,6 +89,11 @@ def environment_pages() -> str:
 
     links = ", ".join(f"[{adapter.name}](docs/{adapter.page})" for adapter in ADAPTERS)
     return textwrap.fill(links, 120, break_on_hyphens=False) + "\n"
+
+
+def _needs(spec: EstimatorSpec | ModifierSpec) -> str:
+    """The columns that it cannot do without under its default parameters."""
+    return ", ".join((*spec.needs, *getattr(spec.params(), "also_needs", ()))) or "-"
 
 
 def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:

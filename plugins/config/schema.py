@@ -242,9 +242,10 @@ def credit_modify(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> tuple[Mo
     Raises:
         ConfigError: an unknown modifier, or an unknown or ill-typed parameter of one, in ``turnkey.credit.modify``.
     """
-    if estimator_of(config) is None:
+    spec = estimator_of(config)
+    if spec is None:
         return ()
-    return parse_modify(turnkey.credit.get(MODIFY), f"turnkey.credit.{MODIFY}")
+    return parse_modify(turnkey.credit.get(MODIFY), f"turnkey.credit.{MODIFY}", spec.name)
 
 
 def loss_of(config: Mapping[str, Any]) -> LossSpec | None:

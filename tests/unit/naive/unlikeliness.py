@@ -1,3 +1,5 @@
+import math
+
 from naive.common import episode_level, less_penalties, own_scores, trajectories, unpenalised
 
 
@@ -11,7 +13,8 @@ def unlikely(rows, beta=0.25):
     for row, score in zip(rows, own, strict=True):
         others = [likely[t] for t in {r["trajectory"] for r in rows if r["group"] == row["group"]}]
         value = likely[row["trajectory"]]
-        rank = sum(o < value for o in others) + (sum(o == value for o in others) - 1) / 2
+        alike = [math.isclose(o, value, rel_tol=1e-12, abs_tol=1e-12) for o in others]
+        rank = sum(o < value and not same for o, same in zip(others, alike, strict=True)) + (sum(alike) - 1) / 2
         factor = 1 - beta * rank / len(others)
         result.append({**row, "reward": row["reward"] * factor, "score": score * factor})
     return result

@@ -96,6 +96,16 @@ def test_copo_takes_the_last_answer_that_was_given():
     assert entropy == pytest.approx(math.log(2), abs=1e-12)
 
 
+def test_copo_takes_an_empty_answer_for_none_and_any_structure_for_one():
+    def weighted(*answers):
+        batch = table([1, 0, 0, 1], ["g"] * 2 + ["h"] * 2, answer=[*answers, "a", "b"])
+        return compute_credit("copo", batch).metrics["credit/copo/entropy/mean"]
+
+    assert weighted("", None) == weighted("a", "a") == pytest.approx(math.log(2) / 2)
+    assert weighted([1, 2], [1, 2]) == weighted("a", "a")
+    assert weighted(np.array([1, 2]), np.array([1, 3])) == pytest.approx(math.log(2))
+
+
 def test_copo_compares_groups_whose_answers_agree():
     batch = table([1, 1, 0, 0], group=[*"aabb"], answer=[*"xxyy"])
     np.testing.assert_allclose(compute_credit("copo", batch).advantage, [0.7071, 0.7071, -0.7071, -0.7071], atol=1e-4)
@@ -149,10 +159,15 @@ def test_shrinkage_counts_a_task_once_and_forgets_none():
     assert nameless.advantage.tolist() == [0.5, -0.5]
 
 
+def test_shrinkage_refuses_two_tasks_in_a_group():
+    with pytest.raises(ConfigError, match=r"expected one task in a group, got 't1' and 't2' in group 'g'"):
+        compute_credit("shrinkage", table([1, 0], task=["t1", "t2"]))
+
+
 def test_shrinkage_asks_for_the_range_of_outcomes():
     with pytest.raises(ConfigError, match=r"shrinkage: expected outcomes in \[low, high\] = \[0, 1\], got -1 for .* 1"):
         compute_credit("shrinkage", table([1, -1], task=["t", "t"]))
-    with pytest.raises(ConfigError, match=r"shrinkage\.low: expected a finite number below high=1\.0, got 2"):
+    with pytest.raises(ConfigError, match=r"shrinkage\.low: expected from -1e18 to below high=1, got 2"):
         compute_credit("shrinkage", table([1], task=["t"]), low=2.0)
     with pytest.raises(ConfigError, match=r"'shrinkage' needs the column 'extra\.task'"):
         compute_credit("shrinkage", table([1]))
@@ -167,6 +182,20 @@ def test_unlikeliness_by_hand():
     earned = 1 - 0.4 * np.array([1, 2.5, 2.5, 0]) / 4
     np.testing.assert_allclose(credit.advantage, (earned - earned.mean()) / (earned.std(ddof=1) + 1e-6), rtol=1e-12)
     assert credit.metrics["credit/unlikeliness/factor/mean"] == pytest.approx(earned.mean())
+
+
+def test_rounding_makes_no_rollout_likelier_than_another():
+    batch = table([1, 1, 1], tokens=[3, 3, 1], log_prob=[-0.3, -0.1 - 0.2, -0.1])
+    assert len({-0.3 / 3, (-0.1 - 0.2) / 3, -0.1}) > 1
+    assert compute_credit("unlikeliness", batch).advantage.tolist() == [0, 0, 0]
+
+
+def test_a_log_probability_may_exceed_zero_by_rounding():
+    batches = (table([1, 0], tokens=[1, 1], entropy=[0.1, 0.2], log_prob=[value, -0.5]) for value in (1e-12, 0.0))
+    one, other = (compute_credit("dynamo_modulation", batch).advantage.tolist() for batch in batches)
+    assert one == other
+    with pytest.raises(ConfigError, match=r"log_prob: expected a finite number <= .* got 0.1"):
+        compute_credit("dynamo_modulation", table([1, 0], tokens=[1, 1], entropy=[0.1, 0.2], log_prob=[0.1, -0.5]))
 
 
 def test_dynamo_modulation_by_hand():

@@ -154,7 +154,7 @@ def test_a_modifier_that_returns_no_credit_is_named():
 
     refused(lambda batch, params, estimate: estimate(batch).advantage, "'wrong'.*expected a Credit.*got one ndarray")
     refused(lambda batch, params, estimate: Credit(batch.score), "'wrong'.*without a call of estimate")
-    refused(lambda batch, params, estimate: Credit(estimate(batch).advantage[:1]), "wrong on counting.*shape")
+    refused(lambda batch, params, estimate: Credit(estimate(batch).advantage[:1]), "modifier 'wrong'.*got shape")
     refused(lambda batch, params, estimate: Credit(estimate(batch).advantage * np.inf), "2 that are not finite")
 
 
@@ -205,3 +205,72 @@ def test_a_table_with_other_numbers():
     ):
         with pytest.raises(ValueError, match=message):
             given_once.replaced(**columns)
+
+
+def test_a_score_that_was_not_given_follows_the_rewards():
+    other = batch(trajectory=[0, 0], step=[0, 1]).replaced(reward=np.array([5.0, 6.0]))
+    assert other.score.tolist() == [11.0, 11.0]
+    assert other.given == set()
+    kept = batch(score=[1.0, 2.0]).replaced(reward=np.array([5.0, 6.0]))
+    assert kept.score.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("method", ["turn_gae", "vc_gae", "rebn", "gigpo"])
+def test_targets_of_a_critic_and_metrics_are_those_of_the_method_alone(method):
+    table = batch(penalty=[0.5, 0.0], value=[0.5, 0.5], anchor=["s", "s"])
+    plain, modified = (compute_credit(method, table, modify=modify) for modify in ([], ["times"]))
+    assert modified.returns.tolist() == plain.returns.tolist()
+    other = {"credit/times/by", *(name for name in plain.metrics if name.startswith("credit/advantage/"))}
+    assert {k: v for k, v in modified.metrics.items() if k not in other} == {
+        k: v for k, v in plain.metrics.items() if k not in other
+    }
+
+
+@pytest.mark.parametrize("method", ["rae", "tree", "grpo_steps", "gigpo", "maxrl"])
+def test_a_factor_of_one_on_the_rewards_changes_nothing(method):
+    """Methods that treat a given score in another way than a sum of rewards must not see one."""
+    table = StepBatch(
+        group=[0] * 5,
+        trajectory=[0, 0, 0, 1, 1],
+        step=[0, 1, 2, 0, 1],
+        reward=[1.0, -1.0, 3.0, 0.5, 2.0],
+        anchor=list("abcab"),
+        tokens=[3, 1, 2, 2, 4],
+        extra={"role": [*"xyxyx"], "parent": ["r", "a", "b", "r", "a"], "log_prob": [-1.0, -2.0, -0.5, -1.5, -0.1]},
+    )
+    plain = compute_credit(method, table).advantage
+    assert len(set(plain.round(9))) > 1
+    same = compute_credit(method, table, modify=[{"name": "unlikeliness", "beta": 0}]).advantage
+    np.testing.assert_array_equal(same, plain)
+
+
+@pytest.mark.parametrize("later", [[], ["times"]], ids=["last", "not last"])
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+@pytest.mark.parametrize(("gives", "words"), [([1.0], "got shape"), ([1.0, np.nan], "got 1 that are not finite")])
+def test_a_modifier_that_gives_no_number_per_step_is_named(later, penalty, gives, words):
+    @register_modifier("careless", params=Nothing)
+    def careless(batch, params, estimate):
+        return replace(estimate(batch), advantage=np.array(gives))
+
+    with pytest.raises(ValueError, match=rf"modifier 'careless': expected advantage to be 2 finite numbers.*{words}"):
+        compute_credit("counting", batch(penalty=[penalty, 0.0]), modify=["careless", *later])
+
+
+def test_what_a_modifier_gives_beside_credit_does_not_count():
+    @register_modifier("generous", params=Nothing)
+    def generous(batch, params, estimate):
+        return replace(estimate(batch), returns=np.zeros(2), extra={"twice": np.zeros(2), "more": np.zeros(2)})
+
+    credit = compute_credit("counting", batch(), modify=["generous"])
+    assert credit.returns.tolist() == [1.0, 3.0]
+    assert {name: column.tolist() for name, column in credit.extra.items()} == {"twice": [2.0, 6.0]}
+
+
+def test_a_method_does_not_take_the_modifier_it_is_made_of():
+    with pytest.raises(ConfigError, match=r"modify\[1\]: the method 'a_grae' does this already; leave it out"):
+        compute_credit("a_grae", batch(reward=[0.0, 1.0]), modify=["times", "a_grae"])
+
+
+def test_a_name_has_no_slash():
+    with pytest.raises(ValueError, match="modifier 'a/b': a name cannot contain a slash"):
+        register_modifier("a/b", params=Nothing)
