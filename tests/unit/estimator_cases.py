@@ -91,6 +91,10 @@ def step_rows(draw, *columns, ends=False):
         some = random.choices(COLUMNS[name], k=random.randint(1, 6))  # with a single one, all rows are equal
         for row, value in zip(rows, random.choices(some, k=len(rows)), strict=True):
             row[name] = value
+        if name == "task":  # all trajectories of a group play the same one
+            of_group = {row["group"]: row[name] for row in rows}
+            for row in rows:
+                row[name] = of_group[row["group"]]
     random.shuffle(rows)
     return rows
 
