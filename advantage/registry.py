@@ -49,10 +49,11 @@ def how_to_set(column: str) -> str:
     if column in FROM_TRAINER or not column.startswith("extra."):
         return HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
     key = column.removeprefix("extra.")
-    when = " with the reset and every step" if key in columns_before() else ""
+    before = key in columns_before()
+    when, own = (" with the reset and every step", " of your own") if before else ("", "")
     return (
         f'the environment must set info["extra"]["{key}"]{when}, or your own agent loop "{key}" in the record field '
-        f'"extra", on every step; or a component of turnkey.rewards gives it (column: {key})'
+        f'"extra", on every step; or a component{own} in turnkey.rewards gives it (column: {key})'
     )
 
 

@@ -7,7 +7,7 @@ import warnings
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
+from verl_turnkey.advantage.registry import FROM_TRAINER, columns_before, how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, column_clash, compose
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
@@ -27,6 +27,7 @@ FORMER = {
     "reward_model.reward_loop_source": "reward.reward_manager.source",
 }
 FUNCTION = "reward.custom_reward_function.path"
+AFTER = ("judge", "scorer")  # components that rate the episode up to and including a step
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 
 
@@ -53,9 +54,17 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """
     _check_verls(config, turnkey)
     compose(reward_entries(config, turnkey))
+    for i, entry in enumerate(turnkey.rewards):
+        if entry["name"] in AFTER and (column := entry.get("column")) in columns_before():
+            raise ConfigError(
+                f"turnkey.rewards[{i}] ({entry['name']}, column: {column}): it rates a step by what came of it, and "
+                f"{column} is about the state before the step: give it with a component of your own, which sees that "
+                "state, or in the environment's info['extra']"
+            )
     penalty = turnkey.rollout.invalid_action_penalty
     for i, entry in enumerate(turnkey.rewards):
-        if entry["name"] == "invalid" and entry["weight"] and penalty:
+        pays = entry.get("column") is None and entry.get("weight")  # a column is no part of the reward
+        if entry["name"] == "invalid" and pays and penalty:
             raise ConfigError(
                 f"turnkey.rewards[{i}] (invalid, weight {entry['weight']}) and "
                 f"turnkey.rollout.invalid_action_penalty={penalty} would count an invalid action twice: set "

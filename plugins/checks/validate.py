@@ -108,8 +108,9 @@ def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             for key in ("name", "path", "embed"):
                 if str(entry.get(key)).endswith(".py") or ".py:" in str(entry.get(key)):
                     config.turnkey.rewards[i][key] = absolute(entry[key])
-            for key in ("cache", "file"):
-                if isinstance(entry.get(key), str):
+            own = ":" in str(entry.get("name"))  # what its options mean is its own
+            for key in () if own else ("cache", "file"):
+                if isinstance(entry.get(key), str) and "://" not in entry[key]:
                     config.turnkey.rewards[i][key] = absolute(entry[key])
         function = OmegaConf.select(config, "reward.custom_reward_function.path")
         if function and Path(function).is_file():

@@ -290,6 +290,20 @@ def test_an_invalid_action_is_not_counted_twice(compose: Compose):
         checked(compose("+turnkey=gigpo", component))
     checked(compose("+turnkey=gigpo", component, "turnkey.rollout.invalid_action_penalty=0"))
     checked(compose("+turnkey=gigpo", component.replace("-0.1", "0")))
+    checked(compose("+turnkey=gigpo", component.replace("-0.1", "-0.1, column: bad")))  # it pays nothing
+    checked(compose("+turnkey=gigpo", component.replace("weight: -0.1", "column: bad")))
+
+
+@pytest.mark.parametrize("column", ["turn_value", "prover_value", "gold_probability"])
+@pytest.mark.parametrize(
+    "entry", ["name: scorer, url: 'http://h/c'", "name: judge, per: step, url: 'http://h', model: m"]
+)
+def test_what_rates_a_step_by_its_outcome_is_no_column_of_the_state_before(compose: Compose, column, entry):
+    """The episode up to and including step t would be taken for the state that step t was taken in."""
+    rewards = "turnkey.rewards=[{name: step}, {%s, column: %s}]"
+    with pytest.raises(ConfigError, match=rf"rewards\[1\] \(.*, column: {column}\).*state before .* of your own"):
+        checked(compose("+turnkey=gigpo", rewards % (entry, column)))
+    checked(compose("+turnkey=gigpo", rewards % (entry, "turn_score")))
 
 
 def test_no_tasks_at_all(compose: Compose, tmp_path, task_files):
@@ -333,6 +347,17 @@ def test_functions_in_files_are_found_from_every_working_directory(compose: Comp
     assert found == [f"{tmp_path}/{name}" for name in ("kept", "baseline.json", "own.py:act")]
     assert config.turnkey.rollout.action_format == f"{tmp_path}/own.py:act"
     assert config.turnkey.rollout.summary == f"{tmp_path}/own.py:summary"
+
+
+def test_options_that_are_no_paths_of_ours_stay_as_they_are(compose: Compose, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text("def score(steps, file): return [0.0] * len(steps)\n")
+    monkeypatch.chdir(tmp_path)
+    mine = '{name: "own.py:score", file: part one}'
+    shipped = '{name: judge, url: "http://h/v1", model: m, cache: "s3://kept"}'
+    config = compose("+turnkey=gigpo", f"turnkey.rewards=[{mine}, {shipped}]")
+    checked(config)
+    assert config.turnkey.rewards[0] == {"name": f"{tmp_path}/own.py:score", "file": "part one"}
+    assert config.turnkey.rewards[1]["cache"] == "s3://kept"
 
 
 @pytest.mark.parametrize(
