@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verl_turnkey.advantage import make_record, make_step
+from verl_turnkey.advantage import RecordError, make_record, make_step
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import read_rows
@@ -26,6 +26,23 @@ def test_records_are_there_when_every_row_but_the_padding_has_one():
     assert step(said, said, {}).has_records
     assert not step(said, {}, {}).has_records
     assert not step({}, {}, said).has_records
+
+
+def test_an_answer_is_an_empty_text_on_the_steps_before_it():
+    """As copo's page says: a record holds no None, and a step with an action that lacks it takes the column away."""
+
+    def extra(*answers):
+        given = [{} if answer is None else {"answer": answer} for answer in answers]
+        steps = [make_step(step=t, reward=0.0, action="go", extra=more) for t, more in enumerate(given)]
+        rows = [{"turnkey": make_record([step])} for step in steps]
+        mask = torch.nested.as_nested_tensor([torch.ones(1)] * len(rows), layout=torch.jagged)
+        return read_rows([f"a_0_{t}" for t in range(len(rows))], [{}] * len(rows), rows, mask).steps.extra
+
+    assert extra("", "", "Paris")["answer"].tolist() == ["", "", "Paris"]
+    assert extra(7.0, 7.0)["answer"].tolist() == [7.0, 7.0]
+    assert "answer" not in extra(None, "Paris")
+    with pytest.raises(RecordError, match=r"extra\.answer: expected a float or a str .* got None"):
+        make_step(step=0, reward=0.0, extra={"answer": None})
 
 
 def test_a_step_without_an_action_may_leave_out_what_its_answer_would_say():
