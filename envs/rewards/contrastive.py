@@ -33,8 +33,11 @@ class Contrastive:
     """JSON file: an object with a number, or a list of them, per task"""
     key: str = "turnkey_task"
     """of the file: field of the data row that names the task in it; a dot goes into a field"""
+    missing: float | None = None
+    """baseline of a task that has none; null: its episode fails"""
 
     def __post_init__(self) -> None:
+        check(self.missing is None or math.isfinite(self.missing), "missing", "a finite number", self.missing)
         if self.file is not None:
             check(len(self._stored) > 0, "file", "a JSON object with at least one task", self.file)
 
@@ -55,11 +58,13 @@ class Contrastive:
         else:
             name = _at(row, self.key)
             where, stored = f"{self.file}, task {str(name)[:200]}", self._stored.get(str(name))
+        stored = self.missing if stored is None else stored
         values = stored.tolist() if hasattr(stored, "tolist") else stored
         values = list(values) if isinstance(values, list | tuple) else [values]
         good = [isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values]
         if not values or not all(good):
-            raise RewardError(f"{where}: expected a number or a list of numbers, got {stored!r}")
+            hint = "; the option missing is the baseline of tasks without one" if stored is None else ""
+            raise RewardError(f"{where}: expected a number or a list of numbers, got {stored!r}{hint}")
         return at_the_end(steps, -math.fsum(values) / len(values))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import math
 import os
 import random
@@ -16,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -29,6 +31,7 @@ from verl_turnkey.envs.rewards.components import JudgeError
 SHOWN = 200  # characters of an answer that an error quotes
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -92,10 +95,13 @@ class Endpoint(Generic[T]):
         self._open = urllib.request.build_opener(_NoRedirects).open
         self._answers: dict[str, T] = {}
         self._asked: dict[str, asyncio.Task[T]] = {}
+        self._unsaved = False
         self._jitter = random.Random()  # its own: the global generator is not advanced
 
-    async def ask(self, question: Mapping[str, Any]) -> T:
+    async def ask(self, question: Mapping[str, Any], values: int | None = None) -> T:
         """The answer to ``question``, to which ``params`` and ``model`` are added.
+
+        ``values``: how many the answer has to hold, where it is a list; another one is an error and is not kept.
 
         Raises:
             JudgeError: no usable answer after all attempts; has the URL, the status and the beginning of the answer.
@@ -106,16 +112,16 @@ class Endpoint(Generic[T]):
         if key in self._answers:
             return self._answers[key]
         if key not in self._asked:
-            self._asked[key] = asyncio.ensure_future(self._fetch(key, body))
+            self._asked[key] = asyncio.ensure_future(self._fetch(key, body, values))
             self._asked[key].add_done_callback(lambda _: self._asked.pop(key, None))
         # Shielded: a caller that is cancelled does not cancel the request for the others.
         return await asyncio.shield(self._asked[key])
 
-    async def _fetch(self, key: str, body: bytes) -> T:
+    async def _fetch(self, key: str, body: bytes, values: int | None) -> T:
         loop, stored = asyncio.get_running_loop(), self.config.cache is not None
-        answer = await loop.run_in_executor(None, self._load, key) if stored else None
+        answer = await loop.run_in_executor(None, self._load, key, values) if stored else None
         if answer is None:
-            answer = await self._attempts(body)
+            answer = await self._attempts(body, values)
             if stored:
                 await loop.run_in_executor(None, self._save, key, answer)
         self._answers[key] = answer
@@ -123,22 +129,26 @@ class Endpoint(Generic[T]):
             del self._answers[next(iter(self._answers))]
         return answer
 
-    async def _attempts(self, body: bytes) -> T:
+    async def _attempts(self, body: bytes, values: int | None) -> T:
         loop = asyncio.get_running_loop()
         tried, wait = 0, self.config.backoff
         while True:
-            reply = await loop.run_in_executor(self._threads, self._post, body)
+            reply, content = await loop.run_in_executor(self._threads, self._attempt, body, values)
             tried += 1
-            if reply.status == 200:
-                return self._content(reply)
+            if content is not None:
+                return content
             if not reply.again or tried > self.config.retries:
                 raise self._error(reply, f"gave no answer in {tried} attempt{'s' if tried > 1 else ''}")
             # Wait here and not in the thread, which others may use meanwhile.
             await asyncio.sleep(min(LONGEST_WAIT, max(wait * self._jitter.uniform(0.75, 1.25), reply.wait)))
             wait *= 2
 
+    def _attempt(self, body: bytes, values: int | None) -> tuple[_Reply, T | None]:
+        """One attempt, in a thread, where long answers are read as well."""
+        reply = self._post(body)
+        return reply, self._content(reply, values) if reply.status == 200 else None
+
     def _post(self, body: bytes) -> _Reply:
-        """One attempt, in a thread."""
         request = urllib.request.Request(self.address, body, {"Content-Type": "application/json", **self._login()})
         end = time.monotonic() + self.config.timeout
         try:
@@ -163,13 +173,15 @@ class Endpoint(Generic[T]):
             )
         return {"Authorization": f"Bearer {key}"}
 
-    def _content(self, reply: _Reply) -> T:
+    def _content(self, reply: _Reply, values: int | None) -> T:
         try:
             content = self._read(json.loads(reply.body))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             content = None
         if content is None:
             raise self._error(reply, f"answered with something else than {self._expected}")
+        if not _fits(content, values):
+            raise self._error(reply, f"gave {len(content)} values instead of {values}")
         return content
 
     def _error(self, reply: _Reply, what: str) -> JudgeError:
@@ -184,18 +196,26 @@ class Endpoint(Generic[T]):
     def _file(self, key: str) -> Path:
         return Path(self.config.cache or "").expanduser() / key[:2] / f"{key}.json"
 
-    def _load(self, key: str) -> T | None:
+    def _load(self, key: str, values: int | None) -> T | None:
         try:
-            return json.loads(self._file(key).read_text(encoding="utf-8"))["answer"]
+            answer = json.loads(self._file(key).read_text(encoding="utf-8"))["answer"]
+            return answer if _fits(answer, values) else None
         except (OSError, ValueError, LookupError, TypeError):  # missing or incomplete: ask again
             return None
 
     def _save(self, key: str, answer: T) -> None:
         file = self._file(key)
         part = file.with_suffix(f".{uuid4().hex}")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"model": self.config.model, "answer": answer}), encoding="utf-8")
-        part.replace(file)  # atomic, for processes that read meanwhile
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"model": self.config.model, "answer": answer}), encoding="utf-8")
+            part.replace(file)  # atomic, for processes that read meanwhile
+        except OSError as error:  # a full disk: the answer itself is good
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            if not self._unsaved:
+                self._unsaved = True
+                logger.warning("cache: answers of %s are not kept in %s: %s", self._who, self.config.cache, error)
 
 
 @dataclass(frozen=True)
@@ -231,6 +251,10 @@ def _body(response: Any, end: float) -> str:
 def _seconds(headers: Any) -> float:
     value = finite(headers.get("Retry-After"))
     return max(0.0, value) if value is not None else 0.0
+
+
+def _fits(answer: Any, values: int | None) -> bool:
+    return values is None or len(answer) == values
 
 
 def finite(value: Any) -> float | None:

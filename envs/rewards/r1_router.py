@@ -59,6 +59,8 @@ class R1Router(EndpointConfig):
     """base URL of an API with ``/embeddings``, such as http://host:8000/v1"""
     model: str | None = None
     """name of the embedding model there"""
+    cache_size: int = 100
+    """answers kept in memory, each with the vectors of an episode; the oldest go first"""
     embed: str | None = None
     """instead of url: module:function of yours from a list of texts to a list of vectors, may be async"""
 
@@ -72,14 +74,15 @@ class R1Router(EndpointConfig):
 
     async def __call__(self, steps: Steps) -> Values:
         pairs = [_queries(step.extra, step.brought) if step.valid else None for step in steps]
-        texts = list(dict.fromkeys(text for pair in pairs if pair is not None for text in pair))
+        texts = list(dict.fromkeys(text for pair in pairs if pair is not None and _both(pair) for text in pair))
         vectors = dict(zip(texts, await self._vectors(texts), strict=True)) if texts else {}
         rewards = []
         for t, (step, pair) in enumerate(zip(steps, pairs, strict=True)):
             reward, answer = 0.0, step.brought.get("answer")
             if pair is not None:
                 chosen, gold = step.brought.get("knowledge_bases") or (), _texts(step.extra, "gold_knowledge_bases", t)
-                reward = retrieval_reward(_cosine(*(vectors[text] for text in pair)), chosen, gold)
+                cosine = _cosine(*(vectors[text] for text in pair)) if _both(pair) else 0.0
+                reward = retrieval_reward(cosine, chosen, gold)
             elif step.valid and answer is not None:
                 reward = answer_reward(str(answer), _texts(step.extra, "gold_answers", t))
             rewards.append(reward)
@@ -87,13 +90,13 @@ class R1Router(EndpointConfig):
 
     async def _vectors(self, texts: list[str]) -> Vectors:
         if self.embed is None:
-            found: Any = await self._endpoint.ask({"input": texts})
+            found: Any = await self._endpoint.ask({"input": texts}, values=len(texts))
         else:
             function: Callable[[list[str]], Any | Awaitable[Any]] = load_function(self.embed, "embed")
             wait = inspect.iscoroutinefunction(function)
             found = await function(texts) if wait else await asyncio.to_thread(function, texts)
         if len(found) != len(texts):
-            raise RewardError(f"expected {len(texts)} vectors from {self.embed or self.url}, got {len(found)}")
+            raise RewardError(f"expected {len(texts)} vectors from {self.embed}, got {len(found)}")
         return found
 
     @cached_property
@@ -107,6 +110,11 @@ def _queries(extra: Any, brought: Any) -> tuple[str, str] | None:
     if brought.get("query") is None or extra.get("gold_query") is None:
         return None
     return str(brought["query"]), str(extra["gold_query"])
+
+
+def _both(pair: tuple[str, str]) -> bool:
+    """Neither text is empty: servers refuse one, and it is like nothing."""
+    return all(text.strip() for text in pair)
 
 
 def _texts(extra: Any, key: str, t: int) -> list[str]:

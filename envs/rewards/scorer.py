@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import JudgeError, Steps, Values, register_reward
+from verl_turnkey.envs.rewards.components import Steps, Values, register_reward
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, finite
 from verl_turnkey.envs.rewards.transcript import check_template, fill
 
@@ -47,12 +47,7 @@ class Scorer(EndpointConfig):
         check_template(self.text, "text")
 
     async def __call__(self, steps: Steps) -> Values:
-        scores = await self._endpoint.ask(self.question(steps))
-        if len(scores) != len(steps):
-            raise JudgeError(
-                f"the scorer at {self._endpoint.address} gave {len(scores)} scores: expected {len(steps)}, one per step"
-            )
-        return scores
+        return await self._endpoint.ask(self.question(steps), values=len(steps))
 
     def question(self, steps: Steps) -> dict[str, Any]:
         """What the server is asked about an episode, besides ``model`` and ``params``."""

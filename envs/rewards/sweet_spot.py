@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, at_the_end, number, register_reward
+from verl_turnkey.envs.rewards.components import (
+    RewardError,
+    RewardStep,
+    Steps,
+    Values,
+    at_the_end,
+    number,
+    register_reward,
+)
 
 
 def tier(closeness: float, tiers: Sequence[float]) -> float:
@@ -47,7 +55,7 @@ class SweetSpot:
         check(rising, "tiers", "finite numbers that do not fall", self.tiers)
 
     def __call__(self, steps: Steps) -> Values:
-        close = [number(step.next_extra, self.key, f"after step {t}") for t, step in enumerate(steps)]
+        close = [self._closeness(step, f"after step {t}") for t, step in enumerate(steps)]
         for t, value in enumerate(close):
             if not 0 <= value <= 1:
                 raise RewardError(
@@ -56,3 +64,8 @@ class SweetSpot:
         total = {"mean": math.fsum(close) / len(close), "max": max(close), "last": close[-1]}[self.aggregate]
         tiers = self.tiers or [zone / (self.zones - 1) for zone in range(self.zones)]
         return at_the_end(steps, tier(total, tiers))
+
+    def _closeness(self, step: RewardStep, where: str) -> float:
+        if step.next_extra is step.extra and self.key not in step.extra:
+            return 0.0  # nothing was done yet, and reset did not say: no reason to lose the episode
+        return number(step.next_extra, self.key, where)

@@ -34,6 +34,20 @@ def test_from_a_file(tmp_path):
         shaped({"turnkey_task": "two"}, file=file)
 
 
+def test_a_task_without_a_baseline(tmp_path):
+    """Such as one of validation: an error that names the way out, or the number that is given for it."""
+    (tmp_path / "b.json").write_text(json.dumps({"one": 0.25}))
+    for options in ({"file": str(tmp_path / "b.json")}, {}):
+        with pytest.raises(RewardError, match=r"got None; the option missing is the baseline of tasks without one"):
+            shaped({"turnkey_task": "two"}, **options)
+        assert shaped({"turnkey_task": "two"}, missing=0.5, **options) == [0.0, 0.5]
+    assert shaped({"turnkey_task": "one"}, file=str(tmp_path / "b.json"), missing=0.5) == [0.0, 0.75]
+    with pytest.raises(RewardError, match=r"got \[\]$"):
+        shaped({"extra_info": {"baseline_rewards": []}}, missing=0.5)
+    with pytest.raises(ConfigError, match=r"missing: expected a finite number"):
+        shaped({}, missing=float("nan"))
+
+
 @pytest.mark.parametrize("stored", [None, [], [0.5, None], "0.5", [True], [float("nan")]])
 def test_what_is_no_baseline_costs_the_episode(stored):
     with pytest.raises(RewardError, match=r"extra_info\.baseline_rewards of the data row: expected a number"):

@@ -13,7 +13,7 @@ from judge_server import JudgeServer, completion
 
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.envs.rewards import Judge, JudgeConfig, JudgeError, RewardError, RewardStep, compose
-from verl_turnkey.envs.rewards.endpoint import LONGEST_WAIT
+from verl_turnkey.envs.rewards.endpoint import LONGEST_WAIT, Endpoint
 
 ASK = [{"role": "user", "content": "How good is this?"}]
 SECRET = "sk-very-secret-0123456789"
@@ -220,6 +220,28 @@ def test_memory_is_bounded(server):
     assert server.calls == 3
     score(one, "a")
     assert server.calls == 4, "the oldest went"
+
+
+def test_a_folder_that_takes_no_answers_is_said_once_and_costs_nothing(server, tmp_path, caplog):
+    (tmp_path / "full").write_text("a file, where folders cannot be made")
+    assert score(judge(server, cache=str(tmp_path / "full")), "a", "b") == [7.0, 7.0]
+    [said] = caplog.messages
+    assert said.startswith(f"cache: answers of the judge are not kept in {tmp_path}/full: ")
+
+
+def test_answers_are_read_beside_the_event_loop():
+    """A long one, such as vectors, would hold up all rollouts of the process."""
+    threads = []
+
+    def read(answer):
+        threads.append(threading.current_thread())
+        return answer["choices"][0]["message"]["content"]
+
+    with JudgeServer() as server:
+        one = Endpoint(JudgeConfig(url=server.url, model="m"), "/x", who="it", expected="x", read=read)
+        assert asyncio.run(one.ask({})) == "Score: 7"
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_cache_on_disk(server, tmp_path):

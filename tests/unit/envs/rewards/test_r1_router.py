@@ -9,7 +9,7 @@ import pytest
 from judge_server import JudgeServer
 
 from verl_turnkey.advantage.params import ConfigError
-from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
+from verl_turnkey.envs.rewards import RewardError, RewardStep, compose, rewards
 from verl_turnkey.envs.rewards.r1_router import answer_reward, recall, retrieval_reward
 
 LONG = "the capital city of the old kingdom of France"
@@ -95,10 +95,26 @@ def test_embeddings_of_a_server(monkeypatch):
         assert compose([entry])(STEPS).rewards == pytest.approx([0.5 * COSINE + 0.5, 0.0, 0.0, 1.0])
         assert server.paths == ["/v1/embeddings"]
         assert server.questions == [{"model": "bge", "input": ["a b", "abcd"], "dimensions": 2}]
-        with pytest.raises(RewardError, match=r"expected 2 vectors from http.*, got 0"):
+        with pytest.raises(RewardError, match=r"the embedding model at http.* gave 0 values instead of 2"):
             compose([entry])(STEPS)
         assert compose([entry])(STEPS[1:]).rewards == [0.0, 0.0, 1.0], "without a query nobody is asked"
         assert len(server.questions) == 2
+
+
+@pytest.mark.parametrize(("query", "gold"), [("", "capital"), (" \n", "capital"), ("capital", "")])
+def test_an_empty_query_is_like_nothing_and_nobody_is_asked(query, gold):
+    step = RewardStep(
+        "",
+        "search",
+        extra={"gold_query": gold, "gold_knowledge_bases": ["wiki"]},
+        next_extra={"query": query, "knowledge_bases": ["wiki"]},
+    )
+    entry = {"name": "r1_router", "url": "http://127.0.0.1:9/v1", "model": "bge", "retries": 0}
+    assert compose([entry])([step]).rewards == [0.5]
+
+
+def test_memory_holds_the_vectors_of_few_episodes():
+    assert rewards()["r1_router"].cls(url="http://h/v1", model="bge").cache_size == 100
 
 
 @pytest.mark.parametrize(

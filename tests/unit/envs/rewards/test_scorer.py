@@ -88,14 +88,14 @@ def test_asked_again_kept_and_given_up(server, tmp_path):
 @pytest.mark.parametrize(
     ("api", "answer", "message"),
     [
-        ("classify", {"data": [{"index": 0, "probs": [0.5]}]}, r"gave 1 scores: expected 3, one per step"),
+        ("classify", {"data": [{"index": 0, "probs": [0.5]}]}, r"gave 1 values instead of 3 \(status 200\)"),
         ("classify", {"data": [{"index": i, "probs": []} for i in range(3)]}, r"else than data with probs"),
         ("classify", {"data": [{"index": i, "probs": ["0.5"]} for i in range(3)]}, r"else than data with probs"),
         ("classify", {"scores": [1, 2, 3]}, r"else than data with probs.*\(status 200\)"),
         ("turns", {"scores": [1, 2, None]}, r"else than scores, one number per step \(status 200\)"),
         ("turns", {"scores": [1, 2, float("nan")]}, r"else than scores"),
         ("turns", [1, 2, 3], r"else than scores"),
-        ("turns", {"scores": [1, 2]}, r"gave 2 scores: expected 3"),
+        ("turns", {"scores": [1, 2]}, r"gave 2 values instead of 3"),
     ],
 )
 def test_other_answers_cost_the_episode(server, api, answer, message):
@@ -103,6 +103,18 @@ def test_other_answers_cost_the_episode(server, api, answer, message):
     with pytest.raises(RewardError, match=message) as caught:
         scored(server, api=api)
     assert server.root in str(caught.value)
+
+
+def test_a_wrong_number_of_scores_is_not_kept(server, tmp_path):
+    server.replies = [classes(0, 1), classes(0, 0, 1)]
+    with pytest.raises(JudgeError, match=r"gave 2 values instead of 3"):
+        scored(server, cache=str(tmp_path))
+    assert not [*tmp_path.rglob("*.json")]
+    assert scored(server, cache=str(tmp_path)).columns == {"turn_score": [0.0, 0.0, 1.0]}
+    [file] = tmp_path.rglob("*.json")
+    file.write_text(json.dumps({"answer": [0.0, 1.0]}))  # as a former version kept it
+    server.replies = [classes(0.5, 0.5, 0.5)]
+    assert scored(server, cache=str(tmp_path)).columns == {"turn_score": [0.5] * 3}
 
 
 @pytest.mark.parametrize(
