@@ -4,7 +4,7 @@ U = "tests/unit/envs"
 ACTIONS, BASE, HOSTS, PROMPTS = (
     f"{U}/prompting/test_actions.py",
     f"{U}/test_base.py",
-    f"{U}/hosting/test_hosts.py",
+    "tests/contract/envs/hosting/test_hosts.py",
     f"{U}/prompting/test_prompts.py",
 )
 RUNNER = f"{HOSTS} {U}/test_registry.py"
@@ -27,7 +27,7 @@ TESTS = {
     "envs/prompting/memory.py": PROMPTS,
     "envs/adapters/minigrid.py": f"{U}/adapters/test_minigrid.py",
     "envs/hosting/runner.py": RUNNER,
-    "envs/hosting/process.py": f"{U}/hosting/test_processes.py {HOSTS}",
+    "envs/hosting/process.py": f"tests/contract/envs/hosting/test_processes.py {HOSTS}",
     "envs/prompting/prompts.py": PROMPTS,
     "envs/registry.py": f"{U}/test_registry.py",
     "envs/rewards/arena.py": f"{REWARDS}/test_arena.py",

@@ -17,7 +17,7 @@ from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting import pool as hosts
 from verl_turnkey.envs.hosting.pool import Episode, HostPool
 
-FAULTY = str(Path(__file__).parents[3] / "unit" / "envs" / "hosting" / "faulty_envs.py")
+FAULTY = str(Path(__file__).with_name("faulty_envs.py"))
 ALONE, SAFE = "test/Faulty-v0", "test/Safe-v0"
 
 
@@ -41,7 +41,7 @@ async def failure(awaitable: Any) -> EnvironmentFailure:
 
 
 def gone(pid: int) -> bool:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     return not Path(f"/proc/{pid}").exists()
