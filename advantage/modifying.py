@@ -33,6 +33,7 @@ class ModifierSpec:
     summary: str
     fn: Callable[..., Credit]
     stateful: bool = False
+    bounded_outcomes: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def register_modifier(
     params: type,
     needs: tuple[str, ...] = (),
     stateful: bool = False,
+    bounded_outcomes: bool = False,
     paper: str = "",
     summary: str = "",
 ) -> Callable[[Modifier], Modifier]:
@@ -100,7 +102,7 @@ def register_modifier(
     check_columns(f"modifier {name!r}", needs)
 
     def register(fn: Modifier) -> Modifier:
-        _MODIFIERS[name] = ModifierSpec(name, params, tuple(needs), paper, summary, fn, stateful)
+        _MODIFIERS[name] = ModifierSpec(name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes)
         return fn
 
     return register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -44,13 +44,12 @@ HOW_TO_SET = {
 }
 
 
-def how_to_set(column: str) -> str:
-    """How a rollout comes to have ``column``, to end an error with."""
+def how_to_set(column: str, before: Collection[str] = ()) -> str:
+    """How a rollout comes to have ``column``, to end an error with; ``before``: names as in ``names_before``."""
     if column in FROM_TRAINER or not column.startswith("extra."):
         return HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
     key = column.removeprefix("extra.")
-    before = key in columns_before()
-    when, own = (" with the reset and every step", " of your own") if before else ("", "")
+    when, own = (" with the reset and every step", " of your own") if key in before else ("", "")
     return (
         f'the environment must set info["extra"]["{key}"]{when}, or your own agent loop "{key}" in the record field '
         f'"extra", on every step; or a component{own} in turnkey.rewards gives it (column: {key})'
@@ -67,7 +66,9 @@ class EstimatorSpec:
     ``stateful`` one remembers something from batch to batch: ``fn(batch, params, state)`` gets the ``Credit.state`` of
     the batch before, empty at the start. ``before``: columns ``extra.<name>`` that describe the state before the step:
     ``turnkey_env`` takes them from what the environment said of that state, all others from its answer to the step.
-    Params whose values decide on further columns have a property ``also_needs``.
+    ``bounded_outcomes``: it refuses outcomes out of bounds, which verl's KL penalty in the reward would move there.
+    Params whose values decide on further columns have a property ``also_needs``; on whether a stateful one remembers
+    anything, ``remembers``.
     """
 
     name: str
@@ -79,11 +80,17 @@ class EstimatorSpec:
     fn: Callable[..., Credit]
     stateful: bool = False
     before: tuple[str, ...] = ()
+    bounded_outcomes: bool = False
 
     def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
         """The columns that it cannot do without under ``params``, and those of the modifiers."""
         own = (*self.needs, *getattr(params, "also_needs", ()))
         return tuple(dict.fromkeys((*own, *(column for one in modify for column in one.columns))))
+
+    @property
+    def names_before(self) -> frozenset[str]:
+        """Names, without ``extra.``, of the columns that describe the state before the step."""
+        return frozenset(column.removeprefix("extra.") for column in self.before)
 
 
 _ESTIMATORS: dict[str, EstimatorSpec] = {}
@@ -100,6 +107,7 @@ def register_estimator(
     gives: tuple[str, ...] = (),
     before: tuple[str, ...] = (),
     stateful: bool = False,
+    bounded_outcomes: bool = False,
     paper: str = "",
     summary: str = "",
 ) -> Callable[[Estimator], Estimator]:
@@ -126,7 +134,7 @@ def register_estimator(
             raise ValueError(f"estimator {name!r}: before names {column!r}, expected extra.<name>")
 
     def register(fn: Estimator) -> Estimator:
-        told = paper, summary, fn, stateful, tuple(before)
+        told = paper, summary, fn, stateful, tuple(before), bounded_outcomes
         _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), *told)
         return fn
 
@@ -136,11 +144,6 @@ def register_estimator(
 def estimators() -> dict[str, EstimatorSpec]:
     """All registered estimators by name, sorted."""
     return dict(sorted(_ESTIMATORS.items()))
-
-
-def columns_before() -> frozenset[str]:
-    """Names, without ``extra.``, of the columns that describe the state before the step, of any estimator."""
-    return frozenset(column.removeprefix("extra.") for spec in _ESTIMATORS.values() for column in spec.before)
 
 
 def compute_credit(
@@ -174,7 +177,7 @@ def compute_credit(
     spec = _ESTIMATORS[name]
     parsed = parse(spec.params, params, where=name)
     chosen = parse_modify(modify, method=name)
-    _check_given(f"estimator {name!r}", spec.columns(parsed), batch)
+    _check_given(f"estimator {name!r}", spec.columns(parsed), batch, spec.names_before)
     for one in chosen:
         _check_given(f"modifier {one.spec.name!r}", one.columns, batch)
     state = state or {}
@@ -188,11 +191,11 @@ def compute_credit(
     return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})
 
 
-def _check_given(who: str, columns: Sequence[str], batch: StepBatch) -> None:
+def _check_given(who: str, columns: Sequence[str], batch: StepBatch, before: Collection[str] = ()) -> None:
     for column in columns:
         if column not in batch.given:
             raise ConfigError(
-                f"{who} needs the column {column!r}, which this batch does not have: {how_to_set(column)}"
+                f"{who} needs the column {column!r}, which this batch does not have: {how_to_set(column, before)}"
             )
 
 

@@ -59,6 +59,7 @@ for _spec in [spec for spec in modifiers().values() if spec.fn in METHODS]:
         params=_spec.params,
         needs=_spec.needs,
         stateful=_spec.stateful,
+        bounded_outcomes=_spec.bounded_outcomes,
         paper=_spec.paper,
         summary=_summary,
     )(_method(_spec, _norm))

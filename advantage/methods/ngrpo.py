@@ -29,6 +29,7 @@ class NgrpoParams:
 @register_estimator(
     "ngrpo",
     params=NgrpoParams,
+    bounded_outcomes=True,
     paper="NGRPO (2025)",
     summary="GRPO with a virtual best rollout in every group: groups that fail as a whole teach something too",
 )

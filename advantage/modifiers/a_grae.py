@@ -27,6 +27,7 @@ class AGraeParams:
 @register_modifier(
     "a_grae",
     params=AGraeParams,
+    bounded_outcomes=True,
     paper="A-GRAE, arXiv:2602.05548",
     summary="weighs easy tasks first and hard ones later; damps positive credit while little is solved",
 )

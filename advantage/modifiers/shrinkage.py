@@ -36,11 +36,16 @@ class ShrinkageParams:
     def also_needs(self) -> tuple[str, ...]:
         return ("extra.prior",) if self.prior == "given" else ("extra.task",)
 
+    @property
+    def remembers(self) -> bool:
+        return self.prior == "running"
+
 
 @register_modifier(
     "shrinkage",
     params=ShrinkageParams,
     stateful=True,
+    bounded_outcomes=True,
     paper="V_0.5, arXiv:2603.10848",
     summary="draws the baseline of each group towards an earlier estimate of its task's outcome",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -24,7 +25,8 @@ from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of
+from verl_turnkey.plugins.rollout.extra_columns import countable
 
 STEPS = 5
 
@@ -52,15 +54,16 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     """Play the first task for a few steps, in a process as a host's, and measure its first prompt.
 
     Returns:
-        The columns that the environment gives in ``info["extra"]``; None when it refused each of the random actions.
+        The columns that the environment gives in ``info["extra"]`` of each step that it did not refuse: before the
+        step those of the state, else after it. None when it refused all of the random actions.
 
     Raises:
         ConfigError: the environment cannot be made, raises, hangs, dies or returns what it must not; its prompt exceeds
             the budget; or the model's chat template shows no tools although the action is a tool call.
     """
-    task = _configured(first_task(file), turnkey)
+    task, spec = _configured(first_task(file), turnkey), estimator_of(config)
     try:
-        observation, info, given = asyncio.run(play(turnkey, task))
+        observation, info, given = asyncio.run(play(turnkey, task, () if spec is None else spec.names_before))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
     if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
@@ -110,8 +113,8 @@ def _refusal(task: Task, error: Exception, where: str = "") -> ConfigError:
     )
 
 
-async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info, set[str] | None]:
-    """Begin ``task`` and take up to ``STEPS`` random steps, as a host does.
+async def play(turnkey: TurnkeyConfig, task: Task, before: Collection[str] = ()) -> tuple[str, Info, set[str] | None]:
+    """Begin ``task`` and take up to ``STEPS`` random steps, as a host does; ``before``: see ``countable``.
 
     Returns:
         First observation and info, and the columns of the steps, as :func:`probe` returns them.
@@ -119,8 +122,6 @@ async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info, set[str] 
     Raises:
         EnvironmentFailure: as in training, where it would cost each episode.
     """
-    from verl_turnkey.plugins.rollout.episode import countable
-
     env, rng = turnkey.env, random.Random(task.seed)
     given: set[str] | None = None
     process = await ProcessWorker.spawn(turnkey.modules)
@@ -134,9 +135,10 @@ async def play(turnkey: TurnkeyConfig, task: Task) -> tuple[str, Info, set[str] 
             actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
             action = rng.choice(actions) if actions else "look"
             step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
-            observation, _, terminated, truncated, info = step
+            seen, (observation, _, terminated, truncated, info) = info, step
             if not info["invalid"]:
-                given = (given or set()) | countable({}, info.get("extra") or {}).keys()
+                columns = countable(seen.get("extra") or {}, info.get("extra") or {}, before)
+                given = {*columns} if given is None else given & columns.keys()
             if terminated or truncated:
                 break
     finally:

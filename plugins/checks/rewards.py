@@ -7,7 +7,7 @@ import warnings
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.advantage.registry import FROM_TRAINER, columns_before, how_to_set
+from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, column_clash, compose
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
@@ -17,6 +17,7 @@ from verl_turnkey.plugins.config.schema import (
     estimator_of,
     reward_entries,
 )
+from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {
@@ -54,8 +55,10 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """
     _check_verls(config, turnkey)
     compose(reward_entries(config, turnkey))
+    spec = estimator_of(config)
+    before = () if spec is None else spec.names_before
     for i, entry in enumerate(turnkey.rewards):
-        if entry["name"] in AFTER and (column := entry.get("column")) in columns_before():
+        if entry["name"] in AFTER and (column := entry.get("column")) in before:
             raise ConfigError(
                 f"turnkey.rewards[{i}] ({entry['name']}, column: {column}): it rates a step by what came of it, and "
                 f"{column} is about the state before the step: give it with a component of your own, which sees that "
@@ -73,7 +76,7 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
 
 def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | None) -> None:
-    """Refuse a method that reads a column which neither environment nor component gives, and one that both give.
+    """Refuse a method that reads a column which nobody gives, and a column of both environment and component.
 
     ``given``: what the probe saw in the environment's ``info["extra"]``; None when it saw no valid step.
 
@@ -90,10 +93,15 @@ def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | 
     needs += [(f"{one.spec.name} (turnkey.credit.modify)", one.columns) for one in credit_modify(config, turnkey)]
     known = {f"extra.{name}" for name in (*given, *columns, *LOOPS_OWN)} | {*FROM_TRAINER}
     lacking = [(who, column) for who, wanted in needs for column in wanted if column not in known]
+    before = () if spec is None else spec.names_before
     for who, column in (each for each in lacking if each[1].startswith("extra.")):
         raise ConfigError(
-            f"{who} needs the column {column!r}, which the first task's environment does not give: {how_to_set(column)}"
+            f"{who} needs the column {column!r}, which the first task's environment does not give: "
+            f"{how_to_set(column, before)}"
         )
+    if OmegaConf.select(config, BYPASS):
+        for who, wanted in needs:
+            check_supplied([who], {*wanted} - {f"extra.{name}" for name in (*given, *columns)})
 
 
 def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
@@ -167,10 +167,18 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in wanted and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
-    if OmegaConf.select(config, BYPASS) and loop in ("turnkey_env", *VERLS_LOOPS):  # others may give any column
-        check_supplied([spec.name, *(one.spec.name for one in credit_modify(config, turnkey))], wanted)
+    _check_bounds([spec, *(one.spec for one in credit_modify(config, turnkey))], config)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
+
+
+def _check_bounds(specs: list[EstimatorSpec | ModifierSpec], config: DictConfig) -> None:
+    """Refuse KL in the reward of what reads outcomes in known bounds, which the KL leaves after the first rollout."""
+    bounded = [spec.name for spec in specs if spec.bounded_outcomes]
+    if bounded and config.algorithm.use_kl_in_reward:
+        raise ConfigError(
+            f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
+            "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
+        )
 
 
 def _check_trainer(config: DictConfig, mode: str) -> None:
@@ -254,6 +262,9 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
     lacking = [column for column in wanted if column not in {*COLUMNS, *SOURCES, *per_turn}]
     if lacking:
         raise ConfigError(needs_record(spec.name, lacking))
+    if OmegaConf.select(config, BYPASS):
+        names = [spec.name, *(one.spec.name for one in credit_modify(config, turnkey))]
+        check_supplied(names, [column for column in wanted if column not in per_turn])
 
 
 def _hint_without_gpu(config: DictConfig) -> None:

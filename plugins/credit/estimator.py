@@ -8,7 +8,7 @@ trainer, the call is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -63,7 +63,11 @@ class CreditStep:
         return all(record_of(fields) is not None for fields in rows)
 
     def read(
-        self, scores: torch.Tensor | None = None, kl: torch.Tensor | None = None, needs: Sequence[str] = ()
+        self,
+        scores: torch.Tensor | None = None,
+        kl: torch.Tensor | None = None,
+        needs: Sequence[str] = (),
+        before: Collection[str] = (),
     ) -> Rows:
         """Build the table of steps and the per-episode metrics.
 
@@ -79,6 +83,7 @@ class CreditStep:
             values=self.values,
             lists=self.lists,
             supply=supplied.supply(needs, self.data),
+            before=before,
         )
         self.metrics = (
             episode_metrics(rows)
@@ -108,8 +113,9 @@ class CreditStep:
         padded = Padded(self.response_mask, response_mask.shape[1])
         rewards, left = padded.jagged(token_level_rewards), padded.jagged(response_mask)
         kl = None if self.scores is None else like(rewards.values() - self.scores.values(), rewards)
-        needs = estimators()[name].columns(self.params, self.modify) if name in estimators() else ()
-        rows = self.read(rewards if self.scores is None else self.scores, kl, needs)
+        spec = estimators().get(name)
+        needs, before = (spec.columns(self.params, self.modify), spec.names_before) if spec else ((), ())
+        rows = self.read(rewards if self.scores is None else self.scores, kl, needs, before)
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
         supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)
         if lacking and not rows.recorded:

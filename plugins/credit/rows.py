@@ -8,7 +8,7 @@ mask. Rows without records: :mod:`verl_turnkey.plugins.credit.unrecorded`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
-from verl_turnkey.advantage.registry import columns_before
 from verl_turnkey.losses.turns import Turns
 from verl_turnkey.plugins.credit.row_turns import Found, Runs, record_of, split_key
 from verl_turnkey.plugins.credit.supplied import Column
@@ -71,6 +70,7 @@ def read_rows(
     values: torch.Tensor | None = None,
     lists: Sequence[str] = (),
     supply: Mapping[str, Column] | None = None,
+    before: Collection[str] = (),
 ) -> Rows:
     """Build the table of steps from a batch. All tensors are jagged, with the rows' numbers of response tokens.
 
@@ -83,6 +83,7 @@ def read_rows(
         values: critic values, left-shifted as verl has them: the value at a token is the state before it.
         lists: see :func:`verl_turnkey.plugins.credit.unrecorded.derive`.
         supply: further columns by name, for each that the records do not give.
+        before: names of the further columns that the estimator takes from the state before a step.
 
     Raises:
         RecordError: a malformed record, one whose steps do not match the row's turns, or one that is missing while
@@ -93,7 +94,7 @@ def read_rows(
     records = [record_of(extra_fields[i]) for i in real]
     recorded = not real or any(record is not None for record in records)
     if recorded:
-        found = _read_records(keys, real, records, runs.count.tolist())
+        found = _read_records(keys, real, records, runs.count.tolist(), before)
     else:
         assert scores is not None, "rows without records need scores"
         found = derive(keys, real, runs, scores, extra_fields, lists)
@@ -127,7 +128,9 @@ def _before_steps(values: torch.Tensor, turns: Turns, row: np.ndarray) -> np.nda
     return values.values()[torch.where(turns.tokens > 0, turns.first(), start)].double().numpy()
 
 
-def _read_records(keys: Sequence[str], real: Sequence[int], records: Sequence[Any], turns: Sequence[int]) -> Found:
+def _read_records(
+    keys: Sequence[str], real: Sequence[int], records: Sequence[Any], turns: Sequence[int], before: Collection[str]
+) -> Found:
     """The steps of the rows ``real`` from their ``records``; ``turns``: number of turns in each row of the batch."""
     if any(record is None for record in records):
         _raise_missing([keys[i] for i in real], records)
@@ -145,7 +148,7 @@ def _read_records(keys: Sequence[str], real: Sequence[int], records: Sequence[An
         found.row += [i] * len(held)
         found.turn += range(len(held))
     found.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}
-    found.extra = _extra_columns(steps)
+    found.extra = _extra_columns(steps, before)
     found.version = [step.get("version", np.nan) for step in steps]
     return found
 
@@ -182,15 +185,14 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
 
 
-def _extra_columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _extra_columns(steps: Sequence[Mapping[str, Any]], before: Collection[str]) -> dict[str, list[Any]]:
     """The further columns: the names that every step with an action has.
 
     A step without an action changed nothing, so an entry that it lacks is 0, or None in a column of texts. A name that
-    a step with an action lacks is left out, and one of the state before a step that any step lacks; an estimator that
-    needs it is then refused by that name.
+    a step with an action lacks is left out, and one in ``before`` that any step lacks; an estimator that needs it is
+    then refused by that name.
     """
     columns: dict[str, list[Any]] = {}
-    before = columns_before()
     for name in sorted({name for step in steps for name in step["extra"]}):
         if all(name in step["extra"] or (step["action"] is None and name not in before) for step in steps):
             blank = None if any(isinstance(step["extra"].get(name), str) for step in steps) else 0.0

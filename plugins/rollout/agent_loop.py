@@ -17,7 +17,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from verl.utils.tokenizer.tokenizer import get_processor_token_id
 
 from verl_turnkey.advantage import make_step
-from verl_turnkey.advantage.registry import columns_before
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
@@ -27,7 +26,8 @@ from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import action_reader
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder, countable, extras
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
+from verl_turnkey.plugins.rollout.extra_columns import countable, extras
 from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts, Scene, TemplatePrompts
 
 
@@ -160,7 +160,7 @@ class EnvAgentLoop(AgentLoopBase):
         valid = parsed.valid and not answer.info["invalid"]
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
-        columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, columns_before())}
+        columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, worker.before)}
         record = make_step(
             step=t,
             reward=answer.reward,

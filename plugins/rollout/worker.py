@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
@@ -79,7 +80,9 @@ def _workers_per_node(config: DictConfig) -> int:
 
 
 _process: WorkerProcess | None = None
-keep_texts = False  # whether records contain the observation's text; set by the trainer, which knows the method
+# Set by the trainer, which knows the method:
+keep_texts = False  # whether records contain the observation's text
+before: Collection[str] = ()  # columns of the state before a step
 
 
 def shared(config: DictConfig) -> WorkerProcess:
@@ -89,19 +92,20 @@ def shared(config: DictConfig) -> WorkerProcess:
     return _process
 
 
-def prepare(worker: Any, texts: bool) -> None:
+def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
     """Run inside an agent-loop worker before training: a setting that cannot work stops the run here.
 
-    ``texts``: whether the method compares observations as text, so that the records have to carry them.
+    ``texts``: whether the method compares observations as text, so that the records have to carry them. ``of_state``:
+    the columns that the method takes from the state before a step, without ``extra.``.
 
     Raises:
         RuntimeError: the plugin is not loaded in this worker.
         ConfigError: the action is a tool call, and the model's chat template shows no tools; or prompts are a
             conversation, which the template or verl's builder cannot append to, or which exceeds the model's positions.
     """
-    global keep_texts
+    global keep_texts, before
     ledger.verify(("agent_loop",), ("turnkey_env",))
-    keep_texts = texts
+    keep_texts, before = texts, of_state
     ours = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
     if not ours and turnkey_config(worker.config).rollout.prompt != "conversation":
         return

@@ -23,6 +23,7 @@ class Checkpoints:
     global_steps: int
     base_mode: str
     estimator: EstimatorSpec | None
+    credit_params: Any
     credit_modify: Sequence[Modification]
     credit_state: Mapping[str, float]
     """``Credit.state`` of the newest batch: what the next one begins with"""
@@ -46,19 +47,20 @@ class Checkpoints:
             tq.kv_clear(keys=left, partition_id="train")
 
     def _load_credit_state(self) -> None:
-        if self.estimator is None:
+        if self.estimator is None or not (names := self._remembering()):
             return
         folder = credit_state.resumed_folder(self.config, self.global_steps)
         found = credit_state.load(folder, self.estimator.name)
         if not isinstance(found, str):
             self.credit_state = found
-        elif names := self._remembering():
+        else:
             logger.warning("%s: %s remembers nothing of the steps before", found, " and ".join(names))
 
     def _remembering(self) -> list[str]:
-        """Names of what is stateful: the estimator, its modifiers."""
-        specs = [] if self.estimator is None else [self.estimator, *(one.spec for one in self.credit_modify)]
-        return [spec.name for spec in specs if spec.stateful]
+        """Names of what is stateful under its parameters: the estimator, its modifiers."""
+        own = [] if self.estimator is None else [(self.estimator, self.credit_params)]
+        chosen = [*own, *((one.spec, one.params) for one in self.credit_modify)]
+        return [spec.name for spec, params in chosen if spec.stateful and getattr(params, "remembers", True)]
 
     def _save_checkpoint(self) -> None:
         """verl's own, after the state of the method: verl's last file says that the checkpoint is complete."""

@@ -117,8 +117,9 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         if plays and self.turnkey.env.probe and (file := probe.task_file(self.config)):
             probe.probe_nodes(self.turnkey, file)
         texts = bool(getattr(self.credit_params, "compares_texts", False))
+        before = () if self.estimator is None else self.estimator.names_before
         workers = agent_loop_manager.agent_loop_workers
-        ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts) for worker in workers])
+        ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
         internals.deal_in_turn(agent_loop_manager)
         try:
             super().fit(agent_loop_manager)  # type: ignore[misc]

@@ -9,7 +9,6 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError, Credit, StepBatch, compute_credit, estimators, register_estimator
 from verl_turnkey.advantage import registry as registry_module
-from verl_turnkey.advantage.registry import columns_before
 
 ROWS = {"group": ["g", "g"], "trajectory": ["a", "b"], "step": [0, 0], "reward": [0.0, 1.0]}
 
@@ -99,9 +98,7 @@ def test_a_column_of_the_state_before_a_step_is_to_be_given_with_the_reset():
     def needs_both(batch, params):
         raise AssertionError
 
-    assert (
-        "of_state" in columns_before() > {"role", "order", "parent", "turn_value", "prover_value", "gold_probability"}
-    )
+    assert estimators()["needs_both"].names_before == {"of_state"}
     for missing, when in (("of_state", " with the reset and every step"), ("of_answer", "")):
         extra = {name: [1.0, 1.0] for name in ("of_state", "of_answer") if name != missing}
         with pytest.raises(ConfigError, match=rf'info\["extra"\]\["{missing}"\]{when}, or your own agent loop'):

@@ -294,15 +294,18 @@ def test_an_invalid_action_is_not_counted_twice(compose: Compose):
     checked(compose("+turnkey=gigpo", component.replace("weight: -0.1", "column: bad")))
 
 
-@pytest.mark.parametrize("column", ["turn_value", "prover_value", "gold_probability"])
+@pytest.mark.parametrize(
+    ("column", "method"),
+    [("turn_value", "progress"), ("prover_value", "progress"), ("gold_probability", "information_gain")],
+)
 @pytest.mark.parametrize(
     "entry", ["name: scorer, url: 'http://h/c'", "name: judge, per: step, url: 'http://h', model: m"]
 )
-def test_what_rates_a_step_by_its_outcome_is_no_column_of_the_state_before(compose: Compose, column, entry):
+def test_what_rates_a_step_by_its_outcome_is_no_column_of_the_state_before(compose: Compose, column, method, entry):
     """The episode up to and including step t would be taken for the state that step t was taken in."""
     rewards = "turnkey.rewards=[{name: step}, {%s, column: %s}]"
     with pytest.raises(ConfigError, match=rf"rewards\[1\] \(.*, column: {column}\).*state before .* of your own"):
-        checked(compose("+turnkey=gigpo", rewards % (entry, column)))
+        checked(compose(f"+turnkey={method}", rewards % (entry, column)))
     checked(compose("+turnkey=gigpo", rewards % (entry, "turn_score")))
 
 
@@ -402,6 +405,71 @@ def test_a_column_that_nobody_gives_is_named_before_ray(compose: Compose, tmp_pa
         drive("mute", "step_potential", scorer % "turn_score")
     with pytest.raises(ConfigError, match=r"environment gives info\['extra'\]\['potential'\] itself"):
         drive("say", "step_potential", scorer % "potential")
+
+
+def test_a_column_of_the_state_before_a_step_is_looked_for_there(compose: Compose, tmp_path):
+    """In the answers up to the last but one, that of the reset among them."""
+    module = tmp_path / "one_step.py"
+    module.write_text(ONE_STEP)
+    for when in ("before", "after"):
+        tasks = [Task("contract/OneStep-v0", seed, {"when": when}) for seed in range(4)]
+        write_parquet(tmp_path / f"{when}.parquet", tasks, "x", "train")
+
+    def drive(when: str) -> None:
+        files = [f"data.{key}={tmp_path}/{when}.parquet" for key in ("train_files", "val_files")]
+        checked(compose("+turnkey=marshal", *files, f"turnkey.modules=[{module}]"))
+
+    drive("before")
+    with pytest.raises(ConfigError, match=r"marshal needs the column 'extra\.role'.*with the reset and every step"):
+        drive("after")
+
+
+ONE_STEP = """
+import gymnasium
+
+class OneStep(gymnasium.Env):
+    def __init__(self, when="before"):
+        self.when = when
+    def reset(self, *, seed=None, options=None):
+        return "a room", {"extra": {"role": "a"} if self.when == "before" else {}}
+    def step(self, action):
+        return "a room", 1.0, True, False, {"extra": {"role": "a"} if self.when == "after" else {}}
+
+gymnasium.register("contract/OneStep-v0", entry_point=OneStep)
+"""
+
+
+def test_entropies_that_verl_does_not_compute_are_refused_where_nobody_else_gives_them(
+    compose: Compose, tmp_path, task_files
+):
+    rows = pd.read_parquet(task_files / "train.parquet")
+    rows["agent_name"] = "turnkey_env"
+    rows.to_parquet(tmp_path / "loops.parquet")
+
+    def drive(*overrides: str, recipe: str = "dynamo_modulation") -> None:
+        checked(compose(f"+turnkey={recipe}", "algorithm.rollout_correction.bypass_mode=true", *overrides))
+
+    said = r"'extra\.entropy' of each step.*bypass_mode=true: set it to false"
+    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {said}"):
+        drive()
+    with pytest.raises(ConfigError, match=rf"empg \(turnkey\.credit\.modify\) needs {said}"):
+        drive("turnkey.credit.modify=[empg]", recipe="gigpo")
+    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {said}"):
+        drive("actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent")
+    drive("turnkey.rewards=[{name: step}, {name: step, label: e, column: entropy}]")
+    drive(*(f"data.{key}={tmp_path}/loops.parquet" for key in ("train_files", "val_files")))
+    drive("turnkey.env.probe=false")  # the first step will tell whether the environment gives them
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides"), [("a_grae", []), ("shrinkage", []), ("ngrpo", []), ("gigpo", ["a_grae"])]
+)
+def test_kl_in_the_reward_of_outcomes_in_bounds_is_refused(compose: Compose, method, overrides):
+    overrides = [f"+turnkey={method}", f"turnkey.credit.modify={overrides}", "turnkey.env.probe=false"]
+    checked(compose(*overrides, "actor_rollout_ref.actor.use_kl_loss=true"))
+    name = "a_grae" if method == "gigpo" else method
+    with pytest.raises(ConfigError, match=rf"use_kl_in_reward=true.*{name} .*actor\.use_kl_loss=true"):
+        checked(compose(*overrides, "algorithm.use_kl_in_reward=true"))
 
 
 def test_missing_environment_package_names_the_extra(compose: Compose, tmp_path, monkeypatch):

@@ -81,3 +81,33 @@ def test_the_trainer_asks_before_its_first_step(ray_queue, trainer, tmp_path):
     manager.agent_loop_workers = []
     with pytest.raises(ConfigError, match=r"cannot be played on node .*the reset is broken"):
         trainer(*asked).fit(manager)
+
+
+SCORED = """
+import gymnasium
+
+class Scored(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return "a room", {}
+    def step(self, action):
+        return "a room", 0.0, True, False, {"extra": {"score": 1.0}}
+
+gymnasium.register("own/Scored-v0", entry_point=Scored)
+"""
+PLAYING = """
+import asyncio, sys
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.checks.probe import play
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+print(asyncio.run(play(TurnkeyConfig(modules=[sys.argv[1]]), Task("own/Scored-v0", 3)))[2])
+print({"verl", "torch", "transformers"} & {*sys.modules})
+"""
+
+
+def test_playing_imports_nothing_of_verl(tmp_path: Path):
+    """Which would take a quarter of a minute, on every node."""
+    module = tmp_path / "scored.py"
+    module.write_text(SCORED)
+    command = [sys.executable, "-c", PLAYING, str(module)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.stdout.splitlines(), done.returncode) == (["{'score'}", "set()"], 0), done.stderr

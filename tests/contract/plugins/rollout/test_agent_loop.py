@@ -865,24 +865,33 @@ def test_records_carry_the_observation_when_the_method_compares_texts(play, comp
     assert found == (["a room 3", "a room"] if keep else [None, None])
 
 
-@pytest.mark.parametrize(("credit", "kept"), [([], False), (["++turnkey.credit.similarity=0.9"], True)])
-def test_the_trainer_tells_the_workers_whether_the_method_compares_texts(
-    ray_queue, trainer, compose: Compose, monkeypatch, credit, kept
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "told"),
+    [
+        ("gigpo", [], (False, set())),
+        ("gigpo", ["++turnkey.credit.similarity=0.9"], (True, set())),
+        ("rae", [], (False, {"role", "order"})),
+    ],
+)
+def test_the_trainer_tells_the_workers_what_the_method_reads(
+    ray_queue, trainer, compose: Compose, monkeypatch, recipe, overrides, told
 ):
+    """Whether it compares texts, and which columns it takes from the state before a step."""
+
     @ray.remote(num_cpus=0)
     class Worker:
         def __init__(self, config):
             self.config = config
 
     def asked(worker):
-        return loop_worker.keep_texts
+        return loop_worker.keep_texts, {*loop_worker.before}
 
     worker = Worker.remote(compose("+turnkey=base", LOOP_OF_VERL))
     monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: None)
     manager = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)  # its construction starts model servers
     manager.agent_loop_workers = [worker]
-    trainer(*credit).fit(manager)
-    assert ray.get(worker.__ray_call__.remote(asked)) is kept
+    trainer(*overrides, recipe=recipe).fit(manager)
+    assert ray.get(worker.__ray_call__.remote(asked)) == told
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -1015,14 +1024,21 @@ def test_a_column_that_the_environment_gives_too_costs_the_episode(play):
     assert "the environment gives info['extra']['tool_calls'] itself" in row.extra_fields["turnkey"]["failed"]
 
 
-def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_in(play):
+def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_in(play, monkeypatch):
     """Also of a turn without an action, of a refused one, and of the last one. What the answer says is not moved."""
+    monkeypatch.setattr(loop_worker, "before", {"role", "turn_value", "parent"})
     outputs, _ = play(["call now", "", "stumble", "look", ""], awkward(says_more=True), "turnkey.rollout.max_turns=5")
     found = [step["extra"] for step in steps(outputs)]
     assert [extra["role"] for extra in found] == [*"abbba"]
     assert [extra["turn_value"] for extra in found] == [0.0, 1.0, 1.0, 1.0, 2.0]
     assert [extra["parent"] for extra in found] == ["", "call now", "call now", "call now", "call now look"]
     assert [extra["potential"] for extra in found] == [0.5, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_another_method_gets_columns_of_the_same_name_from_the_answer(play):
+    outputs, _ = play(["call now", "look"], awkward(says_more=True), "turnkey.rollout.max_turns=2")
+    assert [step["extra"]["parent"] for step in steps(outputs)] == ["call now", "call now look"]
+    assert [step["extra"]["turn_value"] for step in steps(outputs)] == [1.0, 2.0]
 
 
 def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):

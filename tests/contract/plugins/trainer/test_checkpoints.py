@@ -140,14 +140,20 @@ def test_a_checkpoint_without_the_state_is_warned_of_once(build: Build, tmp_path
     assert said[0].endswith(": rae remembers nothing of the steps before")
 
 
-@pytest.mark.parametrize("recipe", ["gigpo", "base"])
-def test_methods_that_remember_nothing_write_and_read_nothing(build: Build, tmp_path: Path, caplog, recipe: str):
-    trainer = build("sync", recipe=recipe)
+GIVEN = "turnkey.credit.prior=given"
+
+
+@pytest.mark.parametrize(("recipe", "overrides"), [("gigpo", []), ("base", []), ("shrinkage", [GIVEN])])
+@pytest.mark.parametrize("held", ['{"method": "shrinkage", "state": {"first": 1.0}}', "half a fi"])
+def test_methods_that_remember_nothing_write_and_read_nothing(
+    build: Build, tmp_path: Path, caplog, recipe: str, overrides: list[str], held: str
+):
+    trainer = build("sync", *overrides, recipe=recipe)
     trainer._save_checkpoint()
     folder = tmp_path / "global_step_1"
     assert not (folder / FILE).exists()
-    (folder / FILE).write_text('{"method": "rae", "state": {"first": 1.0}}')
-    resumed = build("sync", recipe=recipe)
+    (folder / FILE).write_text(held)
+    resumed = build("sync", *overrides, recipe=recipe)
     resumed._load_checkpoint()
     assert (resumed.global_steps, resumed.credit_state) == (1, {})
     assert [record for record in caplog.records if record.name == "verl_turnkey"] == []

@@ -51,8 +51,11 @@ def test_a_step_without_an_action_may_leave_out_what_its_answer_would_say():
     steps = [make_step(step=0, reward=0.0), make_step(step=1, reward=0.0, action="go", extra=full)]
     rows = [{"turnkey": make_record([step])} for step in steps]
     mask = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
-    found = read_rows(["a_0_0", "a_0_1"], [{}, {}], rows, mask).steps.extra
-    assert {name: column.tolist() for name, column in found.items()} == {
-        "turn_score": [0.0, 1.0],
-        "said": [None, "yes"],
-    }
+    answer = {"turn_score": [0.0, 1.0], "said": [None, "yes"]}
+
+    def found(*before):
+        extra = read_rows(["a_0_0", "a_0_1"], [{}, {}], rows, mask, before=before).steps.extra
+        return {name: column.tolist() for name, column in extra.items()}
+
+    assert found("role", "turn_value") == answer
+    assert found("role") == {**answer, "turn_value": [0.0, 0.5]}  # of a method that takes it from the answer
