@@ -290,7 +290,7 @@ MUTATIONS = [
     ("plugins/trainer/checkpoints.py", "self.on_sample_end()  # verl saves", "pass  # verl saves", TRAINERS),
     ("plugins/trainer/checkpoints.py", "self._saved == step", "self._saved == step + 1", TRAINERS),
     ("plugins/trainer/checkpoints.py", "            self.credit_state = found\n", "            pass\n", CHECKPOINTS),
-    ("plugins/trainer/checkpoints.py", "for spec in specs if spec.stateful]", "for spec in specs]", CHECKPOINTS),
+    ("plugins/trainer/checkpoints.py", 'if spec.stateful and getattr(params, "remembers", True)]', "]", CHECKPOINTS),
     ("plugins/trainer/checkpoints.py", "        if self.global_steps:\n", "        if True:\n", CHECKPOINTS),
     ("plugins/trainer/trainer.py", "        self.credit_state = step.state\n", "", CHECKPOINTS),
     ("plugins/credit/estimator.py", "state=self.state, ", "", CHECKPOINTS),
