@@ -332,7 +332,7 @@ MUTATIONS = [
         f"{T}/test_params.py",
     ),
     (
-        "advantage/registry.py",
+        "advantage/modifying.py",
         "np.count_nonzero(~np.isfinite(array))",
         "np.count_nonzero(np.isnan(array))",
         f"{T}/test_compute_credit.py",
@@ -374,10 +374,17 @@ MUTATIONS = [
     ("advantage/modifying.py", "inner[-1], metrics={}, state={}", "inner[-1]", f"{T}/modifiers/test_modify.py"),
     (
         "advantage/modifying.py",
-        "(estimate(batch).advantage - estimate(free).advantage)",
+        "whole.advantage - free.advantage",
         "0.0",
         f"{T}/modifiers/test_modify.py",
     ),
+    (
+        "advantage/modifying.py",
+        "replace(whole, advantage=free",
+        "replace(free, advantage=free",
+        f"{T}/modifiers/test_modify.py",
+    ),
+    ("advantage/batch.py", 'and "score" not in other.given', "and False", f"{T}/modifiers/test_modify.py"),
     (
         "advantage/modifiers/a_grae.py",
         "np.where(advantage > 0, advantage * damping",
