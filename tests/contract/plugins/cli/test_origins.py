@@ -43,7 +43,7 @@ SHOWN = {
         "adv_estimator: rebn # command line",
     ],
     "base algorithm.adv_estimator=grpo actor_rollout_ref.actor.policy_loss.loss_mode=st_ppo": [
-        "credit: {} # base",
+        "modify: [] # base",
         "clip_low: 0.2 # default",
         "divide: above_one # default",
     ],
