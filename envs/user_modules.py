@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium
+
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.errors import ModuleImportError
 
@@ -61,6 +63,14 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
     return function
 
 
+_registered: dict[str, list[str]] = {}  # names of imported files -> the gymnasium ids that they registered
+
+
+def environments_of(path: str) -> list[str]:
+    """Import the ``.py`` file ``path`` unless it was; the ids that it registered with gymnasium, sorted."""
+    return _registered[_import_file(Path(path)).__name__]
+
+
 _importing = threading.RLock()  # a module that another thread is still executing is in sys.modules already
 
 
@@ -81,9 +91,11 @@ def _imported(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    known = set(gymnasium.registry)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    _registered[name] = sorted(set(gymnasium.registry) - known)
     return module

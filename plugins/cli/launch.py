@@ -86,14 +86,13 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
 def _named(environment: str) -> Played:
     import gymnasium
 
-    from verl_turnkey.envs.user_modules import import_modules
+    from verl_turnkey.envs.user_modules import environments_of, import_modules
 
     file, _, chosen = environment.partition(".py:") if ".py:" in environment else (environment, "", "")
     if environment.endswith(".py") or chosen:
         module = Path(f"{file}.py" if chosen else file).expanduser().absolute()
-        known = set(gymnasium.registry)
         import_modules([str(module)], "ENVIRONMENT")
-        found = sorted(set(gymnasium.registry) - known)
+        found = environments_of(str(module))
         if chosen and chosen not in gymnasium.registry:
             raise ConfigError(f"{module} registers no environment {chosen!r}, but {', '.join(found) or 'none'}")
         if not chosen and len(found) != 1:
