@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.group_ops import Floats, GroupStats, Norm, against_others, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Bools, Floats, GroupStats, Norm, against_others, group_stats, normalize
+from verl_turnkey.advantage.params import ConfigError
 
 Scope = Literal["trajectories", "steps", "outcomes"]
 Singleton = Literal["zero", "score"]
@@ -47,6 +48,19 @@ def outcomes(batch: StepBatch, scope: Scope) -> tuple[Floats, GroupStats]:
     own = batch.score - penalties(batch, scope)[0]
     counted = np.arange(len(batch)) if scope == "steps" else batch.first_rows
     return own, group_stats(own[counted], batch.group[counted], batch.n_groups)
+
+
+def refuse_outcomes(batch: StepBatch, own: Floats, bad: Bools, expected: str, mend: str) -> None:
+    """Refuse the first of the rows (S,) whose outcome is ``bad``: what was ``expected``, what came, what to change.
+
+    Raises:
+        ConfigError: there is one; ``expected`` opens the message with the name of the method.
+    """
+    if bad.any():
+        row = int(bad.argmax())
+        raise ConfigError(
+            f"{expected}, got {own[row]:g} for trajectory {batch.ids['trajectory'][batch.trajectory[row]]!r}: {mend}"
+        )
 
 
 def of_singletons(own: Floats, batch: StepBatch, stats: GroupStats, singleton: Singleton, advantage: Floats) -> Floats:

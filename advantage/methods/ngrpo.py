@@ -8,9 +8,9 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import ROUNDING, equal, group_stats, mean, normalize
-from verl_turnkey.advantage.methods._episode_level import outcomes
+from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
 from verl_turnkey.advantage.metrics import describe
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
 
@@ -43,13 +43,9 @@ def ngrpo(batch: StepBatch, params: NgrpoParams) -> Credit:
     settings of verl.
     """
     own, _ = outcomes(batch, "outcomes")
-    bad = np.flatnonzero(own > params.r_max + ROUNDING * max(1.0, abs(params.r_max)))
-    if len(bad):
-        row = int(bad[0])
-        raise ConfigError(
-            f"ngrpo: expected outcomes of at most r_max={params.r_max:g}, got {own[row]:g} for trajectory "
-            f"{batch.ids['trajectory'][batch.trajectory[row]]!r}: set r_max to the largest outcome possible"
-        )
+    bad = own > params.r_max + ROUNDING * max(1.0, abs(params.r_max))
+    expected = f"ngrpo: expected outcomes of at most r_max={params.r_max:g}"
+    refuse_outcomes(batch, own, bad, expected, "set r_max to the largest outcome possible")
     values = np.concatenate([own[batch.first_rows], np.full(batch.n_groups, params.r_max)])
     groups = np.concatenate([batch.group[batch.first_rows], np.arange(batch.n_groups)])
     stats = group_stats(values, groups, batch.n_groups)

@@ -8,9 +8,9 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import ROUNDING, equal, mean
-from verl_turnkey.advantage.methods._episode_level import outcomes
+from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import check
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,9 @@ def a_grae(batch: StepBatch, params: AGraeParams, estimate: Estimate) -> Credit:
     """
     credit = estimate(batch)
     own, stats = outcomes(batch, "outcomes")
-    bad = np.flatnonzero((own < -ROUNDING) | (own > 1 + ROUNDING))
-    if len(bad):
-        row = int(bad[0])
-        raise ConfigError(
-            f"a_grae: expected outcomes in [0, 1], which are read as success rates, got {own[row]:g} for trajectory "
-            f"{batch.ids['trajectory'][batch.trajectory[row]]!r}: change the environment's rewards or turnkey.rewards"
-        )
+    bad = (own < -ROUNDING) | (own > 1 + ROUNDING)
+    expected = "a_grae: expected outcomes in [0, 1], which are read as success rates"
+    refuse_outcomes(batch, own, bad, expected, "change the environment's rewards or turnkey.rewards")
     w = mean(own[batch.first_rows])
     p = stats.mean[batch.group]
     mixed = ~(equal(p, 0.0) | equal(p, 1.0))

@@ -11,7 +11,7 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.group_ops import ROUNDING, Floats, GroupStats, equal, group_stats, mean
-from verl_turnkey.advantage.methods._episode_level import outcomes
+from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import ConfigError, check
@@ -68,13 +68,9 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
     """
     credit = estimate(batch)
     own, stats = outcomes(batch, "outcomes")
-    bad = np.flatnonzero((own < params.low - ROUNDING) | (own > params.high + ROUNDING))
-    if len(bad):
-        row = int(bad[0])
-        raise ConfigError(
-            f"shrinkage: expected outcomes in [low, high] = [{params.low:g}, {params.high:g}], got {own[row]:g} for "
-            f"trajectory {batch.ids['trajectory'][batch.trajectory[row]]!r}: set low and high to the range of outcomes"
-        )
+    bad = (own < params.low - ROUNDING) | (own > params.high + ROUNDING)
+    expected = f"shrinkage: expected outcomes in [low, high] = [{params.low:g}, {params.high:g}]"
+    refuse_outcomes(batch, own, bad, expected, "set low and high to the range of outcomes")
     given = params.prior == "given"
     tasks = [None] * batch.n_groups if given else _tasks(batch)
     prior = _given(batch, params) if given else _known(tasks, state, stats)

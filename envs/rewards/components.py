@@ -92,16 +92,18 @@ class RewardSpec:
     cost: bool
     """it counts undesired behaviour: its weight must be given and must not be positive"""
     summary: str
+    hindsight: bool = False
+    """it rates a step by what came of it, and so cannot give a column about the state before the step"""
 
 
 _REWARDS: dict[str, RewardSpec] = {}
 C = TypeVar("C", bound=type)
 
 
-def register_reward(name: str, *, cost: bool = False) -> Callable[[C], C]:
+def register_reward(name: str, *, cost: bool = False, hindsight: bool = False) -> Callable[[C], C]:
     """Decorate a frozen dataclass with ``__call__(self, steps)`` (may be ``async``) to make it the component ``name``.
 
-    The first line of its docstring is its summary in tables.
+    The first line of its docstring is its summary in tables; the rest is as in :class:`RewardSpec`.
 
     Raises:
         ValueError: the name is taken, or the class is no frozen dataclass.
@@ -114,7 +116,8 @@ def register_reward(name: str, *, cost: bool = False) -> Callable[[C], C]:
             raise ValueError(
                 f"reward component {name!r} is already registered by {holder.__module__}.{holder.__qualname__}"
             )
-        _REWARDS[name] = RewardSpec(name, cls, cost, (cls.__doc__ or "").strip().partition("\n")[0])
+        summary = (cls.__doc__ or "").strip().partition("\n")[0]
+        _REWARDS[name] = RewardSpec(name, cls, cost, summary, hindsight)
         return cls
 
     return register

@@ -21,7 +21,7 @@ What happened:
 How well did the agent do, up to here? End with one line, 'Score: ' and a number from 0 (useless) to 10 (solved)."""
 
 
-@register_reward("judge")
+@register_reward("judge", hindsight=True)
 @dataclass(frozen=True)
 class JudgeReward(JudgeConfig):
     """The score of a model behind an OpenAI-compatible endpoint, for the episode or for each step."""

@@ -14,7 +14,7 @@ from verl_turnkey.envs.rewards.transcript import check_template, fill
 TEXT = "{task}\n\n{transcript}"
 
 
-@register_reward("scorer")
+@register_reward("scorer", hindsight=True)
 @dataclass(frozen=True)
 class Scorer(EndpointConfig):
     """The scores of a process reward model: one request per episode, with all of its steps.

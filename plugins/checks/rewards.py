@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
-from verl_turnkey.envs.rewards import LOOPS_OWN, column_clash, compose
+from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     closest,
@@ -28,7 +29,6 @@ FORMER = {
     "reward_model.reward_loop_source": "reward.reward_manager.source",
 }
 FUNCTION = "reward.custom_reward_function.path"
-AFTER = ("judge", "scorer")  # components that rate the episode up to and including a step
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 
 
@@ -45,20 +45,21 @@ def check_algorithm(config: DictConfig) -> None:
     _check_kl(config)
 
 
-def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> Composition:
     """Compose the rewards of the loop turnkey_env, and refuse settings that it would ignore or count twice.
 
-    Its rewards are those of ``turnkey.rewards``: verl's reward functions see only rows that come without a score.
+    They are those of ``turnkey.rewards``: verl's reward functions see only rows that come without a score.
 
     Raises:
         ConfigError: names the key to change and the way out.
     """
     _check_verls(config, turnkey)
-    compose(reward_entries(config, turnkey))
+    composition = compose(reward_entries(config, turnkey))
     spec = estimator_of(config)
     before = () if spec is None else spec.names_before
+    late = {name for name, reward in rewards().items() if reward.hindsight}
     for i, entry in enumerate(turnkey.rewards):
-        if entry["name"] in AFTER and (column := entry.get("column")) in before:
+        if entry["name"] in late and (column := entry.get("column")) in before:
             raise ConfigError(
                 f"turnkey.rewards[{i}] ({entry['name']}, column: {column}): it rates a step by what came of it, and "
                 f"{column} is about the state before the step: give it with a component of your own, which sees that "
@@ -73,17 +74,18 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> None:
                 f"turnkey.rollout.invalid_action_penalty={penalty} would count an invalid action twice: set "
                 "turnkey.rollout.invalid_action_penalty=0, or leave the component out"
             )
+    return composition
 
 
-def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | None) -> None:
+def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | None, columns: Collection[str]) -> None:
     """Refuse a method that reads a column which nobody gives, and a column of both environment and component.
 
-    ``given``: what the probe saw in the environment's ``info["extra"]``; None when it saw no valid step.
+    ``given``: what the probe saw in the environment's ``info["extra"]``; None when it saw no valid step. ``columns``:
+    those that reward components give.
 
     Raises:
         ConfigError: names the column and how a rollout comes to have it.
     """
-    columns = compose(reward_entries(config, turnkey)).columns
     if given is None:
         return
     if clash := sorted(given & {*columns}):
@@ -92,13 +94,13 @@ def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | 
     needs = [] if spec is None else [(spec.name, spec.columns(credit_params(config, turnkey)))]
     needs += [(f"{one.spec.name} (turnkey.credit.modify)", one.columns) for one in credit_modify(config, turnkey)]
     known = {f"extra.{name}" for name in (*given, *columns, *LOOPS_OWN)} | {*FROM_TRAINER}
-    lacking = [(who, column) for who, wanted in needs for column in wanted if column not in known]
     before = () if spec is None else spec.names_before
-    for who, column in (each for each in lacking if each[1].startswith("extra.")):
-        raise ConfigError(
-            f"{who} needs the column {column!r}, which the first task's environment does not give: "
-            f"{how_to_set(column, before)}"
-        )
+    for who, wanted in needs:
+        if lacking := [column for column in wanted if column.startswith("extra.") and column not in known]:
+            raise ConfigError(
+                f"{who} needs the column {lacking[0]!r}, which the first task's environment does not give: "
+                f"{how_to_set(lacking[0], before)}"
+            )
     if OmegaConf.select(config, BYPASS):
         for who, wanted in needs:
             check_supplied([who], {*wanted} - {f"extra.{name}" for name in (*given, *columns)})

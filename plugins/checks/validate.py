@@ -89,8 +89,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
             f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env reads it", stacklevel=2
         )
     if loop == "turnkey_env":
-        check_rewards(config, turnkey)
-        _check_agent_loop(config, turnkey, files)
+        _check_agent_loop(config, turnkey, files, check_rewards(config, turnkey).columns)
     elif ours and loop in VERLS_LOOPS and not any(LOOP_COLUMN in columns(file) for file in files):
         _check_derived(config, turnkey, loop)
     _hint_without_gpu(config)
@@ -150,7 +149,8 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
     params = credit_params(config, turnkey)
-    wanted = spec.columns(params, credit_modify(config, turnkey))
+    modify = credit_modify(config, turnkey)
+    wanted = spec.columns(params, modify)
     for module in getattr(params, "requires", ()):
         if find_spec(module) is None:
             raise ConfigError(
@@ -167,7 +167,7 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in wanted and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    _check_bounds([spec, *(one.spec for one in credit_modify(config, turnkey))], config)
+    _check_bounds([spec, *(one.spec for one in modify)], config)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
@@ -198,8 +198,11 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
         raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
 
 
-def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str]) -> None:
-    """Check limits, prompt settings and the first task, which is played for a few steps."""
+def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...]) -> None:
+    """Check limits, prompt settings and the first task, which is played for a few steps.
+
+    ``given``: the columns that reward components give.
+    """
     rollout = config.actor_rollout_ref.rollout
     if rollout.get("enable_rollout_routing_replay", False):
         raise ConfigError(
@@ -219,7 +222,7 @@ def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[st
     if any(LOOP_COLUMN in columns(file) for file in files):
         return  # rows choose their own loop
     if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
-        check_columns(config, turnkey, probe(config, turnkey, parquet[0]))
+        check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given)
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -258,12 +261,13 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
     per_turn = {
         f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
     }
-    wanted = spec.columns(credit_params(config, turnkey), credit_modify(config, turnkey))
+    modify = credit_modify(config, turnkey)
+    wanted = spec.columns(credit_params(config, turnkey), modify)
     lacking = [column for column in wanted if column not in {*COLUMNS, *SOURCES, *per_turn}]
     if lacking:
         raise ConfigError(needs_record(spec.name, lacking))
     if OmegaConf.select(config, BYPASS):
-        names = [spec.name, *(one.spec.name for one in credit_modify(config, turnkey))]
+        names = [spec.name, *(one.spec.name for one in modify)]
         check_supplied(names, [column for column in wanted if column not in per_turn])
 
 
