@@ -1,0 +1,57 @@
+"""The starts of a run's trainer: what each is called, and what it says of itself in the log's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+SEGMENT = re.compile(r"\d{8}T\d{6}_[0-9a-f]{4}")
+
+
+def new_segment() -> str:
+    """A name for a start of the trainer: its UTC time and four random digits, so that later ones sort behind."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}_{secrets.token_hex(2)}"
+
+
+def write_segment(folder: Path, segment: str, facts: Mapping[str, Any]) -> None:
+    """Write ``segments/<segment>.json``; ``facts["resumed_from"]``: the last step that it takes over, 0 for none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_json(private(folder, "segments") / f"{segment}.json", {"segment": segment, **facts})
+
+
+def read_segments(folder: Path) -> dict[str, dict[str, Any]]:
+    """Name -> what stands in its file, the earliest first; a file that cannot be read is left out."""
+    found = {}
+    for path in sorted((folder / "segments").glob("*.json")):
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(facts, dict) and SEGMENT.fullmatch(path.stem):
+            found[path.stem] = facts
+    return found
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file as a whole."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=True, default=str) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def private(folder: Path, *below: str) -> Path:
+    """``folder/below/...``; folders that are made are their owner's alone, since texts of users may be in the log."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for name in ("", *below):
+        folder = folder / name
+        folder.mkdir(0o700, exist_ok=True)
+    return folder
