@@ -248,6 +248,11 @@ class Credit:
     None; ``metrics``, what the method wants logged; ``extra``, further columns (S,) that a policy loss may ask for by
     name (an estimator declares them in ``gives``); ``state``, of an estimator that is ``stateful``: what the next batch
     begins with, numbers by name, for the caller to keep and to save with its checkpoints.
+
+    Why a step got its credit, by name and (S,) each, as far as the method says: ``parts``, which add up to
+    ``advantage``; ``levels``, further quantities behind them, such as weights and values of states; ``groups``, whom a
+    part or level of that name compared with each other: steps with the same integer, none with -1. The names do not
+    depend on the batch. :func:`compute_credit` logs mean, std and share of non-zero entries of parts and levels.
     """
 
     advantage: Floats
@@ -255,6 +260,27 @@ class Credit:
     metrics: dict[str, float] = field(default_factory=dict)
     extra: dict[str, Floats] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
+    parts: Mapping[str, Floats] = field(default_factory=dict)
+    levels: Mapping[str, Floats] = field(default_factory=dict)
+    groups: Mapping[str, Ints] = field(default_factory=dict)
+
+    @classmethod
+    def of_parts(
+        cls,
+        parts: Mapping[str, Floats],
+        penalty: Floats,
+        returns: Floats | None = None,
+        *,
+        total: Floats | None = None,
+        **other: Any,
+    ) -> Credit:
+        """Credit whose advantage is the sum of ``parts``, in their order, minus ``penalty``, one more part.
+
+        ``total`` (S,): the sum of ``parts``, from a method that computes it with less rounding. ``other``: the further
+        fields.
+        """
+        advantage = (sum(parts.values()) if total is None else total) - penalty
+        return cls(advantage, returns, parts={**parts, "penalty": 0.0 - penalty}, **other)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "advantage", np.asarray(self.advantage, np.float64))

@@ -15,6 +15,9 @@ from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, requ
 Estimate = Callable[[StepBatch], Credit]
 Modifier = TypeVar("Modifier", bound=Callable[..., Credit])
 
+#: How far the sum of parts may be from the advantage, relative to their absolute values.
+PARTS_ROUNDING = 1e-6
+
 #: State of modifiers stands beside the estimator's under ``modify/<name>/<key>``.
 _STATE = "modify/"
 
@@ -158,6 +161,8 @@ def modified(
 
     A modifier sees a table without penalties; what the penalties change in the estimator's own credit is added
     unmodified. ``state`` and the credit's: those of the modifiers, under ``modify/<name>/<key>``, and the estimator's.
+    The credit has the estimator's parts, or one, ``method``, of an estimator that names none, and one named after each
+    modifier: what it changed. What a modifier changed in the table is in the parts that the estimator made of it.
     """
     if not modify:
         return estimate(batch)
@@ -165,11 +170,9 @@ def modified(
 
     def without_penalties(table: StepBatch) -> Credit:
         free = estimate(table)
-        if not batch.penalty.any():
-            return free
-        whole = estimate(table.replaced(penalty=batch.penalty))
+        whole = estimate(table.replaced(penalty=batch.penalty)) if batch.penalty.any() else free
         change[:] = whole.advantage - free.advantage
-        return replace(whole, advantage=free.advantage)
+        return replace(whole, advantage=free.advantage, parts=whole.parts or {"method": whole.advantage})
 
     whole = without_penalties
     for one in modify:
@@ -197,16 +200,19 @@ def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) 
         found = inner[-1]
         metrics = {f"credit/{spec.name}/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         kept = {f"{prefix}{key}": value for key, value in credit.state.items()}
-        return replace(
-            found, advantage=credit.advantage, metrics={**found.metrics, **metrics}, state={**found.state, **kept}
-        )
+        parts = {**found.parts, spec.name: found.parts.get(spec.name, 0.0) + credit.advantage - found.advantage}
+        merged = {"metrics": {**found.metrics, **metrics}, "state": {**found.state, **kept}, "parts": parts}
+        return replace(found, advantage=credit.advantage, **merged)
 
     return wrapper
 
 
 def check_numbers(who: str, credit: Credit, steps: int) -> None:
     """Raise ValueError where ``credit`` of ``who`` is not one finite number per step."""
-    for column, array in (("advantage", credit.advantage), ("returns", credit.returns), *credit.extra.items()):
+    columns = {"advantage": credit.advantage, "returns": credit.returns, **credit.extra}
+    columns |= {f"part {name!r}": part for name, part in credit.parts.items()}
+    columns |= {f"level {name!r}": level for name, level in credit.levels.items()}
+    for column, array in columns.items():
         if array is None:
             continue
         expected = f"{who}: expected {column} to be {steps} finite numbers, one per step"
@@ -214,9 +220,31 @@ def check_numbers(who: str, credit: Credit, steps: int) -> None:
             raise ValueError(f"{expected}, got shape {np.shape(array)}")
         if bad := np.count_nonzero(~np.isfinite(array)):
             raise ValueError(f"{expected}, got {bad} that are not finite")
+    for name, codes in credit.groups.items():
+        array = np.asarray(codes)
+        if array.shape != (steps,) or array.dtype.kind not in "iu" or array.min(initial=0) < -1:
+            got = f"{array.dtype} of shape {array.shape}, from {array.min(initial=0)}"
+            raise ValueError(f"{who}: expected groups {name!r} to be {steps} integers >= -1, one per step, got {got}")
+    if twice := credit.parts.keys() & credit.levels.keys():
+        raise ValueError(f"{who}: {min(twice)!r} is a part and a level; expected different names, as both are logged")
     for key, value in credit.state.items():
         if not isinstance(key, str) or not isinstance(value, Real) or not np.isfinite(float(value)):
             raise ValueError(f"{who}: expected Credit.state to hold finite numbers by name, got {credit.state}")
+
+
+def check_sum(who: str, credit: Credit) -> None:
+    """Raise ValueError where the parts of ``credit`` of ``who``, if it has any, do not add up to its advantage."""
+    if not credit.parts:
+        return
+    total = sum(credit.parts.values())
+    scale = 1.0 + sum(np.abs(part) for part in credit.parts.values())
+    wrong = np.flatnonzero(np.abs(total - credit.advantage) > PARTS_ROUNDING * scale)
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"{who}: expected the parts {', '.join(credit.parts)} to add up to the advantage, got {total[row]:g} for "
+            f"{credit.advantage[row]:g} in row {row}: what does not add up belongs in Credit.levels"
+        )
 
 
 def estimators_state(state: Mapping[str, float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from verl_turnkey.advantage.modifying import (
     Modification,
     check_columns,
     check_numbers,
+    check_sum,
     estimators_state,
     modified,
     parse_modify,
@@ -188,7 +189,9 @@ def compute_credit(
 
     credit = modified(estimate, chosen, batch, state)
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
-    return replace(credit, metrics={**anchors, **credit.metrics, **describe("advantage", credit.advantage)})
+    told = [describe(part, numbers) for part, numbers in (*credit.levels.items(), *credit.parts.items())]
+    metrics = {key: value for described in (anchors, *told, credit.metrics) for key, value in described.items()}
+    return replace(credit, metrics=metrics | describe("advantage", credit.advantage))
 
 
 def _check_given(who: str, columns: Sequence[str], batch: StepBatch, before: Collection[str] = ()) -> None:
@@ -207,6 +210,7 @@ def _checked(spec: EstimatorSpec, credit: Any, steps: int) -> Credit:
     if set(credit.extra) != set(spec.gives):
         raise ValueError(f"{who}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
     check_numbers(who, credit, steps)
+    check_sum(who, credit)
     if foreign := set(credit.state) - set(estimators_state(credit.state)):
         raise ValueError(f"{who}: Credit.state: {min(foreign)!r} begins as the state of modifiers does; rename it")
     return credit

@@ -14,10 +14,8 @@ Whiten = Literal["turns", "none"]
 WHITEN_EPSILON = 1e-8  # added to the variance, as in verl's masked_whiten
 
 
-def gae(batch: StepBatch, gamma: float, lam: float | Floats, bootstrap: Floats | float = 0.0) -> Floats:
-    """GAE of every turn, (S,); ``bootstrap`` (a number or (S,)) is the value after an episode's last turn.
-
-    ``lam`` is one number, or one for each turn, (S,).
+def td_errors(batch: StepBatch, gamma: float, bootstrap: Floats | float = 0.0) -> Floats:
+    """``r + gamma V' - V`` of every turn, (S,); ``bootstrap`` (a number or (S,)) is V' of an episode's last turn.
 
     A turn flagged ``terminated`` ends its episode, even if further turns follow.
     """
@@ -28,8 +26,12 @@ def gae(batch: StepBatch, gamma: float, lam: float | Floats, bootstrap: Floats |
         )
     episodes = cut_runs(batch.runs, batch.terminated)
     following = next_values(batch.value, episodes, np.where(batch.terminated, 0.0, bootstrap))
-    delta = batch.reward + gamma * following - batch.value
-    return discounted_returns(delta, episodes, gamma * lam)
+    return batch.reward + gamma * following - batch.value
+
+
+def gae(batch: StepBatch, delta: Floats, gamma: float, lam: float | Floats) -> Floats:
+    """GAE of every turn, (S,), of its TD errors ``delta`` (S,); ``lam`` is one number, or one for each turn, (S,)."""
+    return discounted_returns(delta, cut_runs(batch.runs, batch.terminated), gamma * lam)
 
 
 def whiten(advantage: Floats, batch: StepBatch, how: Whiten) -> Floats:
@@ -55,10 +57,10 @@ def whiten_tokens(values: Floats, batch: StepBatch) -> Floats:
 
 
 def describe_critic(batch: StepBatch, returns: Floats) -> dict[str, float]:
-    """How well the values predict the targets: mean of both, and the share of the targets' variance explained."""
+    """How well the values predict the targets: the mean of these, and the share of their variance explained."""
     if not len(batch):
         return {}
-    metrics = {"credit/value/mean": float(batch.value.mean()), "credit/return/mean": float(returns.mean())}
+    metrics = {"credit/return/mean": float(returns.mean())}
     if not equal(returns.min(), returns.max()):
         metrics["credit/explained_variance"] = float(1 - (returns - batch.value).var() / returns.var())
     return metrics

@@ -10,7 +10,7 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm, discounted_returns, group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import similar_states
-from verl_turnkey.advantage.metrics import describe, describe_groups
+from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -91,7 +91,11 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
         "credit/groups": float(batch.n_groups),
         **groups,
         "credit/share_steps_with_step_credit": float(np.mean(step != 0)) if n else 0.0,
-        **describe("episode_level", episode),
-        **describe("step_level", step),
     }
-    return Credit(episode + params.step_advantage_w * step - after, returns - batch.penalty, metrics)
+    return Credit.of_parts(
+        {"episode_level": episode, "step_level": params.step_advantage_w * step},
+        after,
+        returns - batch.penalty,
+        metrics=metrics,
+        groups={"episode_level": batch.group, "step_level": anchor_group},
+    )

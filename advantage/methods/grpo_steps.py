@@ -9,7 +9,6 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -48,5 +47,9 @@ def grpo_steps(batch: StepBatch, params: GrpoStepsParams) -> Credit:
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
     )
-    metrics = {"credit/groups": float(batch.n_groups), **describe("episode_level", episode)}
-    return Credit(episode - penalties(batch, params.scope)[1], metrics=metrics)
+    return Credit.of_parts(
+        {"episode_level": episode},
+        penalties(batch, params.scope)[1],
+        metrics={"credit/groups": float(batch.n_groups)},
+        groups={"episode_level": batch.group},
+    )

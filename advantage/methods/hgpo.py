@@ -9,6 +9,8 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import (
+    Floats,
+    Ints,
     Norm,
     Std,
     discounted_returns,
@@ -18,7 +20,6 @@ from verl_turnkey.advantage.group_ops import (
     previous_values,
 )
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -79,13 +80,14 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
     returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     inside, after = penalties(batch, params.scope)
     own = returns - inside
-    weighted, weights = np.zeros(len(batch)), np.zeros(len(batch))
     metrics = {"credit/groups": float(batch.n_groups)}
+    levels: dict[str, Floats] = {}
+    groups: dict[str, Ints] = {}
+    weights: dict[str, Floats] = {}
 
-    def add(advantage: np.ndarray, weight: float) -> None:
-        kept = advantage != 0
-        weighted[kept] += weight * advantage[kept]
-        weights[kept] += weight
+    def add(name: str, level: Floats, weight: float, group: Ints) -> None:
+        levels[name], groups[name] = level, group
+        weights[name] = np.where(level != 0, weight, 0.0)
 
     first_weight = 1 if params.weights == "paper" else 2
     context, n = batch.anchor_groups
@@ -102,15 +104,22 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
             level[rows] = normalize(own[rows], context[rows], stats, params.norm, params.epsilon)
             shared = np.count_nonzero(stats.size[context[rows]] >= 2) / len(batch)
             metrics[f"credit/level_{k}/share_steps_in_groups"] = float(shared)
-        metrics |= describe(f"level_{k}", level)
-        add(level, (k + first_weight) ** params.alpha)
+        add(f"level_{k}", level, (k + first_weight) ** params.alpha, np.where(reaches, context, -1))
     if params.episode_level:
         episode = episode_level(
             batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
         )
-        metrics |= describe("episode_level", episode)
-        add(episode, 1.0)
+        add("episode_level", episode, 1.0, batch.group)
 
-    total = weights + (params.epsilon if params.weights == "code" else 0.0)
-    advantage = np.divide(weighted, total, out=np.zeros(len(batch)), where=weights > 0)
-    return Credit(advantage - after, returns - batch.penalty, metrics)
+    weight = sum(weights.values())
+    scale = np.where(weight > 0, weight + (params.epsilon if params.weights == "code" else 0.0), 1.0)
+    shares = {name: weight / scale for name, weight in weights.items()}
+    return Credit.of_parts(
+        {name: shares[name] * level for name, level in levels.items()},
+        after,
+        returns - batch.penalty,
+        total=sum(weights[name] * level for name, level in levels.items()) / scale,
+        metrics=metrics,
+        levels={f"weight_of_{name}": share for name, share in shares.items()},
+        groups=groups,
+    )

@@ -51,4 +51,11 @@ def rebn(batch: StepBatch, params: RebnParams) -> Credit:
     stats = group_stats(returns, everything, 1, params.std)
     advantage = normalize(returns, everything, stats, "mean_std", params.epsilon)
     metrics = {"credit/return/mean": float(stats.mean[0]), "credit/return/std": float(stats.std[0])}
-    return Credit(advantage - batch.penalty, returns - batch.penalty, metrics)
+    return Credit.of_parts(
+        {"step_level": advantage},
+        batch.penalty,
+        returns - batch.penalty,
+        metrics=metrics,
+        levels={"return": returns},
+        groups={"step_level": everything},
+    )

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, whiten
+from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, td_errors, whiten
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -54,6 +54,13 @@ def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
     *ratio* per turn of ST-PPO, also called Turn-PPO.
     """
     bootstrap = np.where(batch.truncated, batch.value, 0.0) if params.truncated == "value" else 0.0
-    advantage = gae(batch, params.gamma, params.lam, bootstrap)
+    delta = td_errors(batch, params.gamma, bootstrap)
+    advantage = gae(batch, delta, params.gamma, params.lam)
     returns = advantage + batch.value - batch.penalty
-    return Credit(whiten(advantage, batch, params.whiten) - batch.penalty, returns, describe_critic(batch, returns))
+    return Credit.of_parts(
+        {"gae": whiten(advantage, batch, params.whiten)},
+        batch.penalty,
+        returns,
+        metrics=describe_critic(batch, returns),
+        levels={"td_error": delta, "value": batch.value},
+    )

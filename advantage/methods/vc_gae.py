@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats
-from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, whiten
+from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, td_errors, whiten
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -62,6 +62,13 @@ def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
     if params.length_alpha is not None:
         turns = np.bincount(batch.trajectory, minlength=batch.n_trajectories)[batch.trajectory]
         lam = np.maximum(0.0, 1.0 - 1.0 / (params.length_alpha * turns))
-    actor = gae(batch, params.gamma, lam)
-    returns = gae(batch, params.gamma, params.lam_critic) + batch.value - batch.penalty
-    return Credit(whiten(actor, batch, params.whiten) - batch.penalty, returns, describe_critic(batch, returns))
+    delta = td_errors(batch, params.gamma)
+    actor = gae(batch, delta, params.gamma, lam)
+    returns = gae(batch, delta, params.gamma, params.lam_critic) + batch.value - batch.penalty
+    return Credit.of_parts(
+        {"gae": whiten(actor, batch, params.whiten)},
+        batch.penalty,
+        returns,
+        metrics=describe_critic(batch, returns),
+        levels={"td_error": delta, "value": batch.value},
+    )

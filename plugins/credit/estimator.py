@@ -14,10 +14,9 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from verl_turnkey.advantage import ConfigError, Modification, compute_credit, estimators
+from verl_turnkey.advantage import ConfigError, Credit, Modification, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics
@@ -51,10 +50,8 @@ class CreditStep:
     metrics: dict[str, float] = field(default_factory=dict)
     rows: Rows | None = None
     """the table of steps, once it has been read"""
-    advantage: np.ndarray | None = None
-    """(S,); None with an estimator of verl's"""
-    extra: dict[str, np.ndarray] = field(default_factory=dict)
-    """the estimator's further columns, (S,) each"""
+    credit: Credit | None = None
+    """of the steps of the table; None with an estimator of verl's"""
 
     @property
     def has_records(self) -> bool:
@@ -122,7 +119,7 @@ class CreditStep:
             raise ConfigError(needs_record(name, lacking))
         credit = compute_credit(name, rows.steps, state=self.state, modify=self.modify, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
-        self.advantage, self.extra, self.state = credit.advantage, credit.extra, credit.state
+        self.credit, self.state = credit, credit.state
         advantages = padded.fill(rows.to_tokens(credit.advantage) * left)
         if credit.returns is None:
             return advantages, advantages

@@ -200,12 +200,13 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         metrics.update(step.metrics)
         self._updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
         self._table = step.rows
-        if step.rows is not None and step.advantage is not None:
-            metrics.update(self._advantage_metrics(step.rows, step.advantage))
+        if step.rows is not None and step.credit is not None:
+            metrics.update(self._advantage_metrics(step.rows, step.credit.advantage))
         batch = weighing.write(batch, self.turnkey.update.weight_by, data["response_mask"], step.rows)
         if self.loss is not None:
             rejects = bool(OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"))
-            made_of = (self._steps, step.extra, batch.tags, self.global_steps, data["response_mask"], rejects)
+            extra = step.credit.extra if step.credit is not None else {}
+            made_of = (self._steps, extra, batch.tags, self.global_steps, data["response_mask"], rejects)
             batch = loss_inputs.write(batch, self.loss, self.loss_params, loss_inputs.Batch(*made_of))
         return batch
 

@@ -148,13 +148,13 @@ MUTATIONS = [
     ("advantage/methods/gigpo.py", "own = returns - inside", "own = returns"),
     (
         "advantage/methods/gigpo.py",
-        "params.step_advantage_w * step - after",
-        "params.step_advantage_w * (step - after)",
+        "        after,\n",
+        "        params.step_advantage_w * after,\n",
     ),
     (
         "advantage/methods/gigpo.py",
-        "episode + params.step_advantage_w * step",
-        "params.step_advantage_w * (episode + step)",
+        '"episode_level": episode, ',
+        '"episode_level": params.step_advantage_w * episode, ',
         f"{T}/methods/test_gigpo.py",
     ),
     (
@@ -178,10 +178,15 @@ MUTATIONS = [
     ("advantage/methods/hgpo.py", "own = returns - inside", "own = returns - batch.penalty"),
     (
         "advantage/methods/hgpo.py",
-        "Credit(advantage - after,",
-        "Credit(np.where(advantage != 0, advantage - after, 0.0),",
+        "        after,\n",
+        "        np.where(weight > 0, after, 0.0),\n",
     ),
-    ("advantage/methods/hgpo.py", "add(episode, 1.0)", "add(episode, first_weight)", f"{T}/methods/test_hgpo.py"),
+    (
+        "advantage/methods/hgpo.py",
+        '"episode_level", episode, 1.0',
+        '"episode_level", episode, first_weight',
+        f"{T}/methods/test_hgpo.py",
+    ),
     ("advantage/methods/proxmo.py", "-(rate**alpha)", "-((1 - rate) ** alpha)"),
     (
         "advantage/methods/proxmo.py",
@@ -261,8 +266,8 @@ MUTATIONS = [
     ("advantage/methods/seeupo.py", "stats.std[0] > SMALLEST_STD", "stats.std[0] > 0", f"{T}/methods/test_seeupo.py"),
     (
         "advantage/methods/_gae.py",
-        "discounted_returns(delta, episodes, gamma * lam)",
-        "discounted_returns(delta, episodes, lam)",
+        "discounted_returns(delta, cut_runs(batch.runs, batch.terminated), gamma * lam)",
+        "discounted_returns(delta, cut_runs(batch.runs, batch.terminated), lam)",
     ),
     ("advantage/methods/_gae.py", "np.where(batch.terminated, 0.0, bootstrap)", "bootstrap"),
     ("advantage/methods/_gae.py", "advantage[batch.tokens > 0]", "advantage[batch.tokens >= 0]"),
@@ -270,19 +275,19 @@ MUTATIONS = [
     ("advantage/methods/turn_gae.py", "advantage + batch.value - batch.penalty", "advantage + batch.value"),
     (
         "advantage/methods/vc_gae.py",
-        "gae(batch, params.gamma, params.lam_critic)",
-        "gae(batch, params.gamma, params.lam_actor)",
+        "gae(batch, delta, params.gamma, params.lam_critic)",
+        "gae(batch, delta, params.gamma, params.lam_actor)",
     ),
-    ("advantage/methods/vc_gae.py", "params.whiten) - batch.penalty", "params.whiten)"),
+    ("advantage/methods/vc_gae.py", "        batch.penalty,\n", "        0.0 * batch.penalty,\n"),
     (
         "advantage/methods/turn_gae.py",
-        "whiten(advantage, batch, params.whiten) - batch.penalty",
+        "whiten(advantage, batch, params.whiten)",
         "whiten(advantage - batch.penalty, batch, params.whiten)",
     ),
     (
         "advantage/methods/rebn.py",
-        "advantage - batch.penalty, returns",
-        "advantage, returns",
+        "        batch.penalty,\n",
+        "        0.0 * batch.penalty,\n",
         f"{T}/test_all_estimators.py",
     ),
     ("advantage/methods/hdpo.py", "1.0 / (calls + 1.0)", "1.0 / np.maximum(calls, 1.0)"),

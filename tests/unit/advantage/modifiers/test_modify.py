@@ -87,6 +87,27 @@ def test_what_the_estimator_gives_stays_and_metrics_have_their_modifiers_name():
     assert credit.metrics["credit/advantage/mean"] == 10.0
 
 
+def test_each_modifier_has_a_part_and_need_not_know_of_it():
+    credit = compute_credit("counting", batch(), modify=["richer", "times", "plus"])
+    assert {name: part.tolist() for name, part in credit.parts.items()} == {
+        "method": [2.0, 6.0],  # of an estimator without parts; what it made of the table that "richer" gave it
+        "richer": [0.0, 0.0],
+        "times": [2.0, 6.0],
+        "plus": [2.0, 2.0],
+    }
+    assert credit.metrics["credit/plus/mean"] == 2.0
+
+
+@pytest.mark.parametrize("scope", ["outcomes", "steps"])
+def test_the_parts_of_the_method_are_those_it_has_alone(scope):
+    table = batch(penalty=[0.5, 0.0])
+    plain, modified = (compute_credit("grpo_steps", table, modify=m, scope=scope) for m in ([], ["times"]))
+    own = {name: part.tolist() for name, part in modified.parts.items() if name != "times"}
+    assert own == {name: part.tolist() for name, part in plain.parts.items()}
+    np.testing.assert_allclose(sum(modified.parts.values()), modified.advantage, rtol=1e-12)
+    assert modified.groups.keys() == {"episode_level"}
+
+
 def test_state_goes_from_batch_to_batch_and_does_not_clash():
     state = {}
     for number in (1.0, 2.0):
@@ -220,9 +241,9 @@ def test_targets_of_a_critic_and_metrics_are_those_of_the_method_alone(method):
     table = batch(penalty=[0.5, 0.0], value=[0.5, 0.5], anchor=["s", "s"])
     plain, modified = (compute_credit(method, table, modify=modify) for modify in ([], ["times"]))
     assert modified.returns.tolist() == plain.returns.tolist()
-    other = {"credit/times/by", *(name for name in plain.metrics if name.startswith("credit/advantage/"))}
-    assert {k: v for k, v in modified.metrics.items() if k not in other} == {
-        k: v for k, v in plain.metrics.items() if k not in other
+    other = ("credit/advantage/", "credit/times/")
+    assert {k: v for k, v in modified.metrics.items() if not k.startswith(other)} == {
+        k: v for k, v in plain.metrics.items() if not k.startswith(other)
     }
 
 
