@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
@@ -61,6 +61,6 @@ def a3po(inputs: LossInputs, params: A3poParams) -> TokenLoss:
     ratio, weight = (log_ratio - proximal).exp(), proximal.exp()
     kept = weight <= (math.inf if params.weight_cap is None else params.weight_cap)
     loss = weight * kept * surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    metrics = describe(inputs, ratio, params.clip_low, params.clip_high)
-    metrics["share_of_tokens_over_cap"] = ((~kept & inputs.mask).sum() / inputs.mask.sum().clamp(min=1)).item()
-    return TokenLoss(loss, metrics)
+    term = ratio_loss(inputs, loss, ratio, params.clip_low, params.clip_high)
+    term.metrics["share_of_tokens_over_cap"] = ((~kept & inputs.mask).sum() / inputs.mask.sum().clamp(min=1)).item()
+    return term

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.registry import LossInputs
+from verl_turnkey.losses.registry import LossInputs, TokenLoss
 
 #: Log-ratios are clamped to it: exp(20) times any advantage is far from overflow, and no useful ratio is that large.
 MAX_LOG_RATIO = 20.0
@@ -53,6 +53,20 @@ def describe(
             lower = (inputs.advantages < 0) & (ratio > dual_clip)
             metrics["pg_clipfrac_lower"] = (lower & inputs.mask).sum() / tokens
         return {key: value.item() for key, value in metrics.items()}
+
+
+def ratio_loss(
+    inputs: LossInputs,
+    loss: Tensor,
+    ratio: Tensor,
+    low: float,
+    high: float,
+    dual_clip: float | None = None,
+    bias: Tensor | None = None,
+) -> TokenLoss:
+    """The result of a loss over importance ratios ``ratio`` (B, L) with these bounds, with its metrics."""
+    outside = clipped(ratio, inputs.advantages, low, high) & inputs.mask
+    return TokenLoss(loss, describe(inputs, ratio, low, high, dual_clip), bias, ratio.detach(), outside)
 
 
 def check_clip(low: float, high: float, dual_clip: float | None = None) -> None:

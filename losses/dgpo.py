@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
@@ -53,5 +53,5 @@ def dgpo(inputs: LossInputs, params: DgpoParams) -> TokenLoss:
     below, above = params.n * (fixed - math.log(low)), (math.log(high) - fixed) / params.m
     bend = torch.where(inputs.advantages < 0, below, above).clamp(max=0)
     surrogate = (log_ratio + bend).exp()
-    metrics = describe(inputs, log_ratio.exp(), params.clip_low, params.clip_high)
-    return TokenLoss(-surrogate * inputs.advantages, metrics)
+    loss = -surrogate * inputs.advantages
+    return ratio_loss(inputs, loss, log_ratio.exp(), params.clip_low, params.clip_high)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
@@ -53,5 +53,6 @@ def hdpo(inputs: LossInputs, params: HdpoParams) -> TokenLoss:
     tool = surrogate(ratio, inputs.extra["tool_advantages"], *clip)
     loss = params.accuracy_w * accuracy + params.tool_w * inputs.weight * tool
     rows = (inputs.weight > 0).any(1).float().mean().item()
-    metrics = describe(inputs, ratio, *clip)
-    return TokenLoss(loss, metrics | {"share_of_rows_with_tool_signal": rows})
+    term = ratio_loss(inputs, loss, ratio, *clip)
+    term.metrics["share_of_rows_with_tool_signal"] = rows
+    return term

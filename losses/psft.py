@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
@@ -35,4 +35,4 @@ def psft(inputs: LossInputs, params: PsftParams) -> TokenLoss:
     inputs = replace(inputs, advantages=torch.ones_like(inputs.advantages))
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    return TokenLoss(loss, describe(inputs, ratio, params.clip_low, params.clip_high))
+    return ratio_loss(inputs, loss, ratio, params.clip_low, params.clip_high)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
@@ -45,6 +45,7 @@ def segment_mask(inputs: LossInputs, params: SegmentMaskParams) -> TokenLoss:
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
     kept = trained(inputs, params)
-    metrics = describe(replace(inputs, mask=kept), ratio, params.clip_low, params.clip_high)
-    metrics["share_of_tokens_trained"] = (kept.sum() / inputs.mask.sum().clamp(min=1)).item()
-    return TokenLoss(inputs.weight * loss, metrics)
+    seen = replace(inputs, mask=kept)
+    term = ratio_loss(seen, inputs.weight * loss, ratio, params.clip_low, params.clip_high)
+    term.metrics["share_of_tokens_trained"] = (kept.sum() / inputs.mask.sum().clamp(min=1)).item()
+    return term

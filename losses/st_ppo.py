@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, clipped, describe, surrogate
+from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, clipped, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 from verl_turnkey.losses.turns import TURN, Turns
 
@@ -85,4 +85,4 @@ def _with_bias(inputs: LossInputs, ratio: Tensor, params: StPpoParams) -> TokenL
     where = clipped(ratio, inputs.advantages, params.clip_low, params.clip_high) & inputs.mask
     bias = torch.where(where, ratio * inputs.advantages, 0.0)
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)
-    return TokenLoss(loss, describe(inputs, ratio, params.clip_low, params.clip_high), bias)
+    return ratio_loss(inputs, loss, ratio, params.clip_low, params.clip_high, bias=bias)

@@ -37,11 +37,16 @@ class TokenLoss:
 
     The gradient of ``bias`` (B, L), averaged likewise, is the clipping bias, by whose norm an actor with a second
     backward pass divides the gradient of the loss (:mod:`.st_ppo`). Without a second pass it has no effect.
+
+    ``ratio`` (B, L) are the importance ratios that the loss computed with, and ``clipped`` (B, L), bool, says which of
+    them it clipped; both are for the log alone, and None where the loss does not say.
     """
 
     loss: Tensor
     metrics: dict[str, Any] = field(default_factory=dict)
     bias: Tensor | None = None
+    ratio: Tensor | None = None
+    clipped: Tensor | None = None
 
 
 def clean_inputs(
@@ -115,8 +120,9 @@ def check_term(spec: LossSpec, inputs: LossInputs, term: Any) -> None:
     if not isinstance(term, TokenLoss):
         raise ValueError(f"loss {spec.name!r}: expected it to return a TokenLoss, got {type(term).__name__}")
     check_shape(spec, inputs, "TokenLoss.loss", term.loss)
-    if term.bias is not None:
-        check_shape(spec, inputs, "TokenLoss.bias", term.bias)
+    for name in ("bias", "ratio", "clipped"):
+        if getattr(term, name) is not None:
+            check_shape(spec, inputs, f"TokenLoss.{name}", getattr(term, name))
     if inputs.log_prob.requires_grad and not term.loss.requires_grad and inputs.mask.any():
         raise ValueError(
             f"loss {spec.name!r}: expected TokenLoss.loss with a gradient, got a constant: compute it from "

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from verl_turnkey.losses.clipping import MAX_LOG_RATIO, check_clip, clamp_log_ratio, describe, surrogate
+from verl_turnkey.losses.clipping import MAX_LOG_RATIO, check_clip, clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 from verl_turnkey.losses.turns import TURN, Turns
 
@@ -75,6 +75,6 @@ def turn_ratio(inputs: LossInputs, params: TurnRatioParams) -> TokenLoss:
         slope = torch.ones_like(per_turn) if params.ratio == "geometric" else turns.tokens.to(per_turn.dtype)
         slope = turns.spread(slope * (per_turn.abs() < MAX_LOG_RATIO))
         ratio = ratio.detach() * (1 + slope * (inputs.log_prob - inputs.log_prob.detach()))
-    loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high, params.dual_clip)
-    metrics = describe(inputs, ratio, params.clip_low, params.clip_high, params.dual_clip)
-    return TokenLoss(inputs.weight * loss, metrics)
+    clip = (params.clip_low, params.clip_high, params.dual_clip)
+    loss = surrogate(ratio, inputs.advantages, *clip)
+    return ratio_loss(inputs, inputs.weight * loss, ratio, *clip)

@@ -24,6 +24,12 @@ MUTATIONS = [
     ("losses/clipping.py", "(inputs.advantages < 0) & (ratio > dual_clip)", "ratio > dual_clip"),
     ("losses/clipping.py", '"ppo_kl": -log_ratio.sum() / tokens', '"ppo_kl": log_ratio.sum() / tokens'),
     ("losses/clipping.py", "((advantages > 0) & (ratio > 1 + high))", "((advantages > 0) & (ratio > 1 + low))"),
+    (
+        "losses/clipping.py",
+        "clipped(ratio, inputs.advantages, low, high) & inputs.mask\n    return",
+        "ratio > 1\n    return",
+    ),
+    ("losses/clipping.py", "dual_clip), bias, ratio.detach(), outside)", "dual_clip), bias, ratio, outside)"),
     ("losses/clipping.py", "check(0 <= low < 1,", "check(0 <= low <= 1,"),
     # --- the losses
     ("losses/a3po.py", "proximal = a * log_ratio.detach()", "proximal = a * log_ratio"),
@@ -50,7 +56,7 @@ MUTATIONS = [
         "inputs.old_log_prob.exp() < params.threshold",
         "inputs.log_prob.exp() < params.threshold",
     ),
-    ("losses/segment_mask.py", "describe(replace(inputs, mask=kept), ratio", "describe(inputs, ratio"),
+    ("losses/segment_mask.py", "seen = replace(inputs, mask=kept)", "seen = inputs"),
     ("losses/st_ppo.py", 'if self.divide == "above_one" else norm', 'if self.divide == "always" else norm'),
     (
         "losses/st_ppo.py",
@@ -76,8 +82,8 @@ MUTATIONS = [
     ),
     (
         "losses/turn_ratio.py",
-        "surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high, params.dual_clip)",
-        "surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)",
+        "loss = surrogate(ratio, inputs.advantages, *clip)",
+        "loss = surrogate(ratio, inputs.advantages, *clip[:2])",
     ),
     # --- turns
     ("losses/turns.py", "flat & (~before | row_start)", "flat & ~before"),

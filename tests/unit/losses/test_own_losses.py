@@ -70,6 +70,8 @@ def two_rows(**fixed):
             Plain,
             r"TokenLoss.bias of shape .* got shape \(\)",
         ),
+        (lambda i, p: TokenLoss(-i.log_prob, ratio=i.log_prob[0]), Plain, r"TokenLoss.ratio of .* got shape \(3,\)"),
+        (lambda i, p: TokenLoss(-i.log_prob, clipped=0.5), Plain, "TokenLoss.clipped of .* got float"),
         (lambda i, p: TokenLoss(-i.log_prob), Scaled, "TokenLoss.bias, because its parameters scale the gradient"),
     ],
 )

@@ -452,6 +452,25 @@ def test_metrics_of_the_ratio_are_of_the_mask_alone(name):
     assert metrics["ppo_kl"] == pytest.approx(-0.1)
 
 
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"rebel"}))
+def test_a_loss_says_its_ratio_and_what_it_clipped_for_each_token(variant):
+    """Their means over the mask are its metrics."""
+    name, params = VARIANTS[variant]
+    given = inputs(spread=0.8)
+    spec, params = losses()[name], losses()[name].params(**params)
+    extra = {key: given[key] for key in spec.inputs if key in given}
+    usual = {key: given[key] for key in ("old_log_prob", "advantages", "response_mask")}
+    term = token_loss(spec, params, log_prob=given["log_prob"].requires_grad_(), **usual, extra=extra)
+    mask = MASK.bool() & (given["old_log_prob"].exp() < getattr(params, "threshold", math.inf))
+    assert not term.ratio.requires_grad
+    assert term.ratio[mask].mean().item() == pytest.approx(term.metrics["ratio/mean"])
+    assert term.clipped.dtype == torch.bool
+    assert not term.clipped[~mask].any()
+    share = term.clipped.sum().item() / mask.sum().item()
+    assert 0 < share < 1
+    assert share == pytest.approx(term.metrics["pg_clipfrac"])
+
+
 @pytest.mark.parametrize("name", ["turn_ratio", "s_ppo", "dgpo"])
 @pytest.mark.parametrize("log_ratio", [-1.0, 1.0])
 def test_a_token_without_advantage_is_never_clipped(name, log_ratio):
