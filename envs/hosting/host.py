@@ -125,6 +125,10 @@ class EnvHost:
         numbers = {"open": len(self._open), "idle": len(self._instances.idle), "waiting": self._admission.waiting}
         return {**numbers, "process": os.getpid()}
 
+    async def measure(self) -> dict[str, Any]:
+        """``load``, and what the instances measured since the last call of this method (:class:`Measures`)."""
+        return {**await self.load(), **self._instances.measures.take()}
+
     async def shutdown(self) -> None:
         """End all episodes and environments; nothing may be started afterwards."""
         for task in list(self._opening.values()):

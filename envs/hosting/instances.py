@@ -10,6 +10,7 @@ from typing import Any, Literal
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
 from verl_turnkey.envs.hosting.admission import Admission
+from verl_turnkey.envs.hosting.measures import Measures
 from verl_turnkey.envs.hosting.process import ProcessWorker
 from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.runner import Declared, EnvRunner
@@ -57,6 +58,7 @@ class InstancePool:
         self._idle_threads: list[Any] = []
         self._background: set[asyncio.Task[None]] = set()
         self.idle: list[Instance] = []  # least recently used first
+        self.measures = Measures()
 
     async def acquire(self, env_id: str, made_for: str, timeout: float) -> Instance:
         """An idle environment that was made for the same arguments, else a new one. Raises ``EnvironmentFailure``."""
@@ -80,9 +82,11 @@ class InstancePool:
         key = STEP_KEY if method == "step" else RESET_KEY
         async with self._calls:
             try:
-                return await worker.call(method, args, timeout, what, key)
+                with self.measures.timed("reset" if method == "start" else method):
+                    return await worker.call(method, args, timeout, what, key)
             except EnvironmentFailure as failure:
                 if failure.kind in ("timeout", "process"):
+                    self.measures.lost += 1
                     self._budget.spend(str(failure))
                 raise
 

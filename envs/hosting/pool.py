@@ -245,6 +245,10 @@ class HostPool:
         if host.load == 0 and self._hosts[host.number] is not host:
             ray.kill(host.actor)
 
+    def measure(self) -> list[Any]:
+        """References to ``EnvHost.measure`` of each host."""
+        return [host.actor.measure.remote() for host in self._hosts]
+
     def tell_close(self, host: _Host, name: str) -> None:
         """Ask a host to close an episode, without waiting."""
         host.actor.close.remote(name)

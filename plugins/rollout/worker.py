@@ -139,6 +139,11 @@ def latest_failures(worker: Any) -> list[str]:
     return [] if _process is None else list(_process.failures.latest.values())
 
 
+def measure(worker: Any) -> list[Any]:
+    """Run inside an agent-loop worker: references to the readings of its hosts (``EnvHost.measure``)."""
+    return [] if _process is None else _process.pool.measure()
+
+
 def finish(worker: Any) -> None:
     """Run inside an agent-loop worker after training: write what the log still holds before the process ends."""
     if _process is not None:

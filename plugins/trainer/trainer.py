@@ -47,6 +47,7 @@ from verl_turnkey.plugins.trainer import starvation, worker_setup
 from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
 from verl_turnkey.plugins.trainer.dealt import Dealt
+from verl_turnkey.plugins.trainer.hosts import host_metrics
 from verl_turnkey.plugins.trainer.validation import PlayedValidation
 from verl_turnkey.plugins.verl_api import internals, ledger
 
@@ -136,6 +137,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
             self._save_stopping(self.global_steps - 1)
             raise
         metrics.update(combine(self._updates))
+        metrics.update(host_metrics(self.agent_loop_manager.agent_loop_workers))
         return batch
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:

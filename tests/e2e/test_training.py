@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,22 @@ def test_st_ppo_scales_the_second_update_and_not_the_first(learning: Run) -> Non
         assert metrics["actor/clipping_bias/norm"] > 0
         second = 2 * metrics["actor/clipping_bias/scale"] - 1
         assert second == pytest.approx(1 / max(1.0, 2 * metrics["actor/clipping_bias/norm"]), rel=1e-4)
+
+
+def test_what_the_docs_name_is_logged(learning: Run) -> None:
+    page = (HERE.parents[1] / "docs" / "metrics.md").read_text()
+    documented = set()
+    for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", cell)
+        documented |= {first, *(o if not o.startswith("/") else first.rpartition("/")[0] + o for o in others)}
+    ours = {name for name in documented if name.startswith(("episode/", "rows/", "dealing/", "credit/", "hosts/"))}
+    ours = {name for name in ours if "<" not in name and "..." not in name} - {"rows/cached_prompt_share"}
+    assert len(ours) > 35
+    for step in range(1, STEPS + 1):
+        assert sorted(ours - learning.metrics[step].keys()) == []
+    assert learning.metrics[2]["hosts/silent"] == 0
+    assert learning.metrics[2]["hosts/steps"] >= learning.metrics[2]["episode/count"]
+    assert learning.metrics[2]["hosts/step_ms/p50"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,27 @@ def test_a_truncated_episode_gives_its_place_back(run, made):
     run(main())
 
 
+@pytest.mark.parametrize("env_id", [SAFE, ALONE])
+def test_a_host_measures_its_environments_calls(run, made, env_id):
+    async def main():
+        host = made(places=2)
+        names = [(await opened(host, env_id))[0] for _ in range(2)]
+        await host.measure()
+        await host.step(names[0], "sleep 0.2", 5)
+        busy = asyncio.create_task(host.step(names[0], "sleep 0.2", 5))
+        await asyncio.sleep(0.05)
+        found = await host.measure()
+        assert [found[name] for name in ("open", "waiting", "in_flight", "lost")] == [2, 0, 1, 0]
+        assert len(found["step"]) == 1
+        assert 0.2 <= found["step"][0] < 5
+        await busy
+        assert (await failure(host.step(names[1], "sleep 30", 0.1))).kind == "timeout"
+        found = await host.measure()
+        assert [len(found["step"]), len(found["reset"]), found["lost"], found["open"]] == [2, 0, 1, 1]
+
+    run(main())
+
+
 def test_where_environments_live(run, host):
     async def main():
         names = [(await opened(host, env_id))[0] for env_id in (SAFE, ALONE, ALONE)]

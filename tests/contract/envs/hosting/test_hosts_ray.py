@@ -16,6 +16,7 @@ import ray
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting import pool as hosts
 from verl_turnkey.envs.hosting.pool import Episode, HostPool
+from verl_turnkey.plugins.trainer.hosts import summary
 
 FAULTY = str(Path(__file__).with_name("faulty_envs.py"))
 ALONE, SAFE = "test/Faulty-v0", "test/Safe-v0"
@@ -74,6 +75,20 @@ def test_episodes_in_hosts(run, pool, env_id):
         first.close()
         assert (await second.step("end")).terminated
         assert load(pool) == 0
+
+    run(main())
+
+
+def test_the_hosts_tell_what_they_measured(run, pool):
+    async def main():
+        ray.get(pool.measure())
+        episodes = [await pool.start(SAFE, {}, seed) for seed in (1, 2)]
+        await episodes[0].step("reward 0.25")
+        found = summary(ray.get(pool.measure()))
+        assert [found[name] for name in ("count", "open", "resets", "steps", "lost")] == [2, 2, 2, 1, 0]
+        assert 0 < found["step_ms/max"] < found["reset_ms/max"] * 100
+        for episode in episodes:
+            episode.close()
 
     run(main())
 

@@ -1,0 +1,64 @@
+"""Metrics of the environment hosts, asked once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from verl_turnkey.plugins.rollout import worker as loop_worker
+
+PREFIX = "hosts/"
+SECONDS = 2.0  # a worker or host that does not answer by then is left out: no step waits for a metric
+
+
+def host_metrics(workers: Sequence[Any]) -> dict[str, float]:
+    """What the hosts of the agent-loop ``workers`` measured since the last call, as ``hosts/...``.
+
+    Empty where no environment runs in a host. ``hosts/silent``: hosts and workers that did not answer in time.
+    """
+    asked = [worker.__ray_call__.remote(loop_worker.measure) for worker in workers]
+    there, mute = _answers(asked)
+    readings, silent = _answers([reading for host in there for reading in host])
+    found = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
+    return found | {f"{PREFIX}silent": float(mute + silent)} if found or mute + silent else {}
+
+
+def _answers(refs: list[Any]) -> tuple[list[Any], int]:
+    """What came in time without an error, and the number of the others."""
+    if not refs:
+        return [], 0
+    ready, late = ray.wait(refs, num_returns=len(refs), timeout=SECONDS)
+    answers, dead = [], 0
+    for ref in ready:
+        try:
+            answers.append(ray.get(ref))
+        except ray.exceptions.RayError:
+            dead += 1
+    return answers, len(late) + dead
+
+
+def summary(hosts: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Metrics of the readings of all hosts (``EnvHost.measure``), without their common prefix.
+
+    Counts are sums over the hosts; ``open/max`` and ``waiting/max`` are those of the fullest one. Quantiles are over
+    the calls of all hosts, in milliseconds; ``step_ms/p95_of_slowest`` is that of the host where it is largest.
+    """
+    if not hosts:
+        return {}
+    metrics = {"count": float(len(hosts))}
+    for name in ("open", "waiting", "in_flight", "lost"):
+        metrics[name] = float(sum(host[name] for host in hosts))
+    for name in ("open", "waiting"):
+        metrics[f"{name}/max"] = float(max(host[name] for host in hosts))
+    for kind in ("step", "reset"):
+        every = np.concatenate([host[kind] for host in hosts]) * 1e3
+        metrics[f"{kind}s"] = float(len(every))
+        if len(every):
+            p50, p95, most = np.quantile(every, [0.5, 0.95, 1.0]).tolist()
+            metrics |= {f"{kind}_ms/p50": p50, f"{kind}_ms/p95": p95, f"{kind}_ms/max": most}
+    if slow := [float(np.quantile(host["step"], 0.95)) for host in hosts if len(host["step"])]:
+        metrics["step_ms/p95_of_slowest"] = max(slow) * 1e3
+    return metrics
