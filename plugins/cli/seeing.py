@@ -18,7 +18,8 @@ def compare(
     metric: Annotated[str | None, typer.Option(help="val success, success, or the name of a metric")] = None,
     level: Annotated[float | None, typer.Option(help="also what it takes to reach this value")] = None,
     by: Annotated[list[str] | None, typer.Option(help="method, loss, env, model or a key: groups by it alone")] = None,
-    x: Annotated[str, typer.Option("--x", help="step, interactions (turns played) or seconds")] = "step",
+    x: Annotated[str, typer.Option("--x", help="step, interactions (turns played), tokens or seconds")] = "step",
+    baseline: Annotated[str | None, typer.Option(help="name of the group that the others are held against")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for comparison.json, .html and .png")] = None,
 ) -> None:
     """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part."""
@@ -26,7 +27,7 @@ def compare(
     from verl_turnkey.plugins.seeing.compare import compare as numbers
     from verl_turnkey.plugins.seeing.runs import read
 
-    found = numbers([read(folder) for folder in runs], metric=metric, level=level, by=by or (), x=x)
+    found = numbers([read(folder) for folder in runs], metric=metric, level=level, by=by or (), x=x, baseline=baseline)
     report.print_tables(found)
     if out is None:
         return

@@ -15,7 +15,12 @@ from verl_turnkey.plugins.seeing import stats
 from verl_turnkey.plugins.seeing.groups import Group, group, seed
 from verl_turnkey.plugins.seeing.runs import Run, nearest
 
-SCALES = {"step": "training steps", "interactions": "environment interactions", "seconds": "seconds of training"}
+SCALES = {
+    "step": "training steps",
+    "interactions": "environment interactions",
+    "tokens": "trained tokens",
+    "seconds": "seconds of training",
+}
 VALIDATION = re.compile(r"val-\w+/.+/acc/mean@\d+")
 TRAINING = "episode/success_rate"
 METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))}
@@ -25,6 +30,7 @@ FEWEST = 3
 TIMING = "timing_s/"
 NEEDED = {
     "interactions": "episode/count, episode/failed and episode/length/mean (records or a method of this package)",
+    "tokens": "rows/trained_tokens (records or a method of this package)",
     "seconds": "timing_s/step",
 }
 
@@ -36,6 +42,7 @@ def compare(
     level: float | None = None,
     by: Sequence[str] = (),
     x: str = "step",
+    baseline: str | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Compare ``runs`` by a metric of which more is better.
@@ -45,11 +52,12 @@ def compare(
         level: value of the metric to be reached and held at the next evaluation.
         by: keys of the configuration that alone distinguish groups.
         x: a key of :data:`SCALES`: what the curves are over, and the unit of the common budget.
+        baseline: name of the group that each other one is held against; None: each pair of groups.
         seed: of the bootstraps.
 
     Raises:
         ValueError: a run twice, no common budget, or ``x`` not logged.
-        LookupError: no such metric or key.
+        LookupError: no such metric, key or group.
     """
     if not runs:
         raise ValueError("expected at least one run")
@@ -60,6 +68,8 @@ def compare(
         raise ValueError(f"expected x to be one of {', '.join(SCALES)}, got {x!r}")
     name = choose(runs, metric)
     groups = group(runs, by)
+    if baseline is not None and baseline not in (names := [each.name for each in groups]):
+        raise LookupError(f"there is no group {baseline!r} to be the baseline; the groups are {', '.join(names)}")
     curves = {id(run): _curve(run, name, x) for run in runs}
     start, end = max(c[0][0] for c in curves.values()), min(c[0][-1] for c in curves.values())
     if start > end:
@@ -76,7 +86,8 @@ def compare(
         "range": [_number(start), _number(end)],
         "level": level,
         "groups": shown,
-        "pairs": [_pair(a, b, seed) for a, b in combinations(shown, 2)],
+        "baseline": baseline,
+        "pairs": [_pair(a, b, seed) for a, b in _pairs(shown, baseline)],
         "notes": notes,
     }
 
@@ -119,7 +130,7 @@ def _curve(run: Run, name: str, x: str) -> tuple[NDArray[np.float64], NDArray[np
 def _costs(run: Run, x: str) -> NDArray[np.float64] | None:
     if x == "step":
         return run.step.astype(np.float64)
-    return run.interactions() if x == "interactions" else run.seconds()
+    return {"interactions": run.interactions, "tokens": run.tokens, "seconds": run.seconds}[x]()
 
 
 def _group(
@@ -180,6 +191,13 @@ def _timings(runs: Sequence[Run]) -> dict[str, float]:
         medians = [float(np.nanmedian(run.metrics[part])) for run in runs if part in run.metrics]
         found[part.removeprefix(TIMING)] = float(np.mean(medians))
     return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+
+
+def _pairs(groups: Sequence[dict[str, Any]], baseline: str | None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    if baseline is None:
+        return list(combinations(groups, 2))
+    base = next(each for each in groups if each["name"] == baseline)
+    return [(each, base) for each in groups if each is not base]
 
 
 def _pair(a: dict[str, Any], b: dict[str, Any], seed_: int) -> dict[str, Any]:

@@ -62,6 +62,11 @@ class Run:
         count, failed, length = (np.nan_to_num(self.metrics[name]) for name in needed)
         return np.cumsum((count - failed) * length)
 
+    def tokens(self) -> NDArray[np.float64] | None:
+        """(N,) tokens of the model that were trained up to each step (``rows/trained_tokens``), or None."""
+        name = "rows/trained_tokens"
+        return np.cumsum(np.nan_to_num(self.metrics[name])) if name in self.metrics else None
+
     def seconds(self) -> NDArray[np.float64] | None:
         """(N,) seconds of training up to each step (``timing_s/step``), or None."""
         return np.cumsum(np.nan_to_num(self.metrics["timing_s/step"])) if "timing_s/step" in self.metrics else None

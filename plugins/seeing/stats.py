@@ -202,7 +202,7 @@ def steps_to(x: Sequence[float], y: Sequence[float], level: float) -> float:
 
 
 def reached(costs: Sequence[float]) -> str:
-    """In words: ``3 of 5 reached, median 40``; a run that did not reach the level counts as infinite."""
+    """In words: ``3 of 5, median 40``; a run that did not reach the level counts as infinite."""
     number, middle = sum(map(math.isfinite, costs)), float(np.median(costs)) if costs else math.inf
-    said = f"{number} of {len(costs)} reached"
+    said = f"{number} of {len(costs)}"
     return f"{said}, median {middle:g}" if math.isfinite(middle) else said

@@ -28,6 +28,7 @@ def write(
         data: dict[str, float] = {VAL: curve[step]} if step in curve else {}
         if step:
             data |= {"episode/count": 33.0, "episode/failed": 1.0, "episode/length/mean": 10.0}
+            data["rows/trained_tokens"] = 5000.0
             data |= {"episode/success_rate": 0.5, "timing_s/step": 20.0, "timing_s/gen": 12.0, "timing_s/adv": 0.25}
         lines.append(json.dumps({"step": step, "data": data}, separators=(",", ":")))
     path = folder / "metrics" / start / "doorkey" / f"{method}.jsonl"

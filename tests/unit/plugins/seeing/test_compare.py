@@ -98,8 +98,9 @@ def test_numbers_by_hand(tmp_path):
     assert gigpo["final"]["mean"] == pytest.approx(0.8)
     assert gigpo["final"]["interval"] == list(stats.bootstrap([0.9, 0.8, 0.7], stats.interquartile_mean)[1:])
     assert gigpo["area"]["of_runs"] == pytest.approx([0.675, 0.4, 0.65])
-    assert gigpo["to_level"]["step"] == {"of_runs": [5, 10, None], "said": "2 of 3 reached, median 10"}
+    assert gigpo["to_level"]["step"] == {"of_runs": [5, 10, None], "said": "2 of 3, median 10"}
     assert gigpo["to_level"]["interactions"]["of_runs"] == [1600, 3200, None]
+    assert gigpo["to_level"]["tokens"]["of_runs"] == [25000, 50000, None]
     assert gigpo["to_level"]["seconds"]["of_runs"] == [100, 200, None]
     assert gigpo["curve"]["x"] == [0, 5, 10]
     assert gigpo["curve"]["mean"] == pytest.approx([0.1, 0.7, 0.8])
@@ -116,17 +117,25 @@ def test_numbers_by_hand(tmp_path):
 def test_other_budgets(tmp_path):
     made = runs(tmp_path, {}, {"seed": 1})
     assert compare(made, x="interactions")["range"] == [0, 3200]
+    assert compare(made, x="tokens")["range"] == [0, 50000]
     assert compare(made, x="seconds")["groups"][0]["curve"]["x"] == [0, 100, 200]
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "m.jsonl").write_text(f'{{"step":0,"data":{{"{VAL}":0.5}}}}\n')
     bare = read(tmp_path / "bare")
     with pytest.raises(ValueError, match=r"--x seconds needs the metrics timing_s/step, which .*bare has not"):
         compare([*made, bare], x="seconds")
-    assert compare([*made, bare], level=0.5)["groups"][1]["to_level"] == {
-        "step": {"of_runs": [None], "said": "0 of 1 reached"}
-    }
-    with pytest.raises(ValueError, match="x to be one of step, interactions, seconds, got 'tokens'"):
-        compare(made, x="tokens")
+    assert compare([*made, bare], level=0.5)["groups"][1]["to_level"] == {"step": {"of_runs": [None], "said": "0 of 1"}}
+    with pytest.raises(ValueError, match="x to be one of step, interactions, tokens, seconds, got 'words'"):
+        compare(made, x="words")
+
+
+def test_a_baseline(tmp_path):
+    made = [read(write(tmp_path / m, {0: 0.1, 10: h}, method=m)) for m, h in (("a", 0.3), ("b", 0.2), ("c", 0.4))]
+    against = [(pair["a"], pair["b"]) for pair in compare(made, baseline="b")["pairs"]]
+    assert against == [("a", "b"), ("c", "b")]
+    assert len(compare(made)["pairs"]) == 3
+    with pytest.raises(LookupError, match="no group 'd' to be the baseline; the groups are a, b, c"):
+        compare(made, baseline="d")
 
 
 def test_the_metric(tmp_path):
@@ -179,7 +188,7 @@ def test_the_command(tmp_path):
     done = CliRunner().invoke(app, ["compare", *folders, "--level", "0.8", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert re.search(r"gigpo +5 +0\.\d{3}", done.output)
-    assert "5 of 5 reached" in done.output
+    assert "5 of 5" in done.output
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [each["name"] for each in found["groups"]] == ["gigpo", "grpo_steps"]
     text = (tmp_path / "out" / "comparison.html").read_text()
