@@ -13,5 +13,5 @@ FOLDERS = {room: [sub for sub in find_namespace_packages(room) if "__pycache__" 
 setup(
     packages=[f"verl_turnkey.{name}" for room in ROOMS for name in (room, *(f"{room}.{sub}" for sub in FOLDERS[room]))],
     package_dir={f"verl_turnkey.{room}": room for room in ROOMS},
-    package_data={"": ["py.typed", "*.yaml", "*.txt"]},
+    package_data={"": ["py.typed", "*.yaml", "*.txt", "*.js", "*.css", "*.json"]},
 )

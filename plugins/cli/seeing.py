@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -41,3 +42,41 @@ def compare(
     else:
         typer.echo('no picture: pip install "verl-turnkey[viz]"', err=True)
     typer.echo(f"{', '.join(written)} in {out}")
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, or their turnkey_log folders")],
+    out: Annotated[Path, typer.Option(help="the page to write")] = Path("turnkey.html"),
+    serve: Annotated[bool, typer.Option("--serve", help="serve it to this machine instead; follows runs")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: any that is free")] = 0,
+    max_mb: Annotated[float, typer.Option(min=1, help="size of the page; groups beyond lose their texts")] = 60,
+    open_it: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
+) -> None:
+    """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing.
+
+    Raises:
+        NoLog: a folder holds no trajectory log.
+    """
+    import webbrowser
+
+    if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
+        raise ImportError(f'turnkey view needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
+    from verl_turnkey.plugins.seeing import page, server
+    from verl_turnkey.plugins.seeing.join import load
+
+    if serve:
+        made, address = server.server(server.Data(runs, max_mb), port)
+        typer.echo(f"{address}\nfor this machine only; Ctrl-C ends it")
+        if open_it:
+            webbrowser.open(address)
+        with made, suppress(KeyboardInterrupt):
+            made.serve_forever()
+        return
+    read = [load(folder) for folder in runs]
+    text = page.html(page.blocks(read, max_mb), live=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out} ({len(text) / 1e6:.1f} MB)")
+    if open_it:
+        webbrowser.open(out.resolve().as_uri())

@@ -1,0 +1,77 @@
+// Curves by step, with one cursor for all of them.
+
+/* global uPlot */
+import { h } from "./dom.js";
+import { palette } from "./tone.js";
+
+const LINES = [
+  { light: "#0072B2", dark: "#56B4E9", dash: [] },
+  { light: "#D55E00", dark: "#E69F00", dash: [7, 3] },
+  { light: "#007A5A", dark: "#2CC295", dash: [2, 3] },
+  { light: "#A8588A", dark: "#CC79A7", dash: [10, 3, 2, 3] },
+  { light: "#6B6B6B", dark: "#B0B0B0", dash: [4, 2] },
+  { light: "#8C6D00", dark: "#F0E442", dash: [1, 2] },
+];
+const HEIGHT = 168;
+const watched = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) {
+    const drawn = target.drawn;
+    if (drawn && contentRect.width > 0) drawn.setSize({ width: Math.floor(contentRect.width), height: HEIGHT });
+  }
+});
+
+/** The values of several series at the union of their steps. */
+function aligned(series) {
+  const steps = [...new Set(series.flatMap((each) => each.x))].sort((a, b) => a - b);
+  const rows = series.map((each) => {
+    const known = new Map(each.x.map((x, i) => [x, each.y[i]]));
+    return steps.map((x) => known.get(x) ?? null);
+  });
+  return [steps, ...rows];
+}
+
+function tidy(value) {
+  return value === null || value === undefined ? "–" : Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
+}
+
+/** A chart in a card. `picked` is called with the step of a click. */
+export function chart({ title, unit, series }, dark, picked = null) {
+  const plot = h("div", { class: "plot" });
+  const card = h("section", { class: "card chart", "aria-label": `${title} by step` },
+    h("h3", {}, title, unit ? h("small", {}, unit) : null), plot);
+  const colour = palette();
+  const axis = {
+    stroke: colour.soft, font: "11px system-ui, sans-serif", grid: { stroke: colour.line, width: 1 },
+    ticks: { show: false }, gap: 4,
+  };
+  const last = (u, value, s, i) => {
+    const values = u.data[s];
+    return tidy(i === null ? values.findLast((each) => each !== null) : value);
+  };
+  const options = {
+    width: 320, height: HEIGHT, cursor: { sync: { key: "step" }, points: { size: 6 }, y: false },
+    legend: { live: true }, scales: { x: { time: false } },
+    axes: [
+      { ...axis, size: 26, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
+      { ...axis, size: 44, space: 34, values: (u, ticks) => ticks.map(tidy) },
+    ],
+    series: [
+      { label: "step", value: (u, value, s, i) => (i === null ? "last" : tidy(value)) },
+      ...series.map((each, i) => {
+        const line = LINES[i % LINES.length];
+        return {
+          label: each.label, stroke: dark ? line.dark : line.light, dash: line.dash, width: 1.75, spanGaps: true,
+          points: { show: each.x.length < 25, size: 4 }, value: last,
+        };
+      }),
+    ],
+  };
+  const drawn = new uPlot(options, aligned(series), plot);
+  plot.drawn = drawn;
+  watched.observe(plot);
+  if (picked) {
+    drawn.over.classList.add("picks");
+    drawn.over.addEventListener("click", () => drawn.cursor.idx !== null && picked(drawn.data[0][drawn.cursor.idx]));
+  }
+  return card;
+}

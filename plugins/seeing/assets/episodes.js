@@ -1,0 +1,145 @@
+// All episodes in a table: filtered, sorted, walked through with keys.
+
+import { announce, clear, count, h, number, short, told } from "./dom.js";
+import { histogram } from "./histogram.js";
+import { go, link, parse, replace } from "./route.js";
+import { TextSearch } from "./search.js";
+import { Table } from "./table.js";
+import { bars, badge } from "./tone.js";
+
+export const OUTCOMES = { won: "✓ solved", lost: "✗ not solved", failed: "! failed" };
+
+export function outcome(run, e) {
+  const kind = run.outcome(e);
+  return h("span", { class: `outcome ${kind}` }, OUTCOMES[kind]);
+}
+
+/** The episodes that fit the filter of a link, in its order. */
+export function chosen(run, part, params, found = null) {
+  const { worst, best, invalid } = run.summary(part);
+  const given = (name) => params.get(name) || null;
+  const [step, task, result, kind, split] = ["step", "task", "outcome", "kind", "split"].map(given);
+  const [low, high] = (given("credit") ?? ",").split(",").map((text) => (text === "" ? null : Number(text)));
+  const query = (given("q") ?? "").toLowerCase();
+  const rows = [];
+  for (let e = 0; e < run.size; e++) {
+    if (step !== null && String(run.episodes.global_step[e]) !== step) continue;
+    if (split !== null && (run.episodes.validation[e] ? "validation" : "training") !== split) continue;
+    if (task !== null && run.of("task", e) !== task) continue;
+    if (result !== null && run.outcome(e) !== result) continue;
+    if (kind !== null && (run.of("failed_kind", e) ?? "other") !== kind) continue;
+    if (low !== null && (best[e] === null || best[e] < low)) continue;
+    if (high !== null && (worst[e] === null || worst[e] > high)) continue;
+    if (query && !`${run.of("task", e)} ${run.of("seed", e)} ${run.of("episode", e)} ${run.of("env", e)}`.toLowerCase().includes(query)) continue;
+    if (found && !found.has(e)) continue;
+    rows.push(e);
+  }
+  const sort = given("sort") ?? "";
+  const key = sort.replace(/^-/, "");
+  const values = { worst, best, invalid, outcome: null }[key] ?? run.episodes[key];
+  if (key === "outcome" || values) sorted(rows, key === "outcome" ? (e) => run.outcome(e) : values.codes ? (e) => run.of(key, e) : (e) => values[e], sort.startsWith("-"));
+  return rows;
+}
+
+/** What is missing stands at the end in both directions. */
+function sorted(rows, value, down) {
+  const sign = down ? -1 : 1;
+  rows.sort((a, b) => {
+    const [x, y] = [value(a), value(b)];
+    if (x === null || y === null) return (x === null) - (y === null) || a - b;
+    return x < y ? -sign : x > y ? sign : a - b;
+  });
+}
+
+export function episodes({ run, part, params }) {
+  let marked = [];
+  const search = new TextSearch(run);
+  const open = (e) => go(link("episode", run.of("episode", e), { turn: null }));
+  const worth = (value) => (value === null ? "–" : badge(value, run.full));
+  const { worst, best, invalid } = run.summary(part);
+  const table = new Table({
+    label: "episodes",
+    sort: params.get("sort"),
+    onsort: (sort) => update({ sort }),
+    onopen: open,
+    opened: (e) => `${run.of("task", e)}, seed ${run.of("seed", e)}, ${OUTCOMES[run.outcome(e)]}`,
+    columns: [
+      { key: "global_step", label: "step", className: "num slim", cell: (e) => [marked.includes(e) ? "● " : "", number(run.of("global_step", e))] },
+      { key: "task", label: "task", className: "task", cell: (e) => h("a", { href: link("episode", run.of("episode", e)) }, told(short(run.of("task", e) ?? run.of("env", e) ?? "–", 90))) },
+      { key: "seed", label: "seed", className: "num mid", cell: (e) => (run.of("seed", e) ?? "–") },
+      { key: "outcome", label: "outcome", className: "result", cell: (e) => outcome(run, e) },
+      { key: "turns", label: "turns", className: "num slim", cell: (e) => number(run.of("turns", e)) },
+      { key: "return", label: "return", className: "num slim", title: "sum of the environment's rewards", cell: (e) => number(run.of("return", e)) },
+      { key: "invalid", label: "invalid", className: "num slim far", title: "share of turns without a valid action", cell: (e) => (invalid[e] ? `${Math.round(100 * invalid[e])} %` : "–") },
+      { key: "worst", label: "worst", className: "num mid", title: "lowest credit of a turn", cell: (e) => worth(worst[e]) },
+      { key: "best", label: "best", className: "num mid", title: "highest credit of a turn", cell: (e) => worth(best[e]) },
+      { key: null, label: "credit by turn", className: "strip far", cell: (e) => bars(run, part, e) },
+    ],
+  });
+  const counted = h("p", { class: "counted", "aria-live": "polite" });
+  const distribution = h("div", { class: "distribution" });
+  const filters = h("form", { class: "filters", onsubmit: (event) => event.preventDefault() });
+  const searched = h("span", { class: "hint", "aria-live": "polite" });
+
+  function update(changes) {
+    replace(changes);
+    refresh(parse().params, false);
+  }
+
+  function refresh(now, keep = true) {
+    const rows = chosen(run, part, now, search.found);
+    table.sort = now.get("sort");
+    table.headings();
+    if (!keep) table.box.scrollTop = 0;
+    table.show(rows, keep ? table.chosen : -1);
+    clear(counted, h("b", {}, count(rows.length)), ` of ${count(run.size)} episodes`);
+    clear(distribution, histogram(run, part, rows, now.get("credit"), (credit) => update({ credit })));
+  }
+
+  async function inTexts(event) {
+    if (event.key !== "Enter") return;
+    const words = event.target.value;
+    const rows = chosen(run, part, parse().params);
+    const finished = await search.over(words, rows, (text) => clear(searched, text));
+    if (finished) refresh(parse().params, false);
+  }
+
+  const select = (name, label, options) => h("label", {}, h("span", {}, label),
+    h("select", { name, onchange: (event) => update({ [name]: event.target.value }) },
+      h("option", { value: "" }, "all"),
+      options.map(([value, text]) => h("option", { value, selected: params.get(name) === value }, text))));
+  const steps = [...new Set(run.episodes.global_step)].filter((step) => step !== null).sort((a, b) => a - b);
+  const kinds = [...new Set(run.episodes.failed_kind.values)].sort();
+  clear(filters,
+    select("step", "step", steps.map((step) => [String(step), String(step)])),
+    run.episodes.validation.some(Boolean) ? select("split", "played to", [["training", "train"], ["validation", "validate"]]) : null,
+    run.episodes.task.values.length < 400 ? select("task", "task", run.episodes.task.values.map((task) => [task, short(task, 50)])) : null,
+    select("outcome", "outcome", Object.entries(OUTCOMES)),
+    kinds.length ? select("kind", "failure", kinds.map((kind) => [kind, short(kind, 40)])) : null,
+    h("label", {}, h("span", {}, "task, seed or key"),
+      h("input", { type: "search", name: "q", value: params.get("q") ?? "", autocomplete: "off", spellcheck: "false", oninput: (event) => update({ q: event.target.value }) })),
+    h("label", {}, h("span", {}, "in the texts (Enter)"),
+      h("input", { type: "search", name: "texts", placeholder: run.texts.length ? "" : "no texts here", disabled: !run.texts.length, autocomplete: "off", spellcheck: "false", onkeydown: inTexts,
+        oninput: (event) => event.target.value === "" && (search.stop(), clear(searched), refresh(parse().params)) })),
+    h("a", { href: link("episodes"), class: "button" }, "clear"));
+  const node = h("div", { class: "page full" },
+    h("div", { class: "over" }, h("h1", {}, "Episodes"), counted, searched), filters, distribution, table.box,
+    h("p", { class: "hint keys" }, h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " move, ", h("kbd", {}, "Enter"), " opens, ",
+      h("kbd", {}, "x"), " marks two for side by side, ", h("kbd", {}, "?"), " lists keys"));
+  refresh(params);
+  const mark = () => {
+    const e = table.rows[table.chosen];
+    if (e === undefined) return;
+    marked = marked.includes(e) ? marked.filter((each) => each !== e) : [...marked, e].slice(-2);
+    table.drawn = "";
+    table.draw();
+    announce(`${marked.length} marked`);
+    if (marked.length === 2) go(link("beside", marked.map((each) => run.of("episode", each)).join(" ")));
+  };
+  return {
+    title: "Episodes",
+    node,
+    keys: { j: () => table.move(1), k: () => table.move(-1), ArrowDown: () => table.move(1), ArrowUp: () => table.move(-1), Enter: () => table.open(), x: mark },
+    leave: () => search.stop(),
+  };
+}

@@ -1,0 +1,120 @@
+// The picture of a state graph. Edges to a state that episodes reach later are laid out by dagre; those that lead back
+// are arcs drawn over it, for they would tear the order of the states apart.
+
+/* global dagre */
+import { h, number, short } from "./dom.js";
+import { glyph, level } from "./tone.js";
+
+const NODE = { height: 42, character: 6.6, least: 92, most: 230 };
+const EDGE = { height: 30, character: 6, most: 150 };
+
+function caption(edge, full) {
+  return [short(edge.action, 24), `${glyph(edge.mean, full)} ${number(edge.mean, true)} · ${edge.n}×`];
+}
+
+/** SVG of what is visible; `picked` gets a node or an edge. */
+export function picture({ nodes, edges }, full, chosen, picked) {
+  const drawn = new dagre.graphlib.Graph({ multigraph: true });
+  drawn.setGraph({ rankdir: "LR", nodesep: 22, ranksep: 44, edgesep: 14, marginx: 16, marginy: 16 });
+  drawn.setDefaultEdgeLabel(() => ({}));
+  for (const node of nodes) {
+    const width = Math.max(NODE.least, Math.min(NODE.most, node.label.length * NODE.character + 28));
+    drawn.setNode(node.id, { width, height: NODE.height });
+  }
+  const rank = new Map(nodes.map((node) => [node.id, node.rank]));
+  const forward = (edge) => rank.get(edge.to) > rank.get(edge.from);
+  edges.forEach((edge, n) => {
+    if (!forward(edge)) return;
+    const width = Math.min(EDGE.most, Math.max(...caption(edge, full).map((line) => line.length)) * EDGE.character + 8);
+    drawn.setEdge(edge.from, edge.to, { width, height: EDGE.height, labelpos: "c", weight: edge.n }, String(n));
+  });
+  dagre.layout(drawn);
+  const at = new Map(nodes.map((node) => [node.id, drawn.node(node.id)]));
+  const lines = edges.map((edge, n) => (forward(edge) ? straight(edge, drawn.edge(edge.from, edge.to, String(n)), full, chosen, picked) : back(edge, at, full, chosen, picked)));
+  const { width, height } = drawn.graph();
+  const room = edges.some((edge) => !forward(edge)) ? 70 : 0;
+  const svg = h("svg", { class: "graph", viewBox: `0 ${-room} ${width} ${height + room}`, width, height: height + room, role: "group", "aria-label": "states and actions" },
+    markers(), lines, nodes.map((node) => box(node, at.get(node.id), full, chosen, picked)));
+  return svg;
+}
+
+/** Ends of edges: an arrow for more, a bar for less, a ring for neither. */
+function markers() {
+  const marker = (id, shape) => h("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 11, markerHeight: 11, markerUnits: "userSpaceOnUse", orient: "auto" }, shape);
+  const shapes = [];
+  for (const step of [-3, -2, -1, 0, 1, 2, 3, "none"]) {
+    const name = `fill${step}`;
+    const shape = step > 0 ? h("path", { class: name, d: "M0 0 L10 5 L0 10 z" })
+      : step < 0 ? h("path", { class: name, d: "M5 0 L9 0 L9 10 L5 10 z" })
+        : h("circle", { class: `${name} ring`, cx: 5, cy: 5, r: 3.6 });
+    shapes.push(marker(`end${step}`, shape));
+  }
+  return h("defs", {}, shapes);
+}
+
+function attributes(edge, full, chosen, picked) {
+  const step = level(edge.mean, full);
+  const said = `${edge.action}: ${edge.n} times, mean credit ${number(edge.mean, true)}, ${Math.round(100 * edge.won)} % of its episodes solved`;
+  return {
+    step,
+    group: {
+      class: `edge ${edge.won === 0 ? "unwon" : ""} ${chosen === edge ? "chosen" : ""}`, tabindex: 0, role: "button",
+      "aria-label": said, onclick: () => picked(edge), onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(edge)),
+    },
+    line: (d) => {
+      const path = h("path", { class: `line${step}`, d, "marker-end": `url(#end${step})` });
+      path.style.strokeWidth = `${Math.min(7, 1 + 1.1 * Math.sqrt(edge.n))}px`;
+      return path;
+    },
+    title: said,
+  };
+}
+
+function straight(edge, { points, x, y, width }, full, chosen, picked) {
+  const look = attributes(edge, full, chosen, picked);
+  const lines = caption(edge, full);
+  return h("g", look.group, look.line(curve(points)),
+    h("rect", { class: "plate", x: x - width / 2, y: y - 15, width, height: 30, rx: 4 }),
+    h("text", { class: "what", x, y: y - 2, "text-anchor": "middle" }, lines[0]),
+    h("text", { class: `much ink${look.step}`, x, y: y + 11, "text-anchor": "middle" }, lines[1]));
+}
+
+/** A smooth line through points: quadratic pieces between the middles. */
+function curve(points) {
+  const [first, ...rest] = points;
+  const last = rest.pop();
+  let d = `M${first.x} ${first.y}`;
+  rest.forEach((point, i) => {
+    const next = rest[i + 1] ?? last;
+    const [x, y] = i + 1 < rest.length ? [(point.x + next.x) / 2, (point.y + next.y) / 2] : [next.x, next.y];
+    d += ` Q${point.x} ${point.y} ${x} ${y}`;
+  });
+  return rest.length ? d : `${d} L${last.x} ${last.y}`;
+}
+
+function back(edge, at, full, chosen, picked) {
+  const look = attributes(edge, full, chosen, picked);
+  const [from, to] = [at.get(edge.from), at.get(edge.to)];
+  const [x1, y1, x2, y2] = [from.x, from.y - from.height / 2, to.x + 12, to.y - to.height / 2];
+  const rise = Math.min(90, 26 + Math.abs(x1 - x2) / 9);
+  const top = Math.min(y1, y2) - rise;
+  const made = h("g", look.group, look.line(`M${x1} ${y1} C${x1} ${top} ${x2} ${top} ${x2} ${y2}`), h("text", { class: "hover", x: (x1 + x2) / 2, y: top + rise * 0.2, "text-anchor": "middle" }, caption(edge, full).join("  ")));
+  made.classList.add("back");
+  return made;
+}
+
+function box(node, { x, y, width, height }, full, chosen, picked) {
+  const stays = [...node.stays.values()];
+  const idle = stays.reduce((sum, edge) => sum + edge.n, 0);
+  const visits = node.kind === "state" ? `${node.turns.length} ${node.turns.length === 1 ? "visit" : "visits"}` : `${node.turns.length}`;
+  const second = idle ? `${visits} · ↻ ${idle}` : visits;
+  const room = Math.floor((width - 20) / NODE.character);
+  return h("g", {
+    class: `node ${node.kind} ${node.fork ? "fork" : ""} ${chosen === node ? "chosen" : ""}`, tabindex: 0, role: "button",
+    "aria-label": `${node.label}, ${visits}${node.fork ? ", a fork" : ""}`,
+    onclick: () => picked(node), onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(node)),
+  },
+  h("rect", { x: x - width / 2, y: y - height / 2, width, height, rx: node.kind === "state" ? 9 : 21 }),
+  h("text", { class: "name", x, y: y - 2, "text-anchor": "middle" }, short(node.label, room)),
+  h("text", { class: "visits", x, y: y + 13, "text-anchor": "middle" }, second));
+}

@@ -1,0 +1,74 @@
+// The page of a run: what is wrong with it in words, its curves, its failures.
+
+import { chart } from "./charts.js";
+import { count, h, told } from "./dom.js";
+import { go, link } from "./route.js";
+
+export function overview({ run, dark }) {
+  const picked = (step) => go(link("episodes", "", { step }));
+  const facts = [
+    ["episodes", count(run.size)],
+    ["turns", count(run.first[run.size])],
+    ["groups", count(run.groups.length)],
+    ["steps", steps(run)],
+  ];
+  return {
+    title: run.name,
+    node: h("div", { class: "page" },
+      h("header", { class: "head" },
+        h("div", {}, h("h1", {}, told(run.name)), h("p", { class: "sub" }, told(told_method(run)))),
+        h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))),
+      run.notes.length ? h("ul", { class: "notes" }, run.notes.map((note) => h("li", {}, told(note)))) : null,
+      health(run),
+      h("h2", {}, "Curves"),
+      h("div", { class: "charts" }, run.charts.map((each) => chart(each, dark, picked))),
+      h("p", { class: "hint" }, "A click on a curve opens the episodes of that step."),
+      failures(run)),
+  };
+}
+
+function told_method(run) {
+  const { method, params } = run.about;
+  if (!method) return "";
+  const named = Object.entries(params ?? {}).slice(0, 6).map(([key, value]) => `${key} ${value}`);
+  return [method, ...named].join(" · ");
+}
+
+function steps(run) {
+  const known = run.episodes.global_step.filter((step) => step !== null);
+  if (!known.length) return "–";
+  const [first, last] = [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
+  return first === last ? String(first) : `${first} – ${last}`;
+}
+
+function health(run) {
+  if (!run.health.length) return h("p", { class: "fine" }, h("span", { "aria-hidden": "true" }, "✓ "), "No rule found anything wrong.");
+  return h("ul", { class: "health", "aria-label": "what is wrong" }, run.health.map((found) => {
+    const query = Object.fromEntries(new URLSearchParams(found.filter));
+    const step = found.steps.length ? { step: found.steps.at(-1) } : {};
+    const to = link("episodes", "", found.filter ? query : step);
+    return h("li", {},
+      h("span", { class: "mark", "aria-hidden": "true" }, "!"),
+      h("div", {}, h("p", {}, told(found.said)), h("p", { class: "hint" }, `Rule: ${found.threshold}`)),
+      h("a", { href: to, class: "button" }, "see episodes"));
+  }));
+}
+
+function failures(run) {
+  const kinds = new Map();
+  for (let e = 0; e < run.size; e++) {
+    if (run.outcome(e) !== "failed") continue;
+    const kind = run.of("failed_kind", e) ?? "other";
+    kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  }
+  if (!kinds.size) return null;
+  const most = Math.max(...kinds.values());
+  const rows = [...kinds].sort((a, b) => b[1] - a[1]).map(([kind, n]) => {
+    const bar = h("span", { class: "bar", "aria-hidden": "true" });
+    bar.style.width = `${(100 * n) / most}%`;
+    return h("tr", {},
+      h("th", { scope: "row" }, h("a", { href: link("episodes", "", { outcome: "failed", kind }) }, told(kind))),
+      h("td", {}, count(n)), h("td", { class: "wide" }, bar));
+  });
+  return h("section", {}, h("h2", {}, "Failed episodes"), h("table", { class: "plain" }, h("tbody", {}, rows)));
+}

@@ -1,0 +1,103 @@
+// The episodes of a group as a graph: states that several were in, actions as edges, ends as nodes of their own.
+
+import { short } from "./dom.js";
+
+export const START = "start", WON = "won", LOST = "lost", FAILED = "failed";
+const LARGEST = { nodes: 150, edges: 300 };
+
+/**
+ * Nodes `{ id, kind, label, title, turns, rank, stays }` and edges `{ from, to, action, turns, n, won, mean, first }`.
+ * `stays` are actions that left the state as it was; `turns` are places in the group.
+ */
+export function stateGraph(run, part, group, { merged = true } = {}) {
+  const nodes = new Map();
+  const edges = new Map();
+  const node = (id, kind, state = null) => {
+    if (!nodes.has(id)) nodes.set(id, { id, kind, state, turns: [], stays: new Map(), rank: Infinity });
+    return nodes.get(id);
+  };
+  const counted = (map, key, made, i, won, credit) => {
+    if (!map.has(key)) map.set(key, { ...made, turns: [], won: 0, sum: 0, known: 0, episodes: new Set() });
+    const edge = map.get(key);
+    edge.turns.push(i);
+    if (credit !== null) [edge.sum, edge.known] = [edge.sum + credit, edge.known + 1];
+    return edge;
+  };
+  for (const e of run.members[group.g]) {
+    const result = run.outcome(e);
+    const start = group.start.get(e);
+    const name = (t) => {
+      const state = group.at("state_key", start + t);
+      return state === null ? `${e}:${t}` : merged ? state : `${t}:${state}`;
+    };
+    for (let t = 0; t < run.counts[e]; t++) {
+      const i = start + t;
+      const here = node(`s${name(t)}`, "state", group.at("state_key", i));
+      here.turns.push(i);
+      here.rank = Math.min(here.rank, t);
+      here.text ??= t ? group.text("observation", i - 1) : group.text("prompt", i);
+      here.first ??= t === 0;
+      const last = t === run.counts[e] - 1;
+      const next = last ? node(result, result) : node(`s${name(t + 1)}`, "state", group.at("state_key", i + 1));
+      const action = group.at("action", i) ?? "no action";
+      const credit = run.credit(part, run.first[e] + t);
+      const map = next === here ? here.stays : edges;
+      const edge = counted(map, `${here.id}\n${action}\n${next.id}`, { from: here.id, to: next.id, action }, i, result, credit);
+      edge.episodes.add(e);
+      if (last) [next.rank, next.turns] = [Infinity, [...next.turns, i]];
+    }
+  }
+  for (const edge of [...edges.values(), ...[...nodes.values()].flatMap((each) => [...each.stays.values()])]) finish(run, edge);
+  for (const each of nodes.values()) {
+    each.label = label(each);
+    each.fork = fork([...edges.values()].filter((edge) => edge.from === each.id));
+  }
+  return { nodes: [...nodes.values()], edges: [...edges.values()] };
+}
+
+function finish(run, edge) {
+  edge.n = edge.turns.length;
+  edge.won = [...edge.episodes].filter((e) => run.outcome(e) === "won").length / edge.episodes.size;
+  edge.mean = edge.known ? edge.sum / edge.known : null;
+}
+
+/** Whether it matters what was done here: the actions' episodes do not end well equally often. */
+function fork(out) {
+  const telling = out.filter((edge) => edge.n > 1 || out.length === 2);
+  const shares = telling.map((edge) => edge.won);
+  return shares.length > 1 && Math.max(...shares) - Math.min(...shares) >= 0.25;
+}
+
+const NAMES = { [WON]: "✓ solved", [LOST]: "✗ not solved", [FAILED]: "! failed" };
+
+/** A state's name: its key where that reads as one, else what the environment said before it. */
+function label({ kind, state, text, first }) {
+  if (kind !== "state") return NAMES[kind];
+  if (state && state.length <= 90 && /\s/.test(state)) return short(state, 44);
+  const line = (text ?? "").split("\n").map((each) => each.trim()).filter(Boolean).at(first ? -1 : 0);
+  return line ? short(line, 44) : state ? short(state, 14) : "unknown state";
+}
+
+/** What fits on a picture: states and actions that are common enough; `left` counts those that are not. */
+export function visible({ nodes, edges }, { visits = 1, forks = false }) {
+  const byId = new Map(nodes.map((node) => [node.id, node]));
+  const wanted = new Set(nodes.filter((node) => node.kind !== "state" || node.turns.length >= visits).map((node) => node.id));
+  let kept = edges.filter((edge) => wanted.has(edge.from) && wanted.has(edge.to) && (!forks || byId.get(edge.from).fork));
+  kept = kept.sort((a, b) => b.n - a.n).slice(0, LARGEST.edges);
+  let used = new Set(kept.flatMap((edge) => [edge.from, edge.to]));
+  if (used.size > LARGEST.nodes) {
+    used = new Set([...used].sort((a, b) => byId.get(b).turns.length - byId.get(a).turns.length).slice(0, LARGEST.nodes));
+    kept = kept.filter((edge) => used.has(edge.from) && used.has(edge.to));
+  }
+  const shown = nodes.filter((node) => used.has(node.id));
+  return { nodes: shown, edges: kept, left: { nodes: nodes.length - shown.length, edges: edges.length - kept.length } };
+}
+
+/** The least number of visits at which a picture stays readable. */
+export function readable(graph) {
+  for (let visits = 1; visits < 10; visits++) {
+    const { nodes, edges } = visible(graph, { visits });
+    if (nodes.length <= 36 && edges.length <= 60) return visits;
+  }
+  return 10;
+}

@@ -1,0 +1,168 @@
+"""The tables of a log joined to what a page shows: episodes and their turns with credit and update, or why without.
+
+Rollout processes, the trainer and the actor's ranks each write what they know. Turns are joined with credit on episode
+and turn, and with updates through the row that held them: ``step`` is never a key, for under asynchronous trainers the
+step that played an episode is not the one that trained it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_turnkey.plugins.seeing.schema import TABLES, families
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REASONS = (
+    "",
+    "the episode failed",
+    "played to validate: not trained",
+    "not trained yet",
+    "the group was not trained: lost, replaced or filtered out",
+    "the episode is not in the trainer's batch",
+    "the turn is not in the trainer's batch",
+)
+"""Why a turn has no credit; the first stands for a turn that has some, which may be 0."""
+HAS_CREDIT, FAILED, VALIDATION, NOT_YET, GROUP_LOST, EPISODE_LOST, TURN_LOST = range(len(REASONS))
+
+
+class NoLog(ValueError):
+    """A folder holds no trajectory log."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A log in memory, without its texts.
+
+    ``episodes`` is sorted by step, group and key; ``turns`` likewise, with ``at`` (row in ``episodes``), the columns of
+    credit and updates, and ``reason`` (a place in ``REASONS``).
+    """
+
+    name: str
+    folder: Path
+    about: dict[str, Any]
+    episodes: pd.DataFrame
+    turns: pd.DataFrame
+    steps: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+    """what was left out on reading"""
+
+    @property
+    def parts(self) -> list[str]:
+        """Columns of credit that add up, the sum first."""
+        return ["advantage", *(name for name in self.turns if name.startswith("part."))]
+
+
+def find_log(folder: Path) -> Path:
+    """The log of a run's folder, or the folder itself where it is one.
+
+    Raises:
+        NoLog: it is neither.
+    """
+    for place in (folder / "turnkey_log", folder):
+        if (place / "episodes").is_dir():
+            return place
+    raise NoLog(
+        f"{folder}: no trajectory log, expected turnkey_log/episodes/ in it. A run writes one with "
+        "turnkey.log.trajectories=FOLDER in its launch line"
+    )
+
+
+def load(folder: Path) -> Run:
+    """Read and join the log of a run.
+
+    Raises:
+        NoLog: the folder holds none, or one without a finished episode.
+    """
+    log = find_log(folder)
+    episodes = read(log, "episodes")
+    if not len(episodes):
+        raise NoLog(f"{log}: no episode is written yet; files follow a few seconds after the first episodes end")
+    episodes = episodes.sort_values(["global_step", "group", "episode"], kind="stable", ignore_index=True)
+    # A launch folder is named after the experiment; of a log on its own the parent says more than "turnkey_log".
+    name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
+    turns = join(episodes, read(log, "turns"), read(log, "credit"), read(log, "updates"))
+    return Run(name, log, _about(log), episodes, turns, read(log, "steps"))
+
+
+def join(episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, updates: pd.DataFrame) -> pd.DataFrame:
+    """Turns left join credit left join updates, in the order of ``episodes``, with ``at`` and ``reason``.
+
+    A turn that several steps trained shows the last. Of several passes over a batch: mean ratio and clip share, largest
+    ratio, and the entropy of the first.
+    """
+    at = dict(zip(episodes["episode"], range(len(episodes)), strict=True))
+    table = turns.assign(at=turns["episode"].map(at)).dropna(subset="at")
+    table = table.astype({"at": np.int64}).sort_values(["at", "turn"], kind="stable")
+    last = credit.sort_values("train_step", kind="stable").drop_duplicates(["episode", "turn"], keep="last")
+    last = last.rename(columns={"turn_in_row": "trained_turn"})
+    table = table.merge(last, on=["episode", "turn"], how="left")
+    where = ["train_step", "row_id", "turn_in_row"]
+    passes = updates.sort_values([*where, "epoch"], kind="stable").groupby(where, sort=False)
+    update = passes.agg(
+        ratio=("ratio", "mean"), ratio_max=("ratio_max", "max"), clip_share=("clip_share", "mean"),
+        entropy=("entropy", "first"),
+    ).reset_index()  # fmt: skip
+    update = update.rename(columns={"turn_in_row": "trained_turn"})
+    table = table.merge(update, on=["train_step", "row_id", "trained_turn"], how="left")
+    return table.assign(reason=_reasons(episodes, table)).reset_index(drop=True)
+
+
+def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame) -> np.ndarray:
+    trained = turns["advantage"].notna().to_numpy()
+    at = turns["at"].to_numpy()
+    of_episode = np.zeros(len(episodes), bool)
+    np.logical_or.at(of_episode, at, trained)
+    of_group = episodes["group"].map(episodes["group"][of_episode].value_counts()).notna().to_numpy()
+    step = episodes["global_step"].fillna(-1).to_numpy()
+    # Groups that began with the newest weights that anything was trained of, or later, may still be on their way.
+    newest = step[of_episode].max(initial=-1)
+    reason = np.select(
+        [
+            episodes["failed"].notna().to_numpy(),
+            flag(episodes["validation"]),
+            of_episode,
+            of_group,
+            step > newest,
+        ],
+        [FAILED, VALIDATION, TURN_LOST, EPISODE_LOST, NOT_YET],
+        GROUP_LOST,
+    )
+    return np.where(trained, HAS_CREDIT, reason[at]).astype(np.uint8)
+
+
+def flag(column: pd.Series) -> np.ndarray:
+    """A column of booleans, null as False."""
+    return column.map(lambda value: value is True or value == True).to_numpy(bool)  # noqa: E712 - numpy's own True
+
+
+def read(log: Path, table: str, steps: list[int] | None = None) -> pd.DataFrame:
+    """A table of a log with all columns of its schema and ``step``; without a file, without rows."""
+    import pandas as pd
+
+    found = []
+    for path in sorted(log.glob(f"{table}/step=*/*.parquet")):
+        step = int(path.parent.name.partition("=")[2])
+        if steps is None or step in steps:
+            found.append(pd.read_parquet(path, partitioning=None).assign(step=step))
+    known = [column.name for column in TABLES[table].columns if not column.name.endswith(".*")]
+    rows = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    ours = [name for name in rows if name == "step" or name.startswith(families(table) or ("\0",))]
+    return rows.reindex(columns=[*known, *ours]).drop_duplicates(
+        list(TABLES[table].key), keep="last", ignore_index=True
+    )
+
+
+def _about(log: Path) -> dict[str, Any]:
+    """What ``run.json`` says; nothing where it is absent or damaged, for the tables tell most."""
+    try:
+        said = json.loads((log / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}

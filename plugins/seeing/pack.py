@@ -1,0 +1,237 @@
+"""A run as the blocks of data that a page decodes: an index of all turns, then numbers and texts, a block per group.
+
+Every block is compressed with gzip. ``run-<i>`` is an index: a header of JSON (episodes by column, charts, health) and
+behind it the credit of all turns as 16-bit numbers with a scale each. ``numbers-<i>-<g>`` and ``texts-<i>-<g>`` are
+JSON: the exact columns of a group's turns, and its texts, each once. What exceeds the page's size is left out whole
+groups at a time, and the header says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_turnkey.plugins.seeing.curves import charts
+from verl_turnkey.plugins.seeing.health import findings
+from verl_turnkey.plugins.seeing.join import REASONS, Run, flag, read
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Blocks = dict[str, bytes]
+
+MISSING = -32768
+"""in the index: no credit"""
+OF_EPISODE = [
+    "episode",
+    "global_step",
+    "validation",
+    "split",
+    "task",
+    "env",
+    "kwargs",
+    "seed",
+    "package",
+    "weights_min",
+    "weights_max",
+    "host",
+    "started",
+    "seconds_model",
+    "seconds_env",
+    "seconds_waiting",
+    "turns",
+    "return",
+    "score",
+    "success",
+    "truncated",
+    "failed",
+    "failed_kind",
+]
+NOT_SHOWN = {"episode", "at", "reason", "step", "segment", "trained_turn"}
+REPEATING = {
+    "split",
+    "task",
+    "env",
+    "kwargs",
+    "package",
+    "host",
+    "failed",
+    "failed_kind",
+    "state_key",
+    "action",
+    "parse_note",
+}
+
+
+def pack(run: Run, number: int, size: int) -> Blocks:
+    """The blocks of a run whose base64 takes at most ``size`` bytes; the index is there in any case."""
+    group, names = _groups(run.episodes)
+    order = _order(run, group, len(names))
+    left = size - _on_page(len(_index(run, number, group, names, set(), set())))
+    numbers = dict(_numbers(run, group))
+    with_numbers, left = _fitting(numbers, order, left)
+    texts = dict(_texts(run, group))
+    with_texts, left = _fitting(texts, [g for g in order if g in with_numbers], left)
+    blocks = {f"run-{number}": _index(run, number, group, names, with_numbers, with_texts, len(texts))}
+    blocks |= {f"numbers-{number}-{g}": numbers[g] for g in sorted(with_numbers)}
+    return blocks | {f"texts-{number}-{g}": texts[g] for g in sorted(with_texts)}
+
+
+def squeeze(value: Any) -> bytes:
+    """JSON, compressed; equal values give equal bytes."""
+    return gzip.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode(), 6, mtime=0)
+
+
+def _on_page(size: int) -> int:
+    return (size + 2) // 3 * 4 + 60  # base64 and its element
+
+
+def _groups(episodes: pd.DataFrame) -> tuple[np.ndarray, list[str]]:
+    codes, names = episodes["group"].factorize()
+    return codes, [str(name) for name in names]
+
+
+def _order(run: Run, group: np.ndarray, count: int) -> list[int]:
+    """Groups, what is most worth keeping first: mixed outcomes and failures; the others are drawn."""
+    drawn = list(range(count))
+    random.Random(0).shuffle(drawn)
+    won, failed = flag(run.episodes["success"]), run.episodes["failed"].notna().to_numpy()
+    members = np.bincount(group, minlength=count)
+    wins, bad = (np.bincount(group, weights=each, minlength=count) for each in (won, failed))
+    telling = ((wins > 0) & (wins < members)) | (bad > 0)
+    return sorted(drawn, key=lambda g: not telling[g])
+
+
+def _fitting(blocks: Mapping[int, bytes], order: list[int], left: int) -> tuple[set[int], int]:
+    chosen = set()
+    for g in order:
+        if g in blocks and (need := _on_page(len(blocks[g]))) <= left:
+            chosen.add(g)
+            left -= need
+    return chosen, left
+
+
+def _index(
+    run: Run, number: int, group: np.ndarray, names: list[str], numbers: set[int], texts: set[int], kept: int = 0
+) -> bytes:
+    episodes, turns = run.episodes, run.turns
+    count = np.bincount(turns["at"].to_numpy(), minlength=len(episodes))
+    values: dict[str, dict[str, Any]] = {}
+    binary: list[bytes] = []
+
+    def column(name: str, array: np.ndarray, **more: Any) -> None:
+        raw = array.tobytes()
+        at = sum(map(len, binary))
+        values[name] = {"type": array.dtype.name, "at": at, "length": len(array), **more}
+        binary.append(raw + bytes(-len(raw) % 4))
+
+    column("reason", turns["reason"].to_numpy(np.uint8))
+    column("valid", flag(turns["valid"]).astype(np.uint8))
+    for name in run.parts:
+        short, scale = _short(turns[name].to_numpy(np.float64))
+        column(name, short, scale=scale)
+    sizes = np.abs(turns["advantage"].to_numpy(np.float64))
+    sizes = sizes[np.isfinite(sizes)]
+    header = {
+        "name": run.name,
+        "number": number,
+        "about": run.about,
+        "notes": run.notes,
+        "charts": charts(run),
+        "health": findings(run),
+        "reasons": REASONS,
+        "parts": run.parts,
+        "full": float(f"{np.quantile(sizes, 0.98):.5g}") if len(sizes) else 1.0,
+        "groups": names,
+        "numbers": sorted(numbers),
+        "texts": sorted(texts),
+        "logged_texts": kept,
+        "counts": count.tolist(),
+        "group": group.tolist(),
+        "episodes": {name: _plain(episodes[name], name in REPEATING) for name in OF_EPISODE},
+        "turns": values,
+    }
+    head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    head += b" " * (-len(head) % 4)
+    return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(binary), 6, mtime=0)
+
+
+def _short(values: np.ndarray) -> tuple[np.ndarray, float]:
+    finite = np.isfinite(values)
+    scale = float(np.abs(values[finite]).max(initial=0.0)) / 32767 or 1.0
+    return np.where(finite, np.rint(np.where(finite, values, 0.0) / scale), MISSING).astype("<i2"), scale
+
+
+def _plain(column: pd.Series, repeating: bool = False) -> Any:
+    """A column as JSON has it: null for what is missing, ``{values, codes}`` for texts that repeat."""
+    if repeating:
+        codes, values = column.factorize()
+        return {"values": [str(value) for value in values], "codes": codes.tolist()}
+    return [_one(value) for value in column.tolist()]
+
+
+def _one(value: Any) -> Any:
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            return None
+        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.7g}")
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def _numbers(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    turns = run.turns
+    shown = [name for name in turns if name not in NOT_SHOWN and turns[name].notna().any()]
+    columns = {name: [_one(value) for value in turns[name].tolist()] for name in shown if name not in REPEATING}
+    texts = {name: turns[name].tolist() for name in shown if name in REPEATING}
+    of_turn = group[turns["at"].to_numpy()]
+    for g, rows in _ranges(of_turn):
+        chosen: dict[str, Any] = {name: [column[i] for i in rows] for name, column in columns.items()}
+        for name, column in texts.items():
+            chosen[name] = _interned([column[i] for i in rows])
+        yield g, squeeze({"at": run.turns["at"].to_numpy()[rows].tolist(), "columns": chosen})
+
+
+def _texts(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """A block per group whose texts the log still has; partition by partition, since all at once may be gigabytes."""
+    at = dict(zip(run.episodes["episode"], range(len(group)), strict=True))
+    turns = run.turns
+    row = {key: i for i, key in enumerate(zip(turns["at"].tolist(), turns["turn"].tolist(), strict=True))}
+    of_turn = group[turns["at"].to_numpy()]
+    rows_of = dict(_ranges(of_turn))
+    found: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
+    last = run.episodes["step"].groupby(group).max()
+    for step in sorted(int(step) for step in run.episodes["step"].unique()):
+        table = read(run.folder, "texts", [step])
+        columns = (table[name].tolist() for name in ("episode", "turn", "prompt_tail", "response", "observation"))
+        for episode, turn, *texts in zip(*columns, strict=True):
+            here = row.get((at.get(episode, -1), turn))
+            if here is not None:
+                found[int(of_turn[here])][here] = tuple(texts)
+        for g in [g for g in found if last[g] <= step]:
+            held = found.pop(g)
+            several = [held.get(i, (None, None, None)) for i in rows_of[g].tolist()]
+            said = _interned([text for each in several for text in each])  # in order, so that repeats lie close
+            codes = said["codes"]
+            names = ("prompt", "response", "observation")
+            yield g, squeeze({"values": said["values"], **{name: codes[i::3] for i, name in enumerate(names)}})
+
+
+def _ranges(of_turn: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    order = np.argsort(of_turn, kind="stable")
+    bounds = np.flatnonzero(np.diff(of_turn[order])) + 1
+    for rows in np.split(order, bounds):
+        if len(rows):
+            yield int(of_turn[rows[0]]), rows
+
+
+def _interned(texts: list[Any]) -> dict[str, Any]:
+    """Each text once, in the order in which they occur; code -1 is none."""
+    known: dict[str, int] = {}
+    codes = [known.setdefault(text, len(known)) if isinstance(text, str) else -1 for text in texts]
+    return {"values": list(known), "codes": codes}

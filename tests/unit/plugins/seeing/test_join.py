@@ -1,0 +1,98 @@
+"""Turns, credit and updates of a log joined, and why a turn has no credit."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import synthetic_run
+
+from verl_turnkey.plugins.seeing import join
+from verl_turnkey.plugins.seeing.schema import TABLES
+
+
+def table(name: str, rows: list[dict]) -> pd.DataFrame:
+    columns = [column.name for column in TABLES[name].columns if not column.name.endswith(".*")]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def joined(credit: list[dict], updates: list[dict] = (), **of_episode: object) -> pd.DataFrame:
+    """Episodes a and b of one group, c of another; a turn of each, and a second one of a."""
+    keys = [("a", "g", 1), ("b", "g", 1), ("c", "h", 1)]
+    episodes = [{"episode": e, "group": g, "global_step": s, "validation": False} for e, g, s in keys]
+    for name, value in of_episode.items():
+        episodes[2][name] = value
+    turns = [{"episode": e, "turn": t, "turn_in_row": 0} for e, t in (("a", 0), ("a", 1), ("b", 0), ("c", 0))]
+    tables = [
+        table(n, r) for n, r in (("episodes", episodes), ("turns", turns), ("credit", credit), ("updates", updates))
+    ]
+    return join.join(*tables)
+
+
+def credit(episode: str, turn: int, step: int = 1, row: int = 0, advantage: float = 0.0) -> dict:
+    return {
+        "episode": episode, "turn": turn, "train_step": step, "row_id": row, "turn_in_row": 0, "advantage": advantage
+    }  # fmt: skip
+
+
+def test_zero_credit_and_none_are_two_things():
+    found = joined([credit("a", 0)])
+    assert found["advantage"].notna().tolist() == [True, False, False, False]
+    assert found["reason"].tolist() == [join.HAS_CREDIT, join.TURN_LOST, join.EPISODE_LOST, join.GROUP_LOST]
+
+
+@pytest.mark.parametrize(
+    ("of_episode", "reason"),
+    [
+        ({"failed": "the process died"}, join.FAILED),
+        ({"validation": True}, join.VALIDATION),
+        ({"global_step": 2}, join.NOT_YET),
+        ({"global_step": 1}, join.GROUP_LOST),
+    ],
+)
+def test_why_a_turn_has_no_credit(of_episode, reason):
+    assert joined([credit("a", 0)], **of_episode)["reason"].tolist()[3] == reason
+
+
+def test_without_any_credit_nothing_is_trained_yet():
+    assert set(joined([])["reason"]) == {join.NOT_YET}
+
+
+def test_of_two_steps_that_train_a_turn_the_last_counts():
+    """Under asynchronous trainers the step that trains is not the one that played."""
+    found = joined([credit("a", 0, step=7, advantage=2.0), credit("a", 0, step=5, advantage=1.0)])
+    assert found.loc[0, ["train_step", "advantage"]].tolist() == [7, 2.0]
+
+
+def test_updates_are_found_through_their_row_and_put_together():
+    def update(epoch: int, ratio: float, clipped: float, entropy: float, step: int = 1) -> dict:
+        numbers = {"ratio": ratio, "ratio_max": 2 * ratio, "clip_share": clipped, "entropy": entropy}
+        return dict(train_step=step, row_id=4, turn_in_row=0, epoch=epoch, **numbers)
+
+    updates = [update(0, 1.0, 0.0, 0.5), update(1, 2.0, 0.4, 0.3), update(0, 9.0, 1.0, 9.0, step=2)]
+    found = joined([credit("a", 0, row=4), credit("b", 0, row=5)], updates)
+    columns = ["ratio", "ratio_max", "clip_share", "entropy"]
+    assert found.loc[0, columns].tolist() == [1.5, 4.0, 0.2, 0.5]
+    assert found.loc[2, columns].isna().all()
+
+
+def test_a_log_on_the_disk(tmp_path):
+    folder = synthetic_run.write(tmp_path / "run", episodes=40, steps=3)
+    run = join.load(tmp_path / "run")
+    assert run.folder == folder
+    assert run.name == "run"
+    assert join.load(folder).name == "run"
+    assert run.parts == ["advantage", "part.episode_level", "part.penalty", "part.step_level"]
+    assert run.turns["at"].is_monotonic_increasing
+    trained = run.turns[run.turns["reason"] == join.HAS_CREDIT]
+    assert len(trained) > 200
+    parts = trained[run.parts[1:]].sum(axis=1)
+    assert parts.to_numpy() == pytest.approx(trained["advantage"].to_numpy(), abs=1e-4)
+    assert trained["ratio"].notna().all()
+
+
+def test_a_folder_without_a_log_says_how_to_get_one(tmp_path):
+    with pytest.raises(join.NoLog, match=r"turnkey\.log\.trajectories=FOLDER"):
+        join.load(tmp_path)
+    (tmp_path / "turnkey_log" / "episodes").mkdir(parents=True)
+    with pytest.raises(join.NoLog, match="no episode is written yet"):
+        join.load(tmp_path)

@@ -1,0 +1,173 @@
+"""The file that ``turnkey view`` writes: what is in it, what is not, and how large it is."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic_run
+from typer.testing import CliRunner
+
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.seeing import page
+from verl_turnkey.plugins.seeing.join import load
+from verl_turnkey.plugins.seeing.page import ASSETS
+
+OWN = sorted(path for path in ASSETS.iterdir() if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    synthetic_run.write(folder, episodes=80, steps=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("<script>run")
+    synthetic_run.write(folder, episodes=30, steps=1, hostile=True)
+    return folder
+
+
+def index(data: dict[str, bytes], name: str = "run-0") -> dict:
+    raw = gzip.decompress(data[name])
+    return json.loads(raw[4 : 4 + int.from_bytes(raw[:4], "little")])
+
+
+def texts_of(data: dict[str, bytes]) -> float:
+    """What the texts take of a page."""
+    return 4 / 3 * sum(len(block) for name, block in data.items() if name.startswith("texts"))
+
+
+def test_no_text_of_a_run_is_in_the_html(hostile):
+    data = page.blocks([load(hostile)], 60)
+    text = page.html(data, live=False)
+    blocks = dict(re.findall(r'<script type="text/plain" id="([\w-]+)">([A-Za-z0-9+/=]*)</script>', text))
+    assert {name: base64.b64decode(block) for name, block in blocks.items()} == data
+    frame = re.sub(r'<script type="text/plain".*\n', "", text)
+    assert frame == page.html({}, live=False)
+    assert not re.search(r"https?://(?!www\.w3\.org/(2000/svg|1999/xlink))", re.sub(r"<script>.*", "", text))
+
+
+def test_hostile_texts_arrive_as_they_were_written(hostile):
+    data = page.blocks([load(hostile)], 60)
+    first = index(data)["texts"][0]
+    texts = "".join(json.loads(gzip.decompress(data[f"texts-0-{first}"]))["values"])
+    for text in synthetic_run.HOSTILE:
+        assert text.encode("utf-8", "backslashreplace").decode() in texts
+
+
+def test_the_policy_names_each_script_and_style(run):
+    text = page.html({}, live=False)
+    [policy] = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert text.index("Content-Security-Policy") < text.index("<style")
+    for rule, tag in (
+        ("script-src", r"<script(?: type=\"module\")?>(.*?)</script>"),
+        ("style-src", r"<style>(.*?)</style>"),
+    ):
+        sources = [hashlib.sha256(source.encode()).digest() for source in re.findall(tag, text, re.DOTALL)]
+        assert rules[rule].split() == [f"'sha256-{base64.b64encode(source).decode()}'" for source in sources]
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == rules["trusted-types"] == "'none'"
+    assert "connect-src" not in rules
+    assert "connect-src 'self'" in page.html({}, live=True)
+
+
+@pytest.mark.parametrize("path", [path for path in OWN if path.suffix == ".js"], ids=lambda path: path.name)
+def test_our_scripts_make_no_html_out_of_text(path: Path):
+    source = path.read_text(encoding="utf-8")
+    ways = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|DOMParser|createContext"
+    )
+    assert not re.findall(ways, source)
+    assert "createElement" not in source or path.name == "dom.js"
+    assert len(source.splitlines()) <= 300
+    for line in source.splitlines():
+        if line.startswith("import"):
+            assert page.IMPORT.fullmatch(line), f"the joining does not understand {line}"
+        assert not re.match(r"export (?!(async )?(function|class|const) )", line), line
+
+
+def test_modules_come_after_what_they_import():
+    script = page.bundle()
+    for path in OWN:
+        if path.suffix == ".js":
+            needed = [name for _, name in page.IMPORT.findall(path.read_text(encoding="utf-8"))]
+            at = script.index(f"const ${path.stem} = ")
+            assert all(script.index(f"const ${name} = ") < at for name in needed)
+
+
+def test_what_exceeds_the_size_is_left_out_by_whole_groups_and_said(run):
+    loaded = load(run)
+    whole = page.blocks([loaded], 60)
+    size = len(page.html(whole, live=False))
+    everything = index(whole)
+    assert len(everything["texts"]) == len(everything["numbers"]) == len(everything["groups"])
+    megabytes = (size - 0.7 * texts_of(whole)) / 1e6
+    smaller = page.blocks([loaded], megabytes)
+    assert len(page.html(smaller, live=False)) <= megabytes * 1e6
+    said = index(smaller)
+    assert 0 < len(said["texts"]) < len(said["groups"])
+    assert said["logged_texts"] == len(said["groups"])
+    assert {name for name in smaller if name.startswith("texts")} == {f"texts-0-{g}" for g in said["texts"]}
+    assert said["episodes"] == everything["episodes"]
+    assert smaller == page.blocks([loaded], megabytes)
+
+
+def test_groups_with_mixed_outcomes_go_last(run):
+    loaded = load(run)
+    whole = page.blocks([loaded], 60)
+    said = index(page.blocks([loaded], (len(page.html(whole, live=False)) - 0.5 * texts_of(whole)) / 1e6))
+    kept = set(said["texts"])
+    won = loaded.episodes["success"].eq(True).groupby(said["group"]).mean()
+    failed = loaded.episodes["failed"].notna().groupby(said["group"]).any()
+    telling = {g for g in won.index if 0 < won[g] < 1 or failed[g]}
+    assert kept
+    assert telling <= kept or kept <= telling
+
+
+def test_the_credit_of_all_turns_is_in_the_index(run):
+    loaded = load(run)
+    data = page.blocks([loaded], 60)
+    raw, said = gzip.decompress(data["run-0"]), index(data)
+    start = 4 + int.from_bytes(raw[:4], "little")
+    column = said["turns"]["advantage"]
+    values = np.frombuffer(raw, "<i2", column["length"], start + column["at"])
+    true = loaded.turns["advantage"].to_numpy()
+    assert ((values == -32768) == np.isnan(true)).all()
+    there = ~np.isnan(true)
+    assert values[there] * column["scale"] == pytest.approx(true[there], abs=column["scale"])
+
+
+def test_vendored_files_are_the_published_ones():
+    vendor = ASSETS / "vendor"
+    listed = {"VENDORED.json"}
+    for library in json.loads((vendor / "VENDORED.json").read_text(encoding="utf-8")):
+        for name, file in library["files"].items():
+            assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == file["sha256"], name
+            listed.add(name)
+        for name in library["license_files"]:
+            assert "Permission is hereby granted" in (vendor / name).read_text(encoding="utf-8")
+            listed.add(name)
+    assert listed == {path.name for path in vendor.iterdir()}
+
+
+def test_the_command(run, hostile, tmp_path):
+    out = tmp_path / "new" / "page.html"
+    done = CliRunner().invoke(app, ["view", str(run), str(hostile), "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert re.search(r"\d+ episodes in .*page\.html \(\d\.\d MB\)", done.output)
+    assert 'id="run-1"' in out.read_text(encoding="utf-8")
+
+
+def test_the_command_without_a_log(tmp_path):
+    done = CliRunner().invoke(app, ["view", str(tmp_path), "--out", str(tmp_path / "page.html")])
+    assert "turnkey.log.trajectories=FOLDER" in str(done.exception)
+    assert not (tmp_path / "page.html").exists()
