@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.errors import CompactHydraException
+from omegaconf import OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
+from verl_turnkey.plugins.seeing.segments import new_segment
 
 # Errors in the user's input: their messages say what to change, and are shown without a traceback.
 EXPECTED = (
@@ -53,5 +55,8 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     verls(config, use_reference_policy, use_critic)
+    if OmegaConf.select(config, "turnkey.log.trajectories"):
+        with open_dict(config):  # one name for all processes
+            config.turnkey.log.segment = new_segment()
     if lines := header(config, said):
         print("\n".join(lines), flush=True)

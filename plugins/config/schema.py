@@ -175,7 +175,21 @@ class LogConfig:
     """What is written to disk beside verl's own logs."""
 
     trajectories: str | None = None
-    """folder for one JSON line per training and validation episode; null: none"""
+    """folder of the trajectory log, with tables of training and validation episodes; null: none"""
+    share: float = 1.0
+    """share of the groups that are logged, each with all of its episodes; failed episodes always are"""
+    episodes_per_step: int | None = 256
+    """about how many episodes of a step are logged, in whole groups: lowers share for large batches; null: no bound"""
+    keep_texts: int | None = 20
+    """last steps whose prompts, responses and observations stay, beside those of every tenth step; null: all"""
+    segment: str | None = None
+    """set by the driver: the name of this start of the trainer, which the log's files begin with"""
+
+    def __post_init__(self) -> None:
+        check(0 <= self.share <= 1, "share", "a number in [0, 1]", self.share)
+        for name in ("episodes_per_step", "keep_texts"):
+            value = getattr(self, name)
+            check(value is None or value > 0, name, "null or positive", value)
 
 
 @dataclass(frozen=True)

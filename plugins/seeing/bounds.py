@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.seeing.reading import STEP
 
 
@@ -18,14 +21,17 @@ def chosen(group: str, share: float) -> bool:
     return int.from_bytes(place, "big") < share * 2**64
 
 
-def share_of(share: float, episodes_per_step: int | None, batch_size: int, n: int) -> float:
-    """The share of groups such that a step of ``batch_size`` groups of ``n`` has about ``episodes_per_step`` of them.
+def logged_share(config: Mapping[str, Any]) -> float:
+    """The share of groups that a run with this configuration logs.
 
-    At least a group's share, so that a step is not without any on average; at most ``share``. None: no further bound.
+    ``turnkey.log.share``, and less where a step of ``data.train_batch_size`` groups has more than
+    ``turnkey.log.episodes_per_step`` episodes; a group's share at least.
     """
-    if episodes_per_step is None:
-        return share
-    return min(share, max(n, episodes_per_step) / (batch_size * n))
+    log = turnkey_config(config).log
+    if log.episodes_per_step is None:
+        return log.share
+    n = int(config["actor_rollout_ref"]["rollout"]["n"])
+    return min(log.share, max(n, log.episodes_per_step) / (n * int(config["data"]["train_batch_size"])))
 
 
 def keep_texts(folder: str | Path, step: int, last: int = 20, every: int = 10) -> list[int]:

@@ -44,7 +44,12 @@ def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -
     own = tuple(dict.fromkeys(n for _, rows in found for n in rows.column_names if n.startswith(families(table))))
     fields = schema(table, own).append(pa.field("step", pa.int32())).append(pa.field("segment", pa.string()))
     whole = pa.concat_tables([fields.empty_table(), *(rows for _, rows in found)], promote_options="default")
-    return whole.to_pandas()
+    frame = whole.to_pandas()
+    if TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
+        # An asynchronous trainer that resumes plays the groups again that it had not finished, under the same keys.
+        latest = frame.groupby("episode")["segment"].transform("max")
+        frame = frame[frame["segment"] == latest].reset_index(drop=True)
+    return frame
 
 
 def parts(folder: Path, table: str, steps: Collection[int] | None = None) -> list[Part]:

@@ -215,6 +215,9 @@ PARAMETERS = [
     ("'turnkey.rewards=[{name: mine:bonus}]'", "turnkey.rewards[0].name | mine:bonus"),
     ("'turnkey.rewards=[{name: judge}]'", "turnkey.rewards[0] | url"),
     ("turnkey.log.trajectories=3", "turnkey.log.trajectories | 3"),
+    ("turnkey.log.share=1.5", "turnkey.log.share | [0, 1] | 1.5"),
+    ("turnkey.log.episodes_per_step=0", "turnkey.log.episodes_per_step | null or positive | 0"),
+    ("turnkey.log.keep_text=5", "turnkey.log | keep_text"),
     ("data.max_prompt_length=50", "data.max_prompt_length allows 50"),
     ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=turnkey_sync | gigpo"),
     ("trainer.v1.trainer_mode=turnkey_async", "turnkey_async | turnkey_"),
@@ -673,6 +676,8 @@ STARTS = [
     "actor_rollout_ref.rollout.val_kwargs.temperature=0.4 actor_rollout_ref.rollout.val_kwargs.n=2",
     "+turnkey=gigpo critic.enable=true",
     "+turnkey=gigpo turnkey.update.mini_batches=8 turnkey.log.trajectories={tmp}/episodes",
+    "+turnkey=gigpo turnkey.log.trajectories={tmp}/log turnkey.log.share=0.5 turnkey.log.episodes_per_step=null "
+    "turnkey.log.keep_texts=null",
     "+turnkey=gigpo turnkey.rollout.stop=[END] actor_rollout_ref.rollout.name=vllm",
     "algorithm.adv_estimator=gigpo trainer.v1.trainer_mode=turnkey_sync "
     "actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env actor_rollout_ref.actor.use_dynamic_bsz=True",

@@ -24,10 +24,12 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.envs.errors import ModuleImportError, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.losses import losses
+from verl_turnkey.plugins.checks import driver
 from verl_turnkey.plugins.checks.validate import check
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
+from verl_turnkey.plugins.seeing.segments import SEGMENT
 from verl_turnkey.plugins.verl_api import internals
 
 
@@ -109,6 +111,20 @@ def test_every_parameter_can_be_overridden_without_a_plus(compose: Compose):
     assert turnkey.env.step_timeout == 5.0
     assert turnkey.rollout.stop == ["\n"]
     assert turnkey.update.mini_batches == 3
+
+
+def test_the_driver_names_each_start_of_a_logged_run(compose: Compose, tmp_path: Path):
+    """Whatever the configuration says of an earlier one; without a log there is nothing to name."""
+    said = ["+turnkey=gigpo", "turnkey.log.segment=20260102T030405_00ff"]
+    named = []
+    for line in ([], [f"turnkey.log.trajectories={tmp_path}/log"], [f"turnkey.log.trajectories={tmp_path}/log"]):
+        config = compose(*said, *line)
+        driver.validate(config, False, need_critic(config), lambda *_: None)
+        named.append(config.turnkey.log.segment)
+    assert named[0] == "20260102T030405_00ff"
+    assert all(SEGMENT.fullmatch(name) for name in named)
+    assert len(set(named)) == 3
+    assert not (tmp_path / "log").exists()  # only the run itself writes
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce_plus_plus"])

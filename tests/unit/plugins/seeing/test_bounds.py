@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_turnkey.plugins.seeing.bounds import chosen, keep_texts, share_of
+from verl_turnkey.plugins.seeing.bounds import chosen, keep_texts, logged_share
 
 GROUPS = [f"group {i}" for i in range(4000)]
 
@@ -34,7 +34,9 @@ def test_a_group_is_chosen_by_its_name_alone():
     ],
 )
 def test_the_bound_of_a_step_is_a_share(share, most, batch, n, expected):
-    assert share_of(share, most, batch, n) == pytest.approx(expected)
+    log = {"share": share, "episodes_per_step": most}
+    config = {"data": {"train_batch_size": batch}, "actor_rollout_ref": {"rollout": {"n": n}}, "turnkey": {"log": log}}
+    assert logged_share(config) == pytest.approx(expected)
 
 
 def test_texts_of_the_last_steps_and_of_some_stay(tmp_path: Path):

@@ -105,6 +105,23 @@ def test_what_a_later_start_did_again_counts(tmp_path: Path):
         assert [part.segment for part in parts(tmp_path, "episodes", [4])] == [THIRD]
 
 
+def test_an_episode_that_was_begun_again_counts_once(tmp_path: Path):
+    """With other turns than before, under its old key: an asynchronous trainer was resumed from step 2."""
+    write_segment(tmp_path, SECOND, {"resumed_from": 2})
+    for segment, step, turns in ((FIRST, 2, 3), (SECOND, 3, 2)):
+        writer = Tables(tmp_path, segment, "p")
+        writer.put("turns", step, {"episode": ["u_0"] * turns, "turn": list(range(turns))})
+        writer.put("turns", step, {"episode": [f"v_{step}"], "turn": [0]})
+        assert writer.drain(30.0)
+    frame = read(tmp_path, "turns")
+    assert list(zip(frame["episode"], frame["turn"], frame["step"], strict=True)) == [
+        ("v_2", 0, 2),
+        ("u_0", 0, 3),
+        ("u_0", 1, 3),
+        ("v_3", 0, 3),
+    ]
+
+
 def test_a_start_that_says_nothing_of_itself_replaces_the_steps_that_it_has(tmp_path: Path):
     write(tmp_path, FIRST, 1, 2, 3)
     write(tmp_path, SECOND, 2)
