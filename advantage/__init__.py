@@ -9,6 +9,7 @@ array([-1.,  1.])
 import verl_turnkey.advantage.methods
 import verl_turnkey.advantage.modifiers  # noqa: F401  importing the two packages registers what is in them
 from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.glossary import describe_part
 from verl_turnkey.advantage.modifying import Modification, ModifierSpec, modifiers, parse_modify, register_modifier
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record
@@ -24,6 +25,7 @@ __all__ = [
     "RecordError",
     "StepBatch",
     "compute_credit",
+    "describe_part",
     "estimators",
     "make_record",
     "make_step",

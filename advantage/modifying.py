@@ -84,9 +84,10 @@ def register_modifier(
 
     ``estimate(table)`` is the estimator, with the modifiers before this one, on a table: ``batch``, or one with other
     numbers (:meth:`StepBatch.replaced`). The table has no penalties: what they change is added at the end. The result's
-    ``advantage`` counts; ``returns``, ``extra`` and metrics of the estimator stay, and its own metrics, bare names, are
-    logged as ``credit/<name>/<metric>``. With ``stateful`` it is ``fn(batch, params, estimate, state)``, as for
-    estimators, and ``Credit.state`` is its own.
+    ``advantage`` counts, and what the modifier changed of it is the part ``<name>``; ``returns``, ``extra`` and metrics
+    of the estimator stay. Its own metrics and levels, bare names, become ``credit/<name>/<metric>`` and
+    ``<name>/<level>``. With ``stateful`` it is ``fn(batch, params, estimate, state)``, as for estimators, and
+    ``Credit.state`` is its own.
 
     Raises:
         ValueError: the name is taken or contains a slash, ``params`` is not a frozen dataclass or has a field ``name``,
@@ -201,8 +202,10 @@ def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) 
         metrics = {f"credit/{spec.name}/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         kept = {f"{prefix}{key}": value for key, value in credit.state.items()}
         parts = {**found.parts, spec.name: found.parts.get(spec.name, 0.0) + credit.advantage - found.advantage}
-        merged = {"metrics": {**found.metrics, **metrics}, "state": {**found.state, **kept}, "parts": parts}
-        return replace(found, advantage=credit.advantage, **merged)
+        told = {key: level for key, level in credit.levels.items() if level is not found.levels.get(key)}
+        levels = {**found.levels, **{f"{spec.name}/{key}": level for key, level in told.items()}}
+        merged = {"metrics": {**found.metrics, **metrics}, "state": {**found.state, **kept}}
+        return replace(found, advantage=credit.advantage, parts=parts, levels=levels, **merged)
 
     return wrapper
 

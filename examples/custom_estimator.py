@@ -24,11 +24,17 @@ class ReturnBaselineParams:
 
 @register_estimator("return_baseline", params=ReturnBaselineParams, summary="step return against the group's mean")
 def return_baseline(batch: StepBatch, params: ReturnBaselineParams) -> Credit:
-    """``A(i, t) = R(i, t) - mean of R over all steps of the group``."""
+    """``A(i, t) = R(i, t) - mean of R over all steps of the group - penalty(i, t)``."""
     returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     stats = group_stats(returns, batch.group, batch.n_groups)
     advantage = normalize(returns, batch.group, stats, "mean", epsilon=1e-6)
-    return Credit(advantage, returns, metrics={"credit/return/mean": float(returns.mean()) if len(batch) else 0.0})
+    return Credit.of_parts(
+        {"step_level": advantage},
+        batch.penalty,
+        returns,
+        levels={"return": returns},
+        groups={"step_level": batch.group},
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from verl_turnkey.advantage.batch import StepBatch
+from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Bools, Floats, GroupStats, Norm, against_others, group_stats, normalize
 from verl_turnkey.advantage.params import ConfigError
 
@@ -66,6 +66,16 @@ def refuse_outcomes(batch: StepBatch, own: Floats, bad: Bools, expected: str, me
 def of_singletons(own: Floats, batch: StepBatch, stats: GroupStats, singleton: Singleton, advantage: Floats) -> Floats:
     """``advantage`` (S,), but in groups of one counted value 0, or the row's ``own`` value."""
     return np.where(stats.size[batch.group] == 1, own if singleton == "score" else 0.0, advantage)
+
+
+def outcome_credit(batch: StepBatch, episode: Floats, penalty: Floats, **metrics: float) -> Credit:
+    """``episode - penalty`` (S,), of a method that compares nothing but outcomes; ``metrics`` without ``credit/``."""
+    return Credit.of_parts(
+        {"episode_level": episode},
+        penalty,
+        metrics={"credit/groups": float(batch.n_groups), **{f"credit/{key}": value for key, value in metrics.items()}},
+        groups={"episode_level": batch.group},
+    )
 
 
 def leave_one_out(batch: StepBatch, *, scope: Scope, singleton: Singleton) -> Floats:

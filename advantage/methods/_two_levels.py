@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, Std, group_stats, normalize
-from verl_turnkey.advantage.metrics import describe
 
 EPSILON = 1e-6  # added to standard deviations
 
@@ -19,11 +18,14 @@ def token_counts(batch: StepBatch) -> Ints | None:
     return batch.tokens if "tokens" in batch.given else None
 
 
-def two_levels(batch: StepBatch, episode: Floats, step: Floats, returns: Floats | None = None) -> Credit:
-    """``episode + step - penalty``, the terms with their weights (S,); logs both."""
-    metrics = {
-        "credit/groups": float(batch.n_groups),
-        **describe("episode_level", episode),
-        **describe("step_level", step),
-    }
-    return Credit(episode + step - batch.penalty, None if returns is None else returns - batch.penalty, metrics)
+def two_levels(
+    batch: StepBatch, episode: Floats, step: Floats, compared: Ints, returns: Floats | None = None
+) -> Credit:
+    """``episode + step - penalty``, the terms with their weights (S,); ``compared``: the groups of the second."""
+    return Credit.of_parts(
+        {"episode_level": episode, "step_level": step},
+        batch.penalty,
+        None if returns is None else returns - batch.penalty,
+        metrics={"credit/groups": float(batch.n_groups)},
+        groups={"episode_level": batch.group, "step_level": compared},
+    )

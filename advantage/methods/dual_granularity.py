@@ -57,4 +57,4 @@ def dual_granularity(batch: StepBatch, params: DualGranularityParams) -> Credit:
     weights = token_counts(batch) if params.weight == "tokens" else None
     stats = group_stats(score, batch.group, batch.n_groups, "population", weights)
     step = normalize(score, batch.group, stats, "mean_std", EPSILON)
-    return two_levels(batch, outcome, params.beta * step)
+    return two_levels(batch, outcome, params.beta * step, batch.group)

@@ -60,4 +60,4 @@ def dual_level(batch: StepBatch, params: DualLevelParams) -> Credit:
     turn = z_scores(returns, ordinal, n)
     if params.singleton == "score":
         turn = np.where(np.bincount(ordinal, minlength=n)[ordinal] == 1, returns, turn)
-    return two_levels(batch, params.trajectory_w * trajectory, params.turn_w * turn, returns)
+    return two_levels(batch, params.trajectory_w * trajectory, params.turn_w * turn, ordinal, returns)

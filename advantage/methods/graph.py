@@ -11,7 +11,6 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm, group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._graph import distance_to_success, state_values
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -82,10 +81,14 @@ def graph(batch: StepBatch, params: GraphParams) -> Credit:
         value, step, converged = state_values(batch, params.gamma)
         metrics |= {
             "credit/share_groups_converged": converged,
-            **describe("state_value", value),
-            **describe("step_level", step),
         }
-        return Credit(step - batch.penalty, metrics=metrics)
+        return Credit.of_parts(
+            {"step_level": step},
+            batch.penalty,
+            metrics=metrics,
+            levels={"state_value": value},
+            groups={"step_level": batch.anchor_groups[0]},
+        )
     solved = np.bincount(batch.trajectory, weights=batch.success, minlength=batch.n_trajectories) > 0
     here, there = distance_to_success(batch, solved)
     exponent = {"paper": there + 1.0, "code": there, "progress": there - here + 1.0}[params.edge]
@@ -95,10 +98,10 @@ def graph(batch: StepBatch, params: GraphParams) -> Credit:
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
     )
-    metrics |= {
-        "credit/distance/mean": float(here.mean()) if n else 0.0,
-        "credit/share_steps_with_step_credit": float(np.mean(step != 0)) if n else 0.0,
-        **describe("episode_level", episode),
-        **describe("step_level", step),
-    }
-    return Credit(episode + params.step_advantage_w * step - after, metrics=metrics)
+    return Credit.of_parts(
+        {"episode_level": episode, "step_level": params.step_advantage_w * step},
+        after,
+        metrics={**metrics, "credit/share_steps_with_step_credit": float(np.mean(step != 0)) if n else 0.0},
+        levels={"distance": here},
+        groups={"episode_level": batch.group, "step_level": anchor_group},
+    )

@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm
-from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
+from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, outcome_credit, penalties
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -47,9 +47,4 @@ def grpo_steps(batch: StepBatch, params: GrpoStepsParams) -> Credit:
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
     )
-    return Credit.of_parts(
-        {"episode_level": episode},
-        penalties(batch, params.scope)[1],
-        metrics={"credit/groups": float(batch.n_groups)},
-        groups={"episode_level": batch.group},
-    )
+    return outcome_credit(batch, episode, penalties(batch, params.scope)[1])

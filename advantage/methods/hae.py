@@ -19,7 +19,6 @@ from verl_turnkey.advantage.group_ops import (
     next_values,
     normalize,
 )
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -116,16 +115,20 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
         "subgoal": _finish(a_high, opens & _owns(batch, "subgoal"), params),
         "switch": _finish(target - term, _owns(batch, "switch"), params),
     }
-    metrics = {"credit/segment_length/mean": len(batch) / max(1, len(first))}
-    for name, stream in streams.items():
-        metrics |= describe(f"{name}_stream", stream)
     extra = {
         "subgoal_advantages": streams["subgoal"],
         "switch_advantages": streams["switch"],
         "high_returns": returns_high,
         "term_returns": target,
     }
-    return Credit(streams["action"] - batch.penalty, a_low + low - batch.penalty, metrics, extra)
+    return Credit.of_parts(
+        {"action_stream": streams["action"]},
+        batch.penalty,
+        a_low + low - batch.penalty,
+        metrics={"credit/segment_length/mean": len(batch) / max(1, len(first))},
+        extra=extra,
+        levels={"subgoal_stream": streams["subgoal"], "switch_stream": streams["switch"]},
+    )
 
 
 def _column(batch: StepBatch, name: str, read: Ints | list[int] | None = None) -> Floats:

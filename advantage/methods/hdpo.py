@@ -10,7 +10,6 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.methods._episode_level import episode_level
 from verl_turnkey.advantage.methods._solved import among_solved, solved_trajectories
 from verl_turnkey.advantage.methods._tools import tool_calls
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -50,9 +49,13 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     """
     episode = episode_level(batch, norm="mean_std", scope="outcomes", singleton="zero", epsilon=params.epsilon)
     calls = tool_calls(batch, "hdpo")
-    tool = among_solved(batch, 1.0 / (calls + 1.0), solved_trajectories(batch), params.epsilon)
-    per_step = tool[batch.trajectory]
-    metrics = {"credit/tool_calls/mean": float(calls.mean()) if len(calls) else 0.0}
-    return Credit(
-        episode - batch.penalty, metrics=metrics | describe("tool", per_step), extra={"tool_advantages": per_step}
+    solved = solved_trajectories(batch)
+    tool = among_solved(batch, 1.0 / (calls + 1.0), solved, params.epsilon)[batch.trajectory]
+    return Credit.of_parts(
+        {"episode_level": episode},
+        batch.penalty,
+        metrics={"credit/tool_calls/mean": float(calls.mean()) if len(calls) else 0.0},
+        extra={"tool_advantages": tool},
+        levels={"tool": tool},
+        groups={"episode_level": batch.group, "tool": np.where(solved[batch.trajectory], batch.group, -1)},
     )

@@ -19,7 +19,6 @@ from verl_turnkey.advantage.group_ops import (
 )
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.methods._two_levels import EPSILON
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -76,14 +75,21 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
     pool = batch.group if params.pool == "joint" else 2 * batch.group + last
     z = _normalized(reward, pool, 2 * batch.n_groups)
     gains, outcomes = reward[~last], np.where(last, z, 0.0)
-    metrics = {
-        "credit/groups": float(batch.n_groups),
-        "credit/information_gain/mean": float(gains.mean()) if len(gains) else 0.0,
-        **describe("episode_level", discounted_returns(outcomes, batch.runs, params.gamma)),
-        **describe("step_level", discounted_returns(z - outcomes, batch.runs, params.gamma)),
-    }
     total = discounted_returns(z, batch.runs, params.gamma)
-    return Credit(np.where(equal(total, np.zeros_like(total)), 0.0, total) - batch.penalty, metrics=metrics)
+    return Credit.of_parts(
+        {
+            "episode_level": discounted_returns(outcomes, batch.runs, params.gamma),
+            "step_level": discounted_returns(z - outcomes, batch.runs, params.gamma),
+        },
+        batch.penalty,
+        total=np.where(equal(total, np.zeros_like(total)), 0.0, total),
+        metrics={
+            "credit/groups": float(batch.n_groups),
+            "credit/information_gain/mean": float(gains.mean()) if len(gains) else 0.0,
+        },
+        levels={"turn_reward": reward},
+        groups={"episode_level": batch.group, "step_level": batch.group},
+    )
 
 
 def _normalized(values: Floats, codes: Ints, n: int) -> Floats:

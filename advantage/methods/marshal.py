@@ -81,7 +81,13 @@ def marshal(batch: StepBatch, params: MarshalParams) -> Credit:
         advantage = _against(returns, roles.role, len(roles.ids), params.advantage_norm)
     if params.whiten_advantages:
         advantage = whiten_tokens(advantage, batch)
-    return Credit(advantage - batch.penalty, metrics=role_metrics("return", returns, roles.role, roles))
+    return Credit.of_parts(
+        {"role_level": advantage},
+        batch.penalty,
+        metrics=role_metrics("return", returns, roles.role, roles),
+        levels={"role_return": returns},
+        groups={"role_level": roles.role},
+    )
 
 
 def _against(values: Floats, codes: Ints, n: int, norm: Literal["none", "mean", "mean_std"]) -> Floats:

@@ -8,8 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import equal, normalize
-from verl_turnkey.advantage.methods._episode_level import Singleton, of_singletons, outcomes
-from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.methods._episode_level import Singleton, of_singletons, outcome_credit, outcomes
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -53,10 +52,10 @@ def maxrl(batch: StepBatch, params: MaxrlParams) -> Credit:
     centred = normalize(own, batch.group, stats, "mean", 0.0)
     advantage = np.divide(centred, mean + params.epsilon, out=np.zeros(len(batch)), where=solved[batch.group])
     advantage = of_singletons(own, batch, stats, params.singleton, advantage)
-    metrics = {
-        "credit/groups": float(batch.n_groups),
-        "credit/share_groups_without_success": float(np.mean(~negative & ~solved)) if batch.n_groups else 0.0,
-        "credit/share_groups_with_negative_outcomes": float(np.mean(negative)) if batch.n_groups else 0.0,
-        **describe("episode_level", advantage),
-    }
-    return Credit(advantage - batch.penalty, metrics=metrics)
+    return outcome_credit(
+        batch,
+        advantage,
+        batch.penalty,
+        share_groups_without_success=float(np.mean(~negative & ~solved)) if batch.n_groups else 0.0,
+        share_groups_with_negative_outcomes=float(np.mean(negative)) if batch.n_groups else 0.0,
+    )

@@ -8,8 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, equal, mean
-from verl_turnkey.advantage.methods._episode_level import outcomes
-from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.methods._episode_level import outcome_credit, outcomes
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -61,12 +60,8 @@ def mc_grpo(batch: StepBatch, params: McGrpoParams) -> Credit:
     factor = np.where(constant, 0.0, np.maximum(stats.size, 1) / others / scale)
     centred = np.where(equal(own, median[batch.group]), 0.0, own - median[batch.group])
     advantage = centred * factor[batch.group]
-    metrics = {
-        "credit/groups": float(batch.n_groups),
-        "credit/share_groups_without_mad": mean((equal(deviation, 0.0) & ~constant).astype(np.float64)),
-        **describe("episode_level", advantage),
-    }
-    return Credit(advantage - batch.penalty, metrics=metrics)
+    share = mean((equal(deviation, 0.0) & ~constant).astype(np.float64))
+    return outcome_credit(batch, advantage, batch.penalty, share_groups_without_mad=share)
 
 
 def _medians(values: Floats, codes: Ints, n: int) -> Floats:

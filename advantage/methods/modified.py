@@ -6,7 +6,6 @@ The formulas are the modifiers' (``advantage/modifiers/``), which any other meth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,14 +37,23 @@ def _method(spec: ModifierSpec, norm: Norm) -> Callable[..., Credit]:
     """The estimator: ``spec`` on ``(R - mean_g) / F_g``, each trajectory once; a group of one has 0."""
 
     def base(batch: StepBatch) -> Credit:
-        return Credit(episode_level(batch, norm=norm, scope="outcomes", singleton="zero", epsilon=1e-6))
+        episode = episode_level(batch, norm=norm, scope="outcomes", singleton="zero", epsilon=1e-6)
+        return Credit(episode, parts={"episode_level": episode}, groups={"episode_level": batch.group})
 
     def estimator(batch: StepBatch, params: Any, *state: Mapping[str, float]) -> Credit:
         free = batch.replaced(penalty=np.zeros(len(batch)))
         credit = spec.fn(free, params, base, *state)
         metrics = {f"credit/{spec.name}/{key}": value for key, value in credit.metrics.items()}
         metrics["credit/groups"] = float(batch.n_groups)
-        return replace(credit, advantage=credit.advantage - batch.penalty, metrics=metrics)
+        return Credit.of_parts(
+            {**credit.parts, spec.name: credit.advantage - credit.parts["episode_level"]},
+            batch.penalty,
+            total=credit.advantage,
+            metrics=metrics,
+            state=credit.state,
+            levels={f"{spec.name}/{key}": level for key, level in credit.levels.items()},
+            groups=credit.groups,
+        )
 
     estimator.__doc__ = spec.fn.__doc__
     estimator.__name__ = estimator.__qualname__ = spec.name

@@ -8,8 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import ROUNDING, equal, group_stats, mean, normalize
-from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
-from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.methods._episode_level import outcome_credit, outcomes, refuse_outcomes
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -53,9 +52,5 @@ def ngrpo(batch: StepBatch, params: NgrpoParams) -> Credit:
     best = np.full(batch.n_groups, -np.inf)
     np.maximum.at(best, batch.group, own)
     failed = ~equal(best, params.r_max)
-    metrics = {
-        "credit/groups": float(batch.n_groups),
-        "credit/share_groups_without_r_max": mean(failed.astype(np.float64)),
-        **describe("episode_level", advantage),
-    }
-    return Credit(advantage - batch.penalty, metrics=metrics)
+    share = mean(failed.astype(np.float64))
+    return outcome_credit(batch, advantage, batch.penalty, share_groups_without_r_max=share)

@@ -10,7 +10,6 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, next_values
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import two_levels
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -64,7 +63,12 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
         prover = best_of_k(value, params.k)
     own = batch.reward + next_values(value, batch.runs, 0.0) - value
     gain = batch.reward + next_values(prover, batch.runs, 0.0) - prover
-    return two_levels(batch, own, params.alpha * gain)
+    return Credit.of_parts(
+        {"episode_level": own, "step_level": params.alpha * gain},
+        batch.penalty,
+        metrics={"credit/groups": float(batch.n_groups)},
+        levels={"turn_value": value, "prover_value": prover},
+    )
 
 
 def _range(params: ProgressParams) -> tuple[float, float]:

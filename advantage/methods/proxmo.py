@@ -21,7 +21,6 @@ from verl_turnkey.advantage.group_ops import (
 )
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import step_texts
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -111,11 +110,16 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     metrics = {
         "credit/groups": float(batch.n_groups),
         "credit/success_rate": float(rate.mean()) if len(rate) else 0.0,
-        **describe("outcome_weight", weight),
-        **describe("episode_level", weight * episode),
-        **describe("step_level", step),
     }
-    return Credit(weight * episode + params.step_advantage_w * step - after, returns - batch.penalty, metrics)
+    has_text = np.array([text is not None for text in step_texts(batch)], dtype=bool)
+    return Credit.of_parts(
+        {"episode_level": weight * episode, "step_level": params.step_advantage_w * step},
+        after,
+        returns - batch.penalty,
+        metrics=metrics,
+        levels={"outcome_weight": weight},
+        groups={"episode_level": batch.group, "step_level": np.where(has_text, neighbourhood, -1)},
+    )
 
 
 def success_rates(batch: StepBatch, own: Floats, how: str) -> tuple[Floats, Bools]:

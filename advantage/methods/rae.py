@@ -10,7 +10,6 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, discounted_returns, equal, group_stats, sort_runs
 from verl_turnkey.advantage.methods._roles import Roles, episode_outcomes, read_roles, role_metrics
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -70,9 +69,15 @@ def rae(batch: StepBatch, params: RaeParams, state: Mapping[str, float]) -> Cred
     advantage = np.where(equal(outcome, baseline), 0.0, outcome - baseline)
     left = discounted_returns(np.ones(len(batch)), roles.runs, 1.0) - 1.0  # steps to the end
     credit = params.gamma**left * advantage[roles.episode]
-    metrics = role_metrics("baseline", after[role], role, roles) | describe("role_advantage", advantage)
     now = {**state, **{key: float(value) for key, value in zip(roles.ids, after, strict=True)}}
-    return Credit(credit - batch.penalty, metrics=metrics, state=now)
+    return Credit.of_parts(
+        {"role_level": credit},
+        batch.penalty,
+        metrics=role_metrics("baseline", after[role], role, roles),
+        state=now,
+        levels={"role_advantage": advantage[roles.episode], "role_baseline": baseline[roles.episode]},
+        groups={"role_level": roles.role},
+    )
 
 
 def _over_all_orders(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, leave_one_out, penalties
-from verl_turnkey.advantage.metrics import describe
+from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, leave_one_out, outcome_credit, penalties
 from verl_turnkey.advantage.registry import register_estimator
 
 
@@ -41,5 +40,4 @@ def rloo_steps(batch: StepBatch, params: RlooStepsParams) -> Credit:
     (``scope="steps"``), with penalties inside. LOOP (arXiv:2502.01600) has the same advantage beside a loss of its own.
     """
     advantage = leave_one_out(batch, scope=params.scope, singleton=params.singleton)
-    metrics = {"credit/groups": float(batch.n_groups), **describe("episode_level", advantage)}
-    return Credit(advantage - penalties(batch, params.scope)[1], metrics=metrics)
+    return outcome_credit(batch, advantage, penalties(batch, params.scope)[1])

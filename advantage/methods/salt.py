@@ -18,7 +18,6 @@ from verl_turnkey.advantage.group_ops import (
 )
 from verl_turnkey.advantage.methods._episode_level import episode_level, leave_one_out
 from verl_turnkey.advantage.methods._graph import TERMINAL, next_anchors
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -88,9 +87,14 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
         "credit/groups": float(batch.n_groups),
         "credit/edges": float(n),
         "credit/share_steps_on_shared_edges": float(shared.mean()) if len(batch) else 0.0,
-        **describe("trajectory_credit", trajectory_credit),
     }
-    return Credit(advantage - batch.penalty, metrics=metrics)
+    return Credit.of_parts(
+        {"trajectory_credit": trajectory_credit, "edge_level": advantage - trajectory_credit},
+        batch.penalty,
+        total=advantage,
+        metrics=metrics,
+        groups={"trajectory_credit": batch.group, "edge_level": path},
+    )
 
 
 def _base(batch: StepBatch, params: SaltParams) -> Floats:

@@ -52,5 +52,12 @@ def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
     everything = np.zeros(len(batch), dtype=np.int64)
     stats = group_stats(centred[batch.first_rows], everything[batch.first_rows], 1)
     norm = "mean_std" if stats.std[0] > SMALLEST_STD else "mean"
-    advantage = normalize(centred, everything, stats, norm, 0.0).clip(-params.clamp, params.clamp)
-    return Credit(advantage - batch.penalty, metrics={"credit/outcome/std": float(stats.std[0])})
+    episode = normalize(centred, everything, stats, norm, 0.0)
+    advantage = episode.clip(-params.clamp, params.clamp)
+    return Credit.of_parts(
+        {"episode_level": episode, "clipping": advantage - episode},
+        batch.penalty,
+        total=advantage,
+        metrics={"credit/outcome/std": float(stats.std[0])},
+        groups={"episode_level": batch.group},
+    )

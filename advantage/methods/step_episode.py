@@ -61,7 +61,7 @@ def step_episode(batch: StepBatch, params: StepEpisodeParams) -> Credit:
     everything = np.arange(len(batch))
     episode = _level(batch, batch.score, first, params.estimator)
     step = _level(batch, score, everything if params.baseline == "all_steps" else first, params.estimator)
-    return two_levels(batch, episode, params.alpha * step)
+    return two_levels(batch, episode, params.alpha * step, batch.group)
 
 
 def _level(batch: StepBatch, values: Floats, counted: Ints, estimator: str) -> Floats:

@@ -11,7 +11,6 @@ from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Runs, equal, g
 from verl_turnkey.advantage.methods._episode_level import episode_level
 from verl_turnkey.advantage.methods._step_columns import value_after
 from verl_turnkey.advantage.methods._two_levels import EPSILON, token_counts
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -63,12 +62,16 @@ def step_potential(batch: StepBatch, params: StepPotentialParams) -> Credit:
     outcome = episode_level(batch, norm="mean", scope="outcomes", singleton="zero", epsilon=EPSILON)
     shaped = factor * outcome + params.xi * gain
     stats = group_stats(shaped, everything, 1, weights=token_counts(batch))
-    metrics = {
-        "credit/potential/mean": float(phi.mean()) if len(batch) else 0.0,
-        "credit/saturation_factor/mean": float(factor.mean()) if len(batch) else 1.0,
-        **describe("potential_gain", gain),
-    }
-    return Credit(normalize(shaped, everything, stats, "mean_std", EPSILON) - batch.penalty, metrics=metrics)
+    advantage = normalize(shaped, everything, stats, "mean_std", EPSILON)
+    scale = stats.std[0] + EPSILON if stats.std[0] else np.inf
+    parts = {"episode_level": factor * outcome / scale, "step_level": params.xi * gain / scale}
+    return Credit.of_parts(
+        {**parts, "whitening": advantage - sum(parts.values())},
+        batch.penalty,
+        total=advantage,
+        levels={"potential": phi, "potential_gain": gain, "saturation_factor": factor},
+        groups={"episode_level": batch.group, "step_level": everything},
+    )
 
 
 def potential(accuracy: Floats, confidence: Floats) -> Floats:

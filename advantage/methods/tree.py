@@ -10,7 +10,6 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm, equal, group_stats, normalize
 from verl_turnkey.advantage.methods._tree import leaf_means, leaf_outcomes, read_tree
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -76,18 +75,30 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     if params.rule == "treerl":
         root = group_stats(outcome[found.leaf], found.group[found.leaf], batch.n_groups).mean[found.group]
         parent = value[found.up]
-        both = np.where(equal(value, root), 0.0, value - root) + np.where(equal(value, parent), 0.0, value - parent)
-        credit = both / np.sqrt(np.maximum(leaves, 1))
+        scale = np.sqrt(np.maximum(leaves, 1))
+        parts = {
+            "root_level": np.where(equal(value, root), 0.0, value - root) / scale,
+            "parent_level": np.where(equal(value, parent), 0.0, value - parent) / scale,
+        }
+        groups = {"root_level": found.group, "parent_level": found.up}
     elif params.rule == "tree_grpo":
-        credit = of_group + against(found.leaf, found.tree, outcome)
+        parts = {"episode_level": of_group, "tree_level": against(found.leaf, found.tree, outcome)}
+        groups = {"episode_level": found.group, "tree_level": found.tree}
     else:
-        credit = params.trajectory_w * of_group + params.fork_w * against(steps, found.up, value)
+        fork = params.fork_w * against(steps, found.up, value)
+        parts = {"episode_level": params.trajectory_w * of_group, "fork_level": fork}
+        groups = {"episode_level": found.group, "fork_level": found.up}
     siblings = np.bincount(found.up[steps], minlength=n)[found.up[steps]]
     metrics = {
         "credit/groups": float(batch.n_groups),
         "credit/leaves": float(len(found.leaf)),
         "credit/nodes": float(len(steps)),
         "credit/share_nodes_with_siblings": float(np.mean(siblings >= 2)) if len(steps) else 0.0,
-        **describe("leaf_mean", value[found.node]),
     }
-    return Credit(credit[found.node] - batch.penalty, metrics=metrics)
+    return Credit.of_parts(
+        {name: part[found.node] for name, part in parts.items()},
+        batch.penalty,
+        metrics=metrics,
+        levels={"leaf_mean": value[found.node]},
+        groups={name: group[found.node] for name, group in groups.items()},
+    )

@@ -11,7 +11,6 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, discounted_returns, group_stats, normalize, ordinals, run_sums
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.methods._two_levels import two_levels, z_scores
-from verl_turnkey.advantage.metrics import describe
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -71,8 +70,14 @@ def turn_norm(batch: StepBatch, params: TurnNormParams) -> Credit:
 def _gtpo(batch: StepBatch, params: TurnNormParams) -> Credit:
     returns = discounted_returns(batch.reward, batch.runs, params.gamma)
     codes, n = (batch.group, batch.n_groups) if params.over == "group" else (np.zeros(len(batch), np.int64), 1)
-    metrics = {"credit/groups": float(batch.n_groups), **describe("return", returns)}
-    return Credit(z_scores(returns, codes, n) - batch.penalty, returns - batch.penalty, metrics)
+    return Credit.of_parts(
+        {"step_level": z_scores(returns, codes, n)},
+        batch.penalty,
+        returns - batch.penalty,
+        metrics={"credit/groups": float(batch.n_groups)},
+        levels={"return": returns},
+        groups={"step_level": codes},
+    )
 
 
 def _mt_grpo(batch: StepBatch, params: TurnNormParams) -> Credit:
@@ -88,4 +93,6 @@ def _mt_grpo(batch: StepBatch, params: TurnNormParams) -> Credit:
     only = batch.runs.lengths[batch.trajectory] == 1
     first = ordinals(batch.runs) == 0
     outcome = np.where(only, z(turn + batch.score), z(batch.score))
-    return two_levels(batch, outcome, np.where(first & ~only, params.turn_w * z(turn), 0.0))
+    divided = first & ~only
+    step = np.where(divided, params.turn_w * z(turn), 0.0)
+    return two_levels(batch, outcome, step, np.where(divided, batch.group, -1))

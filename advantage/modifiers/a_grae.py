@@ -57,4 +57,5 @@ def a_grae(batch: StepBatch, params: AGraeParams, estimate: Estimate) -> Credit:
     advantage = credit.advantage * scale
     damping = min(1.0, max(w, 0.0) / params.alpha)
     advantage = np.where(advantage > 0, advantage * damping, advantage)
-    return replace(credit, advantage=advantage, metrics={"mean_outcome": w, "damping": damping})
+    metrics = {"mean_outcome": w, "damping": damping}
+    return replace(credit, advantage=advantage, metrics=metrics, levels={"group_factor": scale})

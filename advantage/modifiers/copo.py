@@ -57,7 +57,8 @@ def copo(batch: StepBatch, params: CopoParams, estimate: Estimate) -> Credit:
     between = normalize(stats.mean, one, group_stats(stats.mean, one, 1), "mean_std", 1e-6)
     weight = w[batch.group]
     advantage = weight * credit.advantage + (1 - weight) * between[batch.group]
-    return replace(credit, advantage=advantage, metrics={"weight/mean": mean(w), "entropy/mean": mean(entropy)})
+    metrics = {"weight/mean": mean(w), "entropy/mean": mean(entropy)}
+    return replace(credit, advantage=advantage, metrics=metrics, levels={"method_weight": weight})
 
 
 def _answers(batch: StepBatch) -> Ints:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import ROUNDING, equal, mean, run_sums
+from verl_turnkey.advantage.group_ops import ROUNDING, equal, run_sums
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -67,5 +67,4 @@ def dynamo_modulation(batch: StepBatch, params: DynamoModulationParams, estimate
     largest = float(change.max(initial=0.0))
     x = change / largest if largest > 0 else change
     calm = params.floor + (1 - params.floor) / (1 + np.exp(params.steepness * (x - params.threshold)))
-    metrics = {"gain/mean": mean(gain), "calm/mean": mean(calm)}
-    return replace(credit, advantage=credit.advantage * gain * calm, metrics=metrics)
+    return replace(credit, advantage=credit.advantage * gain * calm, levels={"gain": gain, "calm": calm})

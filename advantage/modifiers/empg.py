@@ -62,5 +62,6 @@ def empg(batch: StepBatch, params: EmpgParams, estimate: Estimate) -> Credit:
     clear = np.where(known, np.exp(-params.k_next * h), 0.0)
     bonus = params.zeta * next_values(clear, batch.runs, 0.0)
     advantage = credit.advantage * gain + bonus
-    metrics = {"gain/max": float(gain.max(initial=1.0)), "bonus/mean": mean(bonus)}
-    return replace(credit, advantage=advantage - mean(advantage), metrics=metrics)
+    metrics = {"gain/max": float(gain.max(initial=1.0))}
+    levels = {"gain": gain, "bonus": bonus}
+    return replace(credit, advantage=advantage - mean(advantage), metrics=metrics, levels=levels)

@@ -51,7 +51,8 @@ def unlikeliness(batch: StepBatch, params: UnlikelinessParams, estimate: Estimat
     rows = factor[batch.trajectory]
     score = {"score": batch.score * rows} if "score" in batch.given else {}
     credit = estimate(batch.replaced(reward=batch.reward * rows, **score))
-    return replace(credit, metrics={"factor/mean": mean(factor), "log_prob/mean": mean(likely)})
+    metrics = {"factor/mean": mean(factor), "log_prob/mean": mean(likely)}
+    return replace(credit, metrics=metrics, levels={"reward_factor": rows})
 
 
 def _ranks(values: Floats, group: Ints) -> Floats:

@@ -375,6 +375,25 @@ MUTATIONS = [
     ("advantage/methods/information_gain.py", "np.where(last, batch.score,", "np.where(last, batch.reward,"),
     ("advantage/methods/turn_norm.py", "np.where(only, z(turn + batch.score), z(batch.score))", "z(batch.score)"),
     ("advantage/methods/turn_norm.py", "first & ~only", "first"),
+    # --- parts, levels and groups of credit
+    ("advantage/modifying.py", "array.min(initial=0) < -1", "array.min(initial=0) < -9", f"{T}/test_parts.py"),
+    ("advantage/modifying.py", "> PARTS_ROUNDING * scale", "> scale", f"{T}/test_parts.py"),
+    ("advantage/modifying.py", "+ credit.advantage - found", "- credit.advantage + found", f"{T}/test_parts.py"),
+    ("advantage/modifying.py", 'parts=whole.parts or {"method"', 'parts=free.parts or {"method"', f"{T}/test_parts.py"),
+    (
+        "advantage/registry.py",
+        "(anchors, *told, credit.metrics)",
+        "(anchors, credit.metrics, *told)",
+        f"{T}/test_parts.py",
+    ),
+    ("advantage/methods/hgpo.py", "np.where(reaches, context, -1)", "context", f"{T}/test_parts.py"),
+    (
+        "advantage/methods/step_potential.py",
+        "params.xi * gain / scale}",
+        "params.xi * gain}",
+        f"{T}/test_parts.py",
+    ),
+    ("advantage/glossary.py", 'f"{method}/{name}"', 'f"{name}"', f"{T}/test_parts.py {T}/test_all_estimators.py"),
     # --- modifiers, and methods that are made of them
     ("advantage/modifying.py", "inner[-1], metrics={}, state={}", "inner[-1]", f"{T}/modifiers/test_modify.py"),
     (

@@ -1,12 +1,15 @@
 """What holds for every estimator, whatever it computes."""
 
+import re
+
 import numpy as np
 import pytest
 from estimator_cases import as_batch, cases, step_rows, with_parents, with_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, estimators
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, describe_part, estimators, modifiers
+from verl_turnkey.advantage.glossary import MEANINGS
 
 SHIPPED = {name: spec for name, spec in estimators().items() if spec.fn.__module__.startswith("verl_turnkey.")}
 #: Options that take other ways through the code than the defaults.
@@ -105,6 +108,14 @@ def test_order_and_names_do_not_matter(name, params, rows, random):
     assert (before.returns is None) == (after.returns is None)
     if before.returns is not None and after.returns is not None:
         assert after.returns.tolist() == before.returns[order].tolist()
+    for told, shuffled in ((before.parts, after.parts), (before.levels, after.levels)):
+        assert {key: part.tolist() for key, part in shuffled.items()} == {
+            key: part[order].tolist() for key, part in told.items()
+        }
+    for key, codes in before.groups.items():
+        pairs = set(zip(codes[order].tolist(), after.groups[key].tolist(), strict=True))
+        assert len(pairs) == len(set(codes)) == len(set(after.groups[key])), f"{key}: other steps are compared"
+        assert all((one == -1) == (other == -1) for one, other in pairs), key
 
 
 @ANY
@@ -117,6 +128,34 @@ def test_credit_and_metrics_are_finite(name, params, rows):
     for key, value in credit.metrics.items():
         assert isinstance(value, float), key
         assert np.isfinite(value), key
+
+
+@ANY
+@settings(max_examples=15, deadline=None)
+@given(rows=FULL)
+def test_parts_add_up_and_every_name_is_explained(name, params, rows):
+    batch = table(name, rows)
+    credit = compute_credit(name, batch, **params)
+    assert "penalty" in credit.parts
+    scale = sum(np.abs(part) for part in credit.parts.values())
+    assert (np.abs(sum(credit.parts.values()) - credit.advantage) <= 1e-9 * scale + 1e-15).all()
+    for key in (*credit.parts, *credit.levels, *credit.groups):
+        assert describe_part(key, name), key
+        assert f"credit/{key}/mean" in credit.metrics or key not in {**credit.parts, **credit.levels}
+    assert credit.groups.keys() <= {*credit.parts, *credit.levels}
+    for key, codes in credit.groups.items():  # nobody is compared across groups of episodes, but where all are
+        whole = len(set(codes)) == 1 or key == "role_level"
+        assert whole or all(len({*batch.group[codes == code]}) == 1 for code in {*codes} - {-1}), key
+
+
+def test_the_glossary_has_no_name_too_many():
+    seen = set()
+    for name, params in [*VARIANTS, ("grpo_steps", {"modify": list(modifiers())}), ("hgpo", {"episode_level": True})]:
+        credit = compute_credit(name, batch_of(3, 1.0), **params)
+        for key in (*credit.parts, *credit.levels, *credit.groups):
+            names = (f"{name}/{key}", key, re.sub(r"\d+", "<k>", key))
+            seen.update(found[:1] if (found := [one for one in names if one in MEANINGS]) else [])
+    assert seen == MEANINGS.keys() - {"method"}
 
 
 def batch_of(n, value=0.0):

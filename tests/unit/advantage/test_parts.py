@@ -5,7 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from verl_turnkey.advantage import Credit, StepBatch, compute_credit, register_estimator, registry
+from verl_turnkey.advantage import (
+    Credit,
+    StepBatch,
+    compute_credit,
+    describe_part,
+    modifiers,
+    register_estimator,
+    registry,
+)
 
 STEPS = StepBatch(
     group=["task"] * 6,
@@ -52,6 +60,56 @@ def test_hgpo_says_the_weight_of_each_level_and_who_has_none():
     level_1 = credit.groups["level_1"]
     assert (level_1 == -1).tolist() == [True, False, True, False, True, False]
     assert level_1[1] == level_1[3] != level_1[5]
+
+
+def test_whitening_is_one_shift_for_all():
+    batch = StepBatch(
+        group=[*"ggg"], trajectory=range(3), step=[0] * 3, reward=[1, 0, 0], extra={"potential": [0.9, 0.1, 0.5]}
+    )
+    credit = compute_credit("step_potential", batch)
+    assert np.ptp(credit.parts["whitening"]) == pytest.approx(0, abs=1e-12)
+    ratio = credit.parts["step_level"] / credit.levels["potential_gain"]
+    assert np.ptp(ratio) == pytest.approx(0, abs=1e-12)
+    assert ratio[0] > 0.5, "divided by the deviation, which is below 1"
+
+
+def test_salt_says_what_sharing_an_edge_changed():
+    batch = StepBatch(
+        group=[*"gggg"],
+        trajectory=[0, 0, 1, 1],
+        step=[0, 1, 0, 1],
+        reward=[0, 1, 0, 0],
+        anchor=["s", "t", "s", "t"],
+        action=["go", "win", "go", "lose"],
+    )
+    credit = compute_credit("salt", batch, norm="mean")
+    assert told(credit.parts) == {
+        "trajectory_credit": [0.5, 0.5, -0.5, -0.5],
+        "edge_level": [-0.5, 0, 0.5, 0],
+        "penalty": [0] * 4,
+    }
+    first, won, same, lost = credit.groups["edge_level"].tolist()
+    assert first == same
+    assert len({first, won, lost}) == 3
+
+
+def test_a_tree_says_who_are_siblings_and_seeupo_what_it_clips():
+    """Two episodes fork after one step that both hold."""
+    batch = StepBatch(
+        group=[*"gggg"],
+        trajectory=[0, 0, 1, 1],
+        step=[0, 1, 0, 1],
+        reward=[0, 1, 0, 0],
+        extra={"parent": ["", "a", "", "a"]},
+    )
+    credit = compute_credit("tree", batch, norm="mean", fork_w=2.0)
+    assert told(credit.parts)["fork_level"] == [0, 1, 0, -1]
+    assert told(credit.levels) == {"leaf_mean": [0.5, 1, 0.5, 0]}
+    shared, one, same, other = credit.groups["fork_level"].tolist()
+    assert (shared, one) == (same, other)
+    assert shared != one
+    credit = compute_credit("seeupo", batch, clamp=0.5)
+    assert told(credit.parts)["clipping"] == np.round(np.array([-1, -1, 1, 1]) * (0.5**0.5 - 0.5), 6).tolist()
 
 
 @dataclass(frozen=True)
@@ -106,3 +164,35 @@ def test_parts_and_levels_are_logged_but_what_the_estimator_logs_prevails(return
 def test_what_is_refused(returned, fields, words):
     with pytest.raises(ValueError, match=f"estimator 'mine': {words}"):
         returned(Credit(ONES, **fields))
+
+
+@pytest.mark.parametrize("name", modifiers())
+@pytest.mark.parametrize("penalty", [0.0, 0.25])
+def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
+    extra = {"entropy": [0.1, 0.5, 0.9, 0.2], "log_prob": [-1.0, -2.0, -3.0, 0.0], "tool_calls": [1, 0, 2, 3]}
+    batch = StepBatch(
+        group=[*"aabb"],
+        trajectory=range(4),
+        step=[0] * 4,
+        reward=[1, 0, 1, 1],
+        penalty=[penalty, 0, 0, penalty],
+        success=[True, False, True, True],
+        tokens=[3, 4, 5, 9],
+        extra={**extra, "answer": [*"xyxx"], "task": [*"ttuu"]},
+    )
+    credit = compute_credit("grpo_steps", batch, modify=[name], norm="mean", state={f"modify/{name}/t": 0.0})
+    np.testing.assert_allclose(sum(credit.parts.values()), credit.advantage, rtol=1e-12, atol=1e-12)
+    assert list(credit.parts) == ["episode_level", "penalty", name]
+    assert credit.parts[name].any() == (name != "unlikeliness"), "it changes the rewards, not the credit"
+    for key in (*credit.parts, *credit.levels):
+        assert describe_part(key, "grpo_steps"), key
+        assert f"credit/{key}/share_nonzero" in credit.metrics
+
+
+def test_what_a_name_means():
+    assert describe_part("level_3") == describe_part("level_<k>").replace("<k>", "3")
+    assert describe_part("step_level", "progress") != describe_part("step_level", "gigpo")
+    assert describe_part("step_level", "gigpo") == describe_part("step_level")
+    assert describe_part("empg") == f"What the modifier empg changed: it {modifiers()['empg'].summary}."
+    assert describe_part("mine") is None
+    assert describe_part("level_x") is None
