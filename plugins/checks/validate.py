@@ -50,7 +50,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         ConfigError: names what was expected, what came and the key to change.
     """
     _check_root_keys(config)
-    _absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
+    absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
     turnkey = turnkey_config(config)
     from verl_turnkey.envs.user_modules import import_modules
 
@@ -89,13 +89,13 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
             f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env reads it", stacklevel=2
         )
     if loop == "turnkey_env":
-        _check_agent_loop(config, turnkey, files, check_rewards(config, turnkey).columns)
+        check_agent_loop(config, turnkey, files, check_rewards(config, turnkey).columns)
     elif ours and loop in VERLS_LOOPS and not any(LOOP_COLUMN in columns(file) for file in files):
         _check_derived(config, turnkey, loop)
     _hint_without_gpu(config)
 
 
-def _absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """Make paths that are relative to the driver's working directory absolute: workers have others."""
     from verl_turnkey.envs.prompting.prompts import TEMPLATES
 
@@ -198,7 +198,7 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
         raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
 
 
-def _check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...]) -> None:
+def check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...]) -> None:
     """Check limits, prompt settings and the first task, which is played for a few steps.
 
     ``given``: the columns that reward components give.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -19,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.recipes import scalar
 from verl_turnkey.plugins.config.command_line import check
+from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.schema import credit_params, loss_params, turnkey_config
 from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
 
@@ -54,7 +53,7 @@ def show(words: Sequence[str]) -> str:
 def _composed(words: Sequence[str]) -> tuple[DictConfig, Leaves]:
     """verl's configuration as a run composes it, and those leaves that recipes or the command line set."""
     Plugins.instance().register(TurnkeySearchPath)
-    with initialize_config_dir(str(_verls_configuration()), version_base=None):
+    with initialize_config_dir(str(verls_config_dir()), version_base=None):
         config = compose("ppo_trainer", overrides=list(words))
         loader: Any = GlobalHydra.instance().config_loader()
         # Private, but what Hydra composes from: it knows the folders of the user's hydra.searchpath too.
@@ -69,12 +68,6 @@ def _composed(words: Sequence[str]) -> tuple[DictConfig, Leaves]:
                 origins |= dict.fromkeys(_flat(override.value(), override.key_or_group), "command line")
     composed = _flat(OmegaConf.to_container(config))
     return config, {key: (value, origins[key]) for key, value in composed.items() if key in origins}
-
-
-def _verls_configuration() -> Path:
-    """The folder of verl's YAML files, found without importing verl, which takes seconds."""
-    spec: Any = importlib.util.find_spec("verl")
-    return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
 def _defaults(config: DictConfig, leaves: Leaves) -> Leaves:

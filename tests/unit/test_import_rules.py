@@ -43,7 +43,7 @@ FLOORS = (
     ("cpu", "rollout", "actor"),
     ("registries",),
     ("checks",),
-    ("trainer",),  # above the checks, for it plays their probe on every node
+    ("trainer", "evaluating"),  # above the checks, whose probe they play
     ("registration", "entry"),
     ("cli",),
 )

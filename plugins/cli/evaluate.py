@@ -1,0 +1,174 @@
+"""``turnkey eval``: a checkpoint or a server on the tasks of an environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli import launch
+
+app = typer.Typer()
+
+TRAINING_TASKS = 1024
+"""of `turnkey train`; the tasks after them are its validation tasks"""
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@app.command("eval")
+def evaluate(
+    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="folder: Hugging Face's, or a checkpoint of verl's")] = None,
+    server: Annotated[str | None, typer.Option(help="or an OpenAI-compatible server: http://host:8000/v1")] = None,
+    model: Annotated[str | None, typer.Option(help="name of the model on the server")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="its folder or hub name; default: that of --model")] = None,
+    tag: Annotated[str | None, typer.Option(help="your word for the weights behind --model")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
+    tasks: Annotated[str, typer.Option(help="number of tasks, or a parquet file of tasks")] = "128",
+    samples: Annotated[int, typer.Option(min=1, help="samples of each task")] = 1,
+    greedy: Annotated[bool, typer.Option(help="the most likely token, always")] = False,
+    temperature: Annotated[float | None, typer.Option(min=0, help="default: that of training")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="episodes at once")] = 16,
+    out: Annotated[Path | None, typer.Option(help="default: evals/<environment>-<model>")] = None,
+    new: Annotated[bool, typer.Option(help="delete what is in the folder; default: go on with it")] = False,
+) -> None:
+    """Evaluate on ENVIRONMENT. Success, pass@k and intervals; goes on where it was stopped; exit 1 if incomplete."""
+    if (checkpoint is None) == (server is None):
+        raise typer.BadParameter("give either --checkpoint or --server")
+    if server is not None and model is None:
+        raise typer.BadParameter("--server needs --model, the name of the model there")
+    further = [*_sampling(greedy, temperature, samples), *(overrides or ())]
+    played = launch.resolve(environment, further)
+    name = (model or str(checkpoint)).rstrip("/")
+    folder = (out or Path("evals") / f"{played.name}-{name.rsplit('/', 1)[-1]}").absolute()
+    here, gpus = launch.device_here()
+    if here == "cpu":
+        os.environ["TURNKEY_DEVICE"] = "cpu"  # before verl is imported
+
+    def words(path: str) -> list[str]:
+        log = f"turnkey.log.trajectories={folder / 'turnkey_log'}"
+        lines = launch.overrides(
+            played,
+            model=path,
+            method="base",
+            device=here,
+            gpus=max(1, gpus),
+            steps=1,
+            tasks=folder,
+            out=folder,
+            further=[log, *further],
+        )
+        return [word for line in lines for word in line]
+
+    words(tokenizer or name)  # a misspelt key is refused before anything is written or merged
+    from verl_turnkey.plugins.evaluating.checkpoint import resolve
+    from verl_turnkey.plugins.evaluating.run import Asked
+    from verl_turnkey.plugins.evaluating.run import evaluate as run
+
+    weights = None if checkpoint is None else resolve(checkpoint, folder)
+    asked = Asked(
+        words=words(str(weights or tokenizer or model)),
+        tasks=_task_file(tasks, played, folder),
+        out=folder,
+        samples=samples,
+        concurrency=concurrency,
+        weights=weights,
+        url=(server or "").rstrip("/"),
+        name=model or "",
+        tag=tag,
+        api_key_env=api_key_env,
+        new=new,
+    )
+    with _progress() as begin:
+        found = run(asked, begin=begin)
+    _print(found, folder)
+    raise typer.Exit(0 if found["complete"] else 1)
+
+
+def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str]:
+    """The sampling of the options as overrides; without options it is that of training."""
+    if greedy and temperature is not None:
+        raise typer.BadParameter("--greedy and --temperature exclude each other")
+    if greedy and samples > 1:
+        raise typer.BadParameter(f"--greedy writes the same each time: leave out --samples {samples}")
+    if greedy:
+        return [f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.top_p=1.0", f"{ROLLOUT}.top_k=-1"]
+    return [] if temperature is None else [f"{ROLLOUT}.temperature={temperature}"]
+
+
+def _task_file(tasks: str, played: launch.Played, folder: Path) -> Path:
+    """The file of tasks; for a number those on which `turnkey train` validates, written to ``folder``."""
+    from verl_turnkey.envs import make
+    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+    from verl_turnkey.plugins.checks.probe import first_task
+
+    if not tasks.isdecimal():
+        file = Path(tasks).expanduser().absolute()
+        if not file.is_file():
+            raise ConfigError(f"--tasks {tasks}: expected a number of tasks or a parquet file that is there")
+        if (env_id := first_task(str(file)).env_id) != played.id:
+            raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}")
+        return file
+    if int(tasks) < 1:
+        raise ConfigError("--tasks: expected at least one task")
+    make(played.id, played.kwargs).close()
+    file = folder / "tasks.parquet"
+    seeds = split_seeds(TRAINING_TASKS, int(tasks), 0)[1]
+    write_parquet(file, [Task(played.id, seed) for seed in seeds], played.name, "val")
+    return file
+
+
+class _progress:
+    """A bar on stderr from the first sample on; entered it is the function ``begin`` of an evaluation."""
+
+    def __enter__(self) -> Callable[[int, int], Callable[[bool | None], None]]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        )
+        self._counts = [0, 0, 0]  # solved, played, failed
+        return self._begin
+
+    def _begin(self, done: int, total: int) -> Callable[[bool | None], None]:
+        shown = self._bar.add_task("samples", total=total, completed=done)
+        self._bar.start()
+
+        def advance(success: bool | None) -> None:
+            self._counts[2 if success is None else 1] += 1
+            self._counts[0] += bool(success)
+            solved, played, failed = self._counts
+            said = f"success {solved / max(1, played):.2f}" + (f", {failed} failed" if failed else "")
+            self._bar.update(shown, advance=1, description=said)
+
+        return advance
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+
+def _print(found: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from verl_turnkey.plugins.evaluating.result import remarks, rows
+
+    table = Table("", "mean", "95 % interval", title=_counted(found))
+    for line in rows(found):
+        table.add_row(*line)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    for line in remarks(found):
+        console.print(line)
+    console.print(f"{folder / 'result.json'}", soft_wrap=True)
+
+
+def _counted(found: dict[str, Any]) -> str:
+    return f"{len(found['tasks'])} tasks, {found['samples']} samples"

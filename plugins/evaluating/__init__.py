@@ -1,0 +1,1 @@
+"""``turnkey eval``: a checkpoint or a server on the tasks of an environment, played as in training."""

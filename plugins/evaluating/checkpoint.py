@@ -1,0 +1,75 @@
+"""A checkpoint as a folder that vLLM loads: one of Hugging Face as it is, one of verl's merged by verl's merger."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from verl_turnkey.advantage import ConfigError
+
+WEIGHTS = ("*.safetensors", "*.bin")
+NEWEST = "latest_checkpointed_iteration.txt"
+MERGED, SOURCE = "model", "source.json"
+
+
+def weights(folder: Path) -> list[Path]:
+    """The files with weights of a Hugging Face folder; none if it has no configuration."""
+    if not (folder / "config.json").is_file():
+        return []
+    return next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+
+
+def resolve(checkpoint: Path, out: Path) -> Path:
+    """The Hugging Face folder behind ``checkpoint``; shards of verl are merged into ``<out>/model``, once.
+
+    ``checkpoint``: a Hugging Face folder; or of verl's the folder with all checkpoints (the newest counts), one
+    ``global_step_N``, or its ``actor``.
+
+    Raises:
+        ConfigError: it is none of these, or verl's merger fails.
+    """
+    folder = checkpoint.expanduser().absolute()
+    if (newest := folder / NEWEST).is_file():
+        folder /= f"global_step_{newest.read_text().strip()}"
+    if (folder / "actor").is_dir():
+        folder /= "actor"
+    for place in (folder, folder / "huggingface"):
+        if weights(place):
+            return place
+    backend = _backend(folder)
+    if backend is None:
+        raise ConfigError(
+            f"--checkpoint {checkpoint}: neither a Hugging Face folder (config.json and *.safetensors) nor a "
+            "checkpoint of verl's (global_step_N with actor/model_world_size_*.pt)"
+        )
+    return _merged(folder, backend, out / MERGED)
+
+
+def _backend(folder: Path) -> str | None:
+    if any(folder.glob("model_world_size_*_rank_*.pt")):
+        return "fsdp"
+    return "megatron" if any((folder / place).is_dir() for place in ("dist_ckpt", "model/dist_ckpt")) else None
+
+
+def _merged(folder: Path, backend: str, target: Path) -> Path:
+    """Merge unless ``target`` is what these very shards came to."""
+    shards = sorted(path for path in folder.rglob("*") if path.is_file() and "optim" not in path.name)
+    source = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in shards]
+    if weights(target) and (target / SOURCE).is_file() and json.loads((target / SOURCE).read_text()) == source:
+        return target
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", backend]
+    command += ["--local_dir", str(folder), "--target_dir", str(part)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
+    if done.returncode or not weights(part):
+        raise ConfigError(f"verl's merger cannot merge {folder}:\n{done.stdout[-3000:]}")
+    (part / SOURCE).write_text(json.dumps(source))
+    shutil.rmtree(target, ignore_errors=True)
+    part.replace(target)
+    return target

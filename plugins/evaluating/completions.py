@@ -1,0 +1,125 @@
+"""A model behind an OpenAI-compatible server, as verl's agent loops call one: token ids in, token ids out.
+
+Text would not do: encoded anew, a response may have other ids than those the model wrote, and so may the next prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.rewards import JudgeError
+from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
+
+TIMEOUT = 1800.0
+"""seconds that one turn may take, waiting in the server's queue included"""
+EXPECTED = (
+    "a completion with token ids: this server does not take `return_token_ids` on /v1/completions, as vLLM 0.10.2 and "
+    "later do. Serve the model with vLLM, or give its folder with --checkpoint"
+)
+
+
+class Completions:
+    """``/v1/completions`` of a server.
+
+    Args:
+        url: such as http://host:8000/v1.
+        model: its name there.
+        concurrency: requests under way at once.
+        api_key_env: environment variable with the key; None: no key is sent.
+    """
+
+    def __init__(
+        self, url: str, model: str, *, concurrency: int, api_key_env: str | None = None, retries: int = 4
+    ) -> None:
+        self._endpoint = Endpoint(
+            # Equal questions have equal answers here, for the seed is a part of them; none is asked twice.
+            EndpointConfig(
+                url, model, api_key_env, timeout=TIMEOUT, retries=retries, concurrency=concurrency, cache_size=0
+            ),
+            "/completions",
+            who="the server",
+            expected=EXPECTED,
+            read=_read,
+        )
+
+    async def generate(self, prompt_ids: list[int], sampling: Mapping[str, Any], seed: int) -> list[int]:
+        """The ids that continue ``prompt_ids``, the end of the turn included.
+
+        Args:
+            sampling: verl's sampling parameters.
+            seed: draws the ids; below 2**63.
+
+        Raises:
+            JudgeError: no answer after all attempts, or one without ids.
+        """
+        asked = {name: value for name, value in sampling.items() if name != "logprobs"}
+        asked |= {"prompt": prompt_ids, "min_p": 0.0, "seed": seed, "return_token_ids": True}
+        answer = await self._endpoint.ask(asked)
+        if answer["prompt"] not in (None, prompt_ids):
+            raise JudgeError(f"the server at {self._endpoint.address} read another prompt than the ids that were sent")
+        return answer["ids"]
+
+    async def check(self) -> None:
+        """Ask for one token.
+
+        Raises:
+            ConfigError: the server is not there, has no such model, or does not take and return token ids.
+        """
+        try:
+            await self.generate([0], {"max_tokens": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1}, 0)
+        except JudgeError as error:
+            raise ConfigError(f"--server: {error}") from None
+
+
+def _read(answer: Any) -> dict[str, Any] | None:
+    choice = answer["choices"][0]
+    ids, prompt = choice["token_ids"], choice.get("prompt_token_ids")
+    return {"ids": [int(i) for i in ids], "prompt": prompt} if isinstance(ids, list) else None
+
+
+class SeededTurns:
+    """The client that the agent loop of one episode gets in the place of verl's.
+
+    The seed of a turn follows from the sample's key and the turn's number alone, so that an evaluation that was
+    interrupted draws what an unbroken one draws.
+    """
+
+    def __init__(self, server: Completions, key: str) -> None:
+        self._server, self._key, self._turn = server, key, 0
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        image_data: Any = None,
+        **_: Any,
+    ) -> TokenOutput:
+        """verl's interface.
+
+        Raises:
+            EnvironmentFailure: of the kind ``server``: it gave no answer. Costs the episode, which is tried again.
+            ConfigError: the prompt has images.
+        """
+        if image_data:
+            raise ConfigError("turnkey eval sends token ids alone, and this environment gives images")
+        seed, self._turn = turn_seed(self._key, self._turn), self._turn + 1
+        try:
+            ids = await self._server.generate(list(prompt_ids), sampling_params, seed)
+        except JudgeError as error:
+            raise EnvironmentFailure("server", str(error)) from None
+        # Weights have no version here; the fields are those of verl's client before the first weights are sent.
+        unknown = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"))
+        return TokenOutput(token_ids=ids, stop_reason="completed", extra_fields=unknown)
+
+
+def turn_seed(key: str, turn: int) -> int:
+    """A seed below 2**63 for a turn of the sample ``key``."""
+    return int.from_bytes(hashlib.sha256(f"{key}/{turn}".encode()).digest()[:8], "big") >> 1
