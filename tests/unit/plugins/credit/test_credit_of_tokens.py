@@ -31,7 +31,7 @@ def echo() -> Iterator[None]:
 
     @register_estimator("unit_echo", params=NoParams, needs=("value",))
     def unit_echo(batch: Any, params: NoParams) -> Credit:
-        return Credit(batch.reward, returns=batch.value)
+        return Credit(batch.reward, returns=batch.value, parts={"all": batch.reward}, groups={"all": batch.group})
 
     yield
     del estimator_registry._ESTIMATORS["unit_echo"]
@@ -113,6 +113,8 @@ def test_each_token_carries_what_the_walk_says(kinds, seed, kl_in_reward):
         return
     advantages, returns = step.run("unit_echo", padded(rewards), padded(left))
 
+    assert step.credit.parts["all"].tolist() == step.rows.steps.reward.tolist()
+    assert step.credit.groups["all"].tolist() == step.rows.steps.group.tolist()
     expected, targets = torch.zeros(padded(masks).shape), torch.zeros(padded(masks).shape)
     for number, (row, tokens, reward) in enumerate(batch.steps):
         total = reward
