@@ -14,7 +14,7 @@ import torch
 from verl.trainer.ppo import core_algos
 
 from verl_turnkey.losses.registry import loss_spec, scales_gradient, token_loss
-from verl_turnkey.plugins.actor import clipping_bias, loss_inputs
+from verl_turnkey.plugins.actor import clipping_bias, loss_inputs, updates
 
 _params: dict[str, Any] = {}
 _found_finite: set[str] = set()
@@ -59,6 +59,7 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
         if name not in _found_finite and response_mask.any():  # a micro-batch of padding alone proves nothing
             _found_finite.add(name)
         clipping_bias.seen.note(term)
+        updates.note(term)
         per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights
         # Looked up at each call, because verl_api/aggregation.py replaces it while token weights apply.
         total = core_algos.agg_loss(per_token, response_mask, loss_agg_mode, **config.global_batch_info)

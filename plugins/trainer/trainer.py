@@ -25,7 +25,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.actor import loss_inputs, phases, weighing
+from verl_turnkey.plugins.actor import loss_inputs, phases, updates, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import (
     credit_modify,
@@ -48,13 +48,14 @@ from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
 from verl_turnkey.plugins.trainer.dealt import Dealt
 from verl_turnkey.plugins.trainer.hosts import host_metrics
+from verl_turnkey.plugins.trainer.logged import FINISH_SECONDS, Logged
 from verl_turnkey.plugins.trainer.validation import PlayedValidation
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of every step
 
 
-class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
+class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Checkpoints):
     """Mixin; ``base_mode`` is the mode of the stock trainer that it extends."""
 
     base_mode: ClassVar[str]
@@ -76,6 +77,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         # the asynchronous replay buffer and an empty sub-configuration.
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
+        self._open_log(config)
         super().__init__(config)  # type: ignore[call-arg]
         # Hybrid switching compares idle time with the interval, so there verl's own stays.
         switching = OmegaConf.select(config, f"trainer.v1.{self.base_mode}.hybrid_rollout.enable_switch")
@@ -106,6 +108,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
             ray.get([worker.__ray_call__.remote(worker_setup.configure, *chosen) for worker in workers])
         if self.turnkey.update.weight_by != "token":
             worker_setup.weigh(workers, self.critic_wg.workers if self.use_critic else [])
+        self._record_updates()
         groups: dict[int, worker_setup.WorkerCalls] = {}
         for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
             group = getattr(self, name, None)
@@ -126,11 +129,13 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
             super().fit(agent_loop_manager)  # type: ignore[misc]
         finally:  # the log may still have to write why the run stops
             left = [worker.__ray_call__.remote(loop_worker.finish) for worker in workers]
+            left += self._flush_log(FINISH_SECONDS)
             ray.wait(left, num_returns=len(left), timeout=2 * loop_worker.FINISH_SECONDS)
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """verl's own, with the metrics of episodes and credit of several updates combined by our rules."""
         self._updates = []
+        self._begin_log()
         try:
             batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         except starvation.StarvedError:
@@ -138,6 +143,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
             raise
         metrics.update(combine(self._updates))
         metrics.update(host_metrics(self.agent_loop_manager.agent_loop_workers))
+        self._flush_log()
         return batch
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
@@ -161,6 +167,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
             batch.extra_info.pop("mini_batch_size", None)
             batch.extra_info |= {"num_mini_batch": number, weighing.MINI_BATCHES: number}
+            batch.extra_info[updates.STEP] = self.global_steps
             # The sequence-mean losses divide by it: real rows only, neither padding nor failed episodes.
             batch.extra_info["global_batch_size"] = max(1, self._real_rows) / number
 
@@ -204,6 +211,7 @@ class TurnkeyTrainer(Dealt, PlayedValidation, Checkpoints):
         self._table = step.rows
         if step.rows is not None and step.credit is not None:
             metrics.update(self._advantage_metrics(step.rows, step.credit.advantage))
+        batch = self._log_credit(batch, step)
         batch = weighing.write(batch, self.turnkey.update.weight_by, data["response_mask"], step.rows)
         if self.loss is not None:
             rejects = bool(OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"))

@@ -148,6 +148,7 @@ SEAMS = (
         "a list of outputs becomes rows {uid}_{session}_{index}",
     ),
     Seam(_BASE, "PPOTrainer.fit", "self, agent_loop_manager", "agent-loop workers are checked before the first step"),
+    Seam("verl.utils.tracking", "Tracking.log", "self, data, step, backend", "metrics are in the trajectory log, too"),
     Seam(
         "verl.trainer.ppo.v1.agent_loop_tq",
         "AgentLoopManagerTQ.generate_sequences",

@@ -35,6 +35,38 @@ Rollout = dict[tuple[str, int], list[AgentLoopOutput]]
 Step = tuple[str, int, int]
 """Group, session and number of a step."""
 
+SETTINGS = [
+    "+turnkey/device=cpu",
+    "turnkey.update.mini_batches=1",
+    "data.max_prompt_length=300",
+    "data.max_response_length=300",
+    "actor_rollout_ref.actor.optim.lr=0",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=300",
+    "critic.enable=true",
+    "critic.optim.lr=0",
+    "critic.ppo_max_token_len_per_gpu=300",
+]
+FIXED = [
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "critic.use_dynamic_bsz=true",
+]
+PACKED = ["actor_rollout_ref.model.use_remove_padding=true", "critic.model.use_remove_padding=true"]
+
+KL_IN_REWARD = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1"]
+EVERYTHING = [
+    *KL_IN_REWARD,
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.3",
+    "actor_rollout_ref.actor.entropy_coeff=0.3",
+    "algorithm.rollout_correction.rollout_is=token",
+    "algorithm.rollout_correction.rollout_rs=token_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold='0.7_1.4'",
+]
+"""KL in the reward, KL in the loss, an entropy bonus, importance weights and rejected tokens at once"""
+
 #: Turns of each episode, by group; "dead" stands for one that failed.
 LENGTHS: dict[str, list[int | str]] = {"a": [3, 1, 5, 2], "b": [4, 10, "dead", 3], "c": [2, 6, 4, 1]}
 #: Turns without a token: each is a row of its own.
@@ -229,10 +261,13 @@ class WorkerGroup:
     def workers(self) -> list[Any]:
         """Each with what the trainer calls on Ray's handles."""
 
-        def remote(function: Callable[..., Any], *arguments: Any) -> Any:
-            return ray.put(self.ranks.ask_all("run", self.role, function, arguments))
+        def handle(rank: Ranks) -> Any:
+            def remote(function: Callable[..., Any], *arguments: Any) -> Any:
+                return ray.put(rank.ask_all("run", self.role, function, arguments)[0])
 
-        return [SimpleNamespace(__ray_call__=SimpleNamespace(remote=remote))]
+            return SimpleNamespace(__ray_call__=SimpleNamespace(remote=remote))
+
+        return [handle(Ranks([line])) for line in self.ranks.lines]
 
     def __getattr__(self, method: str) -> Callable[[KVBatchMeta], Any]:
         if method.startswith("_"):

@@ -6,15 +6,17 @@ float32, on one rank and on two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from contract_tools import AWKWARD
 from layouts import (
+    EVERYTHING,
+    FIXED,
+    KL_IN_REWARD,
+    PACKED,
     Rollout,
     Sampler,
     Trained,
@@ -23,82 +25,15 @@ from layouts import (
     credit,
     merged,
     row,
-    sample,
-    start,
     train,
     turns_of,
 )
-from training_ranks import Processes, Ranks
 
 from verl_turnkey.advantage import RecordError, estimators
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
 CLOSE = 1e-5
 """relative, of gradients; absolute, of log-probabilities and values"""
-
-SETTINGS = [
-    "+turnkey/device=cpu",
-    "turnkey.update.mini_batches=1",
-    "data.max_prompt_length=300",
-    "data.max_response_length=300",
-    "actor_rollout_ref.actor.optim.lr=0",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=300",
-    "critic.enable=true",
-    "critic.optim.lr=0",
-    "critic.ppo_max_token_len_per_gpu=300",
-]
-FIXED = [
-    "actor_rollout_ref.actor.use_dynamic_bsz=false",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
-    "critic.use_dynamic_bsz=true",
-]
-PACKED = ["actor_rollout_ref.model.use_remove_padding=true", "critic.model.use_remove_padding=true"]
-KL_IN_REWARD = ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1"]
-EVERYTHING = [
-    *KL_IN_REWARD,
-    "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.kl_loss_coef=0.3",
-    "actor_rollout_ref.actor.entropy_coeff=0.3",
-    "algorithm.rollout_correction.rollout_is=token",
-    "algorithm.rollout_correction.rollout_rs=token_k1",
-    "algorithm.rollout_correction.rollout_rs_threshold='0.7_1.4'",
-]
-"""KL in the reward, KL in the loss, an entropy bonus, importance weights and rejected tokens at once"""
-
-
-@pytest.fixture(scope="module")
-def model(strong_model_dir: Path) -> Any:
-    from transformers import Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM.from_pretrained(strong_model_dir, dtype=torch.float32)
-
-
-@pytest.fixture(scope="module")
-def rollout(model: Any) -> Rollout:
-    return sample(model)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Ranks]]:
-    processes = Processes(tmp_path_factory.mktemp("ranks"), (1, 2))
-    yield processes.groups
-    processes.stop()
-
-
-@pytest.fixture
-def ready(ray_queue, trainer, ranks, monkeypatch, strong_model_dir) -> Callable[..., Any]:
-    """A trainer whose workers have started."""
-
-    def build(world: int, *overrides: str, recipe: str = "turn_gae") -> Any:
-        paths = [f"{at}.path={strong_model_dir}" for at in ("actor_rollout_ref.model", "critic.model")]
-        made = trainer(*SETTINGS, *paths, *overrides, recipe=recipe)
-        made.global_steps = 5  # whose rollout may have seen the weights of four steps
-        start(made, ranks[world], monkeypatch)
-        return made
-
-    return build
 
 
 def check_same(one: Trained, other: Trained) -> None:

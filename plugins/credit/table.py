@@ -1,0 +1,83 @@
+"""The table ``credit`` of the log: a row for each turn of a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_turnkey.advantage import Credit
+from verl_turnkey.losses.turns import like
+from verl_turnkey.plugins.credit.rows import Rows
+
+TOKEN_FIELDS = ("advantages", "returns", "token_level_rewards")
+"""fields of the queue that tell the credit under an estimator of verl's"""
+
+
+class Numbers:
+    """Numbers the comparison groups of a step, by level: 0, 1, ... through all its batches."""
+
+    def __init__(self) -> None:
+        self._next: Counter[str] = Counter()
+
+    def of(self, level: str, code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers (S,) int32 of the groups of a batch's steps, and (S,) their sizes; ``code`` -1: -1 and 0."""
+        number, size = np.full(len(code), -1, dtype=np.int32), np.zeros(len(code), dtype=np.int32)
+        known = code >= 0
+        groups, index, count = np.unique(code[known], return_inverse=True, return_counts=True)
+        number[known], size[known] = index + self._next[level], count[index]
+        self._next[level] += len(groups)
+        return number, size
+
+
+def of_verl(rows: Rows, data: Mapping[str, torch.Tensor], critic: bool) -> tuple[Credit, np.ndarray | None]:
+    """What an estimator of verl's tells of each turn, and what the KL penalty took from its reward, (S,), if anything.
+
+    Advantage and return are means over the turn's tokens. ``data``: nested fields of the queue. Without a critic
+    verl's returns are targets of nothing.
+    """
+    mean = {name: rows.turns.mean(data[name].double()).numpy() for name in TOKEN_FIELDS[:2]}
+    credit = Credit(mean["advantages"], mean["returns"] if critic else None)
+    if "token_level_rewards" not in data:
+        return credit, None
+    taken = data["rm_scores"].values() - data["token_level_rewards"].values()
+    return credit, rows.turns.sum(like(taken.double(), data["rm_scores"])).numpy()
+
+
+def credit_columns(
+    rows: Rows,
+    credit: Credit,
+    *,
+    train_step: int,
+    first_row: int,
+    numbers: Numbers,
+    chosen: np.ndarray,
+    kl: np.ndarray | None = None,
+) -> dict[str, Sequence[Any]]:
+    """The columns of the turns ``chosen`` (S,) bool of a batch; what is not known has none.
+
+    Args:
+        train_step, first_row: the step, and the rows of its batches before this one.
+        kl: (S,) what the KL penalty took from the reward of each turn; None: there is none.
+    """
+    steps = rows.steps
+    columns: dict[str, Any] = {
+        "turn": steps.step,
+        "train_step": np.full(len(steps), train_step),
+        "row_id": rows.row + first_row,
+        "turn_in_row": rows.turn,
+    }
+    columns = {name: column.astype(np.int32) for name, column in columns.items()}
+    numeric = {"advantage": credit.advantage, "return": credit.returns, "kl": kl}
+    numeric["value"] = steps.value if "value" in steps.given else None
+    numeric |= {f"part.{name}": part for name, part in credit.parts.items()}
+    numeric |= {f"level.{name}": level for name, level in credit.levels.items()}
+    columns |= {name: np.asarray(column, np.float32) for name, column in numeric.items() if column is not None}
+    for name, code in credit.groups.items():
+        columns[f"group.{name}"], columns[f"size.{name}"] = numbers.of(name, code)
+    episodes = steps.ids["trajectory"]
+    found: dict[str, Sequence[Any]] = {"episode": [episodes[i] for i in steps.trajectory[chosen].tolist()]}
+    return found | {name: column[chosen] for name, column in columns.items()}

@@ -1,0 +1,177 @@
+"""What the trainer writes into the trajectory log: the credit of each turn, the metrics of each step.
+
+The actor's ranks write what an update does to each turn (:mod:`verl_turnkey.plugins.actor.updates`); the trainer tells
+them which turn is whose.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+
+from verl_turnkey.plugins.actor import updates
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.credit.estimator import CreditStep
+from verl_turnkey.plugins.credit.row_turns import record_of
+from verl_turnkey.plugins.credit.rows import Rows, read_rows
+from verl_turnkey.plugins.credit.table import TOKEN_FIELDS, Numbers, credit_columns, of_verl
+from verl_turnkey.plugins.seeing import bounds
+from verl_turnkey.plugins.seeing.segments import new_segment
+from verl_turnkey.plugins.seeing.table_writer import Tables
+
+METRICS = "turnkey/log/"
+FINISH_SECONDS = 5.0
+"""for which a rank that ends waits for its rows"""
+
+
+class Tee:
+    """verl's loggers; ``beside`` sees what they are told first, and returns what they are told."""
+
+    def __init__(self, inner: Any, beside: Callable[[Mapping[str, Any], int], Mapping[str, Any]]) -> None:
+        self._inner, self._beside = inner, beside
+
+    def log(self, data: Mapping[str, Any], step: int, backend: Any = None) -> None:
+        self._inner.log(data=self._beside(data, step), step=step, backend=backend)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Logged:
+    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
+
+    config: DictConfig
+    turnkey: TurnkeyConfig
+    actor_rollout_wg: Any
+    use_critic: bool
+    global_steps: int
+    _tables: Tables | None = None
+    """None: there is no log"""
+    _first_row: int = 0
+    """rows of the batches of this step before the current one"""
+    _tidying: threading.Thread | None = None
+
+    def _open_log(self, config: DictConfig) -> None:
+        log = self.turnkey.log
+        self._segment = log.segment or new_segment()
+        if log.trajectories:
+            self._tables = Tables(log.trajectories, self._segment, "trainer")
+            self._share = bounds.logged_share(config)
+        self._numbers = Numbers()
+        self._pending: dict[Any, int] = {}  # answers of the ranks that are on their way, each with its rank
+        self._counts: dict[int, updates.Counts] = {}
+
+    @property
+    def logger(self) -> Any:
+        """verl's loggers, which ``fit`` sets."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, verls: Any) -> None:
+        self._logger = verls if self._tables is None else Tee(verls, self._log_metrics)
+
+    def _record_updates(self) -> None:
+        if self._tables is not None:
+            where = (self.turnkey.log.trajectories, self._segment)
+            workers = self.actor_rollout_wg.workers
+            ray.get([worker.__ray_call__.remote(updates.install, *where) for worker in workers])
+
+    def _begin_log(self) -> None:
+        """A step begins: its batches number their rows and groups on."""
+        self._first_row, self._numbers = 0, Numbers()
+
+    # --- credit -------------------------------------------------------------------------------------------------------
+
+    def _log_credit(self, batch: KVBatchMeta, step: CreditStep) -> KVBatchMeta:
+        """Write the credit of the batch to the log, and to the queue whose turn each token is."""
+        if self._tables is None:
+            return batch
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+        rows, credit, kl = step.rows, step.credit, None
+        if credit is None:
+            told = tq.kv_batch_get(**where, select_fields=[*TOKEN_FIELDS, "rm_scores"])
+            rows = rows or _derived(step, told["rm_scores"])
+            if rows is None:
+                return batch
+            credit, kl = of_verl(rows, told, self.use_critic)
+        elif self.config.algorithm.use_kl_in_reward:
+            kl = rows.reward_before_kl - rows.steps.reward
+        steps = rows.steps
+        chosen = np.array([bounds.chosen(group, self._share) for group in steps.ids["group"]], dtype=bool)[steps.group]
+        made_of = {"train_step": self.global_steps, "first_row": self._first_row, "numbers": self._numbers}
+        columns = credit_columns(rows, credit, kl=kl, chosen=chosen, **made_of)
+        self._tables.put("credit", self.global_steps, columns)
+        batch = tq.kv_batch_put(**where, fields=updates.columns(rows, self._first_row, chosen))
+        self._first_row += len(batch)
+        return batch
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def _log_metrics(self, data: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+        """Write the metrics of a step to the log; returns them with those of the log itself."""
+        assert self._tables is not None
+        data = {**data, **self._metrics_of_log()}
+        numbers = {name: value for name, found in data.items() if (value := _number(found)) is not None}
+        columns = {"train_step": np.full(len(numbers), step, np.int32), "name": [*numbers]}
+        self._tables.put("steps", step, columns | {"value": np.array([*numbers.values()], np.float64)})
+        self._tidy(step)
+        return data
+
+    def _tidy(self, step: int) -> None:
+        """Delete texts of long ago, in the background: the disk may hang."""
+        log = self.turnkey.log
+        if log.keep_texts is not None and not (self._tidying and self._tidying.is_alive()):
+            given = (log.trajectories, step, log.keep_texts)
+            self._tidying = threading.Thread(target=bounds.keep_texts, args=given, daemon=True)
+            self._tidying.start()
+
+    def _metrics_of_log(self) -> dict[str, float]:
+        """Rows and seconds of the trainer and, as of their last answer, of the actor's ranks."""
+        self._gather()
+        own = updates.Counts(self._tables.written, self._tables.lost, self._tables.seconds)
+        total = [sum(column) for column in zip(own, *self._counts.values(), strict=True)]
+        return {f"{METRICS}{name}": float(value) for name, value in zip(own._fields, total, strict=True)}
+
+    def _flush_log(self, drain: float = 0.0) -> list[Any]:
+        """Have the ranks write what they recorded; returns their answers, which nobody has to wait for."""
+        if self._tables is None:
+            return []
+        self._gather()
+        workers = self.actor_rollout_wg.workers
+        refs = [worker.__ray_call__.remote(updates.hand_over, drain) for worker in workers]
+        self._pending |= {ref: rank for rank, ref in enumerate(refs)}
+        return refs
+
+    def _gather(self) -> None:
+        if not self._pending:
+            return
+        done, _ = ray.wait([*self._pending], num_returns=len(self._pending), timeout=0)
+        for ref in done:
+            rank = self._pending.pop(ref)
+            with suppress(ray.exceptions.RayError):  # a rank that died says so elsewhere
+                self._counts[rank] = ray.get(ref)
+
+
+def _derived(step: CreditStep, scores: torch.Tensor) -> Rows | None:
+    """The turns of rows without records, under an estimator of verl's; None if some rows have one."""
+    if any(record_of(fields) is not None for fields in step.extra_fields):
+        return None
+    return read_rows(step.keys, step.tags, step.extra_fields, step.response_mask, scores=scores, values=step.values)
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number; None for anything but a scalar."""
+    if isinstance(value, Real):
+        return float(value)
+    return float(value) if isinstance(value, np.ndarray | torch.Tensor) and math.prod(value.shape) == 1 else None

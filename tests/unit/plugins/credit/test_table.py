@@ -1,0 +1,88 @@
+"""The rows of the table ``credit``: which turn has which numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from verl_turnkey.advantage import Credit, make_record, make_step
+from verl_turnkey.plugins.credit.rows import Rows, read_rows
+from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl
+
+
+def nested(*rows: list[float]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
+MASK = nested([1, 1, 0, 1], [0], [1, 0, 1], [1, 1])
+
+
+@pytest.fixture
+def rows() -> Rows:
+    """Of two turns, of a failed episode, of one turn with a gap, and of padding."""
+
+    def record(*numbers: int) -> dict:
+        return {"turnkey": make_record([make_step(step=t, reward=1.0, anchor="s") for t in numbers])}
+
+    records = [record(0, 1), {"turnkey": make_record([], failed="died")}, record(2), {}]
+    tags = [{}, {}, {}, {"is_padding": True}]
+    return read_rows(["g_0_0", "g_1_0", "g_0_1", "pad_0_0"], tags, records, MASK)
+
+
+def columns(rows: Rows, credit: Credit, **more) -> dict[str, list]:
+    given = {"train_step": 7, "first_row": 10, "numbers": Numbers(), "chosen": np.ones(3, dtype=bool), **more}
+    return {name: np.asarray(column).tolist() for name, column in credit_columns(rows, credit, **given).items()}
+
+
+def test_a_row_for_each_turn_with_all_that_the_method_tells(rows):
+    credit = Credit(
+        np.array([1.0, 2.0, 4.0]),
+        parts={"one": np.array([1.0, 1.0, 3.0]), "rest": np.array([0.0, 1.0, 1.0])},
+        levels={"weight": np.array([0.5, 0.25, 0.0])},
+        groups={"one": np.array([40, -1, 40])},
+    )
+    assert columns(rows, credit) == {
+        "episode": ["g_0"] * 3,
+        "turn": [0, 1, 2],
+        "train_step": [7] * 3,
+        "row_id": [10, 10, 12],
+        "turn_in_row": [0, 1, 0],
+        "advantage": [1.0, 2.0, 4.0],
+        "part.one": [1.0, 1.0, 3.0],
+        "part.rest": [0.0, 1.0, 1.0],
+        "level.weight": [0.5, 0.25, 0.0],
+        "group.one": [0, -1, 0],
+        "size.one": [2, 0, 2],
+    }
+
+
+def test_what_is_not_chosen_has_no_row_but_counts_in_the_sizes_of_groups(rows):
+    credit = Credit(np.arange(3.0), np.arange(3.0) + 5, groups={"all": np.array([3, 3, 3])})
+    found = columns(rows, credit, chosen=np.array([False, True, False]), kl=np.array([0.1, 0.2, 0.3]))
+    assert (found["turn"], found["advantage"], found["return"], found["size.all"]) == ([1], [1.0], [6.0], [3])
+    assert found["kl"] == pytest.approx([0.2])
+
+
+def test_groups_are_numbered_through_all_batches_of_a_step():
+    numbers = Numbers()
+    first, sizes = numbers.of("a", np.array([9, -1, 2, 9]))
+    assert (first.tolist(), sizes.tolist()) == ([1, -1, 0, 1], [2, 0, 1, 2])
+    assert numbers.of("a", np.array([2, 2]))[0].tolist() == [2, 2]
+    assert numbers.of("b", np.array([5]))[0].tolist() == [0]
+
+
+def test_under_an_estimator_of_verls_a_turn_has_the_means_of_its_tokens(rows):
+    scores = nested([0.0, 0.0, 0.0, 1.0], [0.0], [0.0, 9.0, 2.0], [0.0, 0.0])
+    data = {
+        "advantages": nested([1.0, 3.0, 50.0, 5.0], [70.0], [1.0, 50.0, 2.0], [9.0, 9.0]),
+        "returns": nested([1.0, 1.0, 50.0, 1.0], [70.0], [2.0, 50.0, 2.0], [9.0, 9.0]),
+        "rm_scores": scores,
+    }
+    credit, kl = of_verl(rows, data, critic=False)
+    assert credit.advantage.tolist() == [2.0, 5.0, 1.5]
+    assert credit.returns is kl is None
+    data["token_level_rewards"] = nested([-0.25, -0.5, 0.0, 1.0], [0.0], [0.0, 1.0, 1.5], [0.0, 0.0])
+    credit, kl = of_verl(rows, data, critic=True)
+    assert credit.returns.tolist() == [1.0, 1.0, 2.0]
+    assert kl.tolist() == [0.75, 0.0, 0.5]
