@@ -19,7 +19,7 @@ TIMES = 5
 
 
 def charts(run: Run) -> list[dict[str, Any]]:
-    """Titles and series ``{label, x, y}``; a chart without numbers is left out."""
+    """Titles, units, ranges of y where fixed, and series ``{label, x, y}``; what has no numbers is left out."""
     episodes, turns, steps = run.episodes, run.turns, run.steps
     step, validation = episodes["global_step"], flag(episodes["validation"])
     of_turn = step.to_numpy()[turns["at"].to_numpy()]
@@ -36,32 +36,27 @@ def charts(run: Run) -> list[dict[str, Any]]:
         _means(name.removeprefix("part."), turns[name].abs(), turns["train_step"])
         for name in (run.parts if len(run.parts) != 2 else run.parts[:1])
     ]
-    invalid = ~np.asarray(flag(turns["valid"]))
+    invalid = turns.assign(invalid=~flag(turns["valid"])).loc[train_turn, "invalid"]
+    kl = _means("in the reward", turns["kl"], turns["train_step"])
     clipped = _means("of the turns", turns["clip_share"], turns["train_step"])
     entropy = _means("of the turns", turns["entropy"], turns["train_step"])
+    share, from_zero = [0, 1], [0, None]
     made = [
-        ("Success", "share of episodes", both(success)),
-        ("Return", "sum of the environment's rewards", both(episodes["return"])),
-        ("Length", "turns per episode", both(episodes["turns"])),
-        (
-            "Invalid actions",
-            "share of turns",
-            [_means("training", _as(turns, invalid)[train_turn], of_turn[train_turn])],
-        ),
-        ("Credit", "mean size by part", parts),
-        ("Clipped", "share", [_metric(steps, CLIPPED) or clipped]),
-        ("KL", "", [_metric(steps, KL) or _means("in the reward", turns["kl"], turns["train_step"])]),
-        ("Entropy", "nats per token", [_metric(steps, ENTROPY) or entropy]),
-        ("Time", "seconds per step", _times(steps)),
+        ("Success", "share of episodes", share, both(success)),
+        ("Return", "sum of the environment's rewards", None, both(episodes["return"])),
+        ("Length", "turns per episode", None, both(episodes["turns"])),
+        ("Invalid actions", "share of turns", from_zero, [_means("training", invalid, of_turn[train_turn])]),
+        ("Credit", "mean size by part", from_zero, parts),
+        ("Clipped", "share", from_zero, [_metric(steps, CLIPPED) or clipped]),
+        ("KL", "", from_zero, [_metric(steps, KL) or kl]),
+        ("Entropy", "nats per token", from_zero, [_metric(steps, ENTROPY) or entropy]),
+        ("Time", "seconds per step", from_zero, _times(steps)),
     ]
-    drawn = [{"title": title, "unit": unit, "series": [s for s in series if s]} for title, unit, series in made]
+    drawn = [
+        {"title": title, "unit": unit, "range": limits, "series": [s for s in series if s]}
+        for title, unit, limits, series in made
+    ]
     return [chart for chart in drawn if chart["series"]]
-
-
-def _as(turns: pd.DataFrame, values: np.ndarray) -> pd.Series:
-    import pandas as pd
-
-    return pd.Series(values, index=turns.index)
 
 
 def _means(label: str, values: pd.Series, step: Any) -> dict[str, Any] | None:

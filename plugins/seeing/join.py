@@ -8,13 +8,15 @@ step that played an episode is not the one that trained it.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_turnkey.plugins.seeing.schema import TABLES, families
+from verl_turnkey.plugins.seeing.reading import read
+from verl_turnkey.plugins.seeing.schema import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,14 +83,19 @@ def load(folder: Path) -> Run:
         NoLog: the folder holds none, or one without a finished episode.
     """
     log = find_log(folder)
-    episodes = read(log, "episodes")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        episodes, turns, credit, updates, steps = (
+            read(log, name).drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True)
+            for name in ("episodes", "turns", "credit", "updates", "steps")
+        )
     if not len(episodes):
         raise NoLog(f"{log}: no episode is written yet; files follow a few seconds after the first episodes end")
     episodes = episodes.sort_values(["global_step", "group", "episode"], kind="stable", ignore_index=True)
     # A launch folder is named after the experiment; of a log on its own the parent says more than "turnkey_log".
     name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
-    turns = join(episodes, read(log, "turns"), read(log, "credit"), read(log, "updates"))
-    return Run(name, log, _about(log), episodes, turns, read(log, "steps"))
+    notes = list(dict.fromkeys(str(warning.message) for warning in said))
+    return Run(name, log, _about(log), episodes, join(episodes, turns, credit, updates), steps, notes)
 
 
 def join(episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, updates: pd.DataFrame) -> pd.DataFrame:
@@ -140,23 +147,6 @@ def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame) -> np.ndarray:
 def flag(column: pd.Series) -> np.ndarray:
     """A column of booleans, null as False."""
     return column.map(lambda value: value is True or value == True).to_numpy(bool)  # noqa: E712 - numpy's own True
-
-
-def read(log: Path, table: str, steps: list[int] | None = None) -> pd.DataFrame:
-    """A table of a log with all columns of its schema and ``step``; without a file, without rows."""
-    import pandas as pd
-
-    found = []
-    for path in sorted(log.glob(f"{table}/step=*/*.parquet")):
-        step = int(path.parent.name.partition("=")[2])
-        if steps is None or step in steps:
-            found.append(pd.read_parquet(path, partitioning=None).assign(step=step))
-    known = [column.name for column in TABLES[table].columns if not column.name.endswith(".*")]
-    rows = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
-    ours = [name for name in rows if name == "step" or name.startswith(families(table) or ("\0",))]
-    return rows.reindex(columns=[*known, *ours]).drop_duplicates(
-        list(TABLES[table].key), keep="last", ignore_index=True
-    )
 
 
 def _about(log: Path) -> dict[str, Any]:

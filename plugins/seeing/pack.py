@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ import numpy as np
 
 from verl_turnkey.plugins.seeing.curves import charts
 from verl_turnkey.plugins.seeing.health import findings
-from verl_turnkey.plugins.seeing.join import REASONS, Run, flag, read
+from verl_turnkey.plugins.seeing.join import REASONS, Run, flag
+from verl_turnkey.plugins.seeing.reading import read
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,7 +209,9 @@ def _texts(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:
     found: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     last = run.episodes["step"].groupby(group).max()
     for step in sorted(int(step) for step in run.episodes["step"].unique()):
-        table = read(run.folder, "texts", [step])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a group without texts says so itself
+            table = read(run.folder, "texts", [step])
         columns = (table[name].tolist() for name in ("episode", "turn", "prompt_tail", "response", "observation"))
         for episode, turn, *texts in zip(*columns, strict=True):
             here = row.get((at.get(episode, -1), turn))

@@ -30,12 +30,18 @@ function aligned(series) {
   return [steps, ...rows];
 }
 
+/** Fixed ends where they are given, and a little room beyond the numbers otherwise. */
+function limits([low, high], least, most) {
+  const top = high ?? (most > 0 ? 1.08 * most : 1);
+  return [Math.min(low, least), Math.max(top, most)];
+}
+
 function tidy(value) {
   return value === null || value === undefined ? "–" : Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
 }
 
 /** A chart in a card. `picked` is called with the step of a click. */
-export function chart({ title, unit, series }, dark, picked = null) {
+export function chart({ title, unit, series, range }, dark, picked = null) {
   const plot = h("div", { class: "plot" });
   const card = h("section", { class: "card chart", "aria-label": `${title} by step` },
     h("h3", {}, title, unit ? h("small", {}, unit) : null), plot);
@@ -50,10 +56,11 @@ export function chart({ title, unit, series }, dark, picked = null) {
   };
   const options = {
     width: 320, height: HEIGHT, cursor: { sync: { key: "step" }, points: { size: 6 }, y: false },
-    legend: { live: true }, scales: { x: { time: false } },
+    legend: { live: true },
+    scales: { x: { time: false }, y: range ? { range: (u, low, high) => limits(range, low, high) } : {} },
     axes: [
       { ...axis, size: 26, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
-      { ...axis, size: 44, space: 34, values: (u, ticks) => ticks.map(tidy) },
+      { ...axis, size: 44, space: 28, values: (u, ticks) => ticks.map(tidy) },
     ],
     series: [
       { label: "step", value: (u, value, s, i) => (i === null ? "last" : tidy(value)) },

@@ -110,7 +110,7 @@ function together(runs, dark) {
   const drawn = titles.map((title) => {
     const mine = runs.map((run) => run.charts.find((each) => each.title === title));
     const series = mine.flatMap((each, r) => (each ? [{ ...each.series[0], label: short(runs[r].name, 24) }] : []));
-    return { title, unit: mine.find(Boolean).series[0].label, series };
+    return { title, unit: mine.find(Boolean).series[0].label, range: mine.find(Boolean).range, series };
   });
   return h("section", {}, h("h2", {}, "Curves"), h("div", { class: "charts" }, drawn.filter((each) => each.series.length > 1).map((each) => chart(each, dark))));
 }

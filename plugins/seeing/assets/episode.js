@@ -23,8 +23,8 @@ export async function conversation({ run, part, params, key, turn = Number(param
   const jump = (t) => {
     if (t < from || t >= to) return go(link("episode", key, { turn: t }));
     if (!side) replace({ turn: t });
-    articles[t - from].scrollIntoView({ block: "start", behavior: "instant" });
-    articles[t - from].focus({ preventScroll: true });
+    strip.childNodes.forEach((button, i) => button.toggleAttribute("data-current", i === t));
+    settle(articles[t - from]);
     return undefined;
   };
   const strip = h("nav", { class: "turnstrip", "aria-label": "turns" });
@@ -48,9 +48,16 @@ export async function conversation({ run, part, params, key, turn = Number(param
   return {
     title: short(run.of("task", e) ?? key, 60),
     node,
-    ready: () => params.has("turn") && !side && turns && articles[Math.min(turn, turns - 1) - from].scrollIntoView({ block: "start", behavior: "instant" }),
+    ready: () => params.has("turn") && !side && turns && jump(Math.min(turn, turns - 1)),
     keys: { j: () => step(1), k: () => step(-1), n: () => beside(1), p: () => beside(-1), g: () => go(link("group", run.groups[run.group[e]])), Escape: () => history.back() },
   };
+}
+
+/** Scroll to a turn: those above it get their height only as they come into view, so once is not enough. */
+function settle(turn, times = 4) {
+  turn.scrollIntoView({ block: "start", behavior: "instant" });
+  turn.focus({ preventScroll: true });
+  if (times) requestAnimationFrame(() => settle(turn, times - 1));
 }
 
 export function unknown(key) {
@@ -147,9 +154,10 @@ function parts(run, group, all, i) {
   });
   const further = ["value", "return", "kl", "ratio", "ratio_max", "clip_share", "entropy"].map((name) => [name.replace("_", " "), group.at(name, i)]);
   const levels = group.family("level.").map((name) => [name.replaceAll("_", " "), group.at(`level.${name}`, i)]);
+  const sizes = group.family("size.").map((name) => [`turns in ${name.replaceAll("_", " ")} group`, group.at(`size.${name}`, i)]);
   return h("div", { class: "credit" },
     sum.length ? h("p", { class: "parts" }, sum.flatMap((each, n) => (n ? [h("span", { class: "and" }, "+"), each] : [each]))) : null,
-    pairs("numbers", [...levels, ...further].map(([name, value]) => [name, value === null ? null : number(value)])));
+    pairs("numbers", [...levels, ...sizes, ...further].map(([name, value]) => [name, value === null ? null : number(value)])));
 }
 
 function rewards(group, i) {

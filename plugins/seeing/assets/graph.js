@@ -5,21 +5,23 @@
 import { h, number, short } from "./dom.js";
 import { glyph, level } from "./tone.js";
 
-const NODE = { height: 42, character: 6.6, least: 92, most: 230 };
-const EDGE = { height: 30, character: 6, most: 150 };
+const NODE = { height: 44, line: 14, character: 6.7, least: 92, most: 190 };
+const EDGE = { height: 34, character: 6, most: 150 };
 
 function caption(edge, full) {
   return [short(edge.action, 24), `${glyph(edge.mean, full)} ${number(edge.mean, true)} · ${edge.n}×`];
 }
 
-/** SVG of what is visible; `picked` gets a node or an edge. */
-export function picture({ nodes, edges }, full, chosen, picked) {
+/** SVG of what is visible, and the element of each node and edge; `picked` gets one. */
+export function picture({ nodes, edges }, full, picked) {
   const drawn = new dagre.graphlib.Graph({ multigraph: true });
-  drawn.setGraph({ rankdir: "LR", nodesep: 22, ranksep: 44, edgesep: 14, marginx: 16, marginy: 16 });
+  drawn.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 26, edgesep: 16, marginx: 16, marginy: 16 });
   drawn.setDefaultEdgeLabel(() => ({}));
   for (const node of nodes) {
-    const width = Math.max(NODE.least, Math.min(NODE.most, node.label.length * NODE.character + 28));
-    drawn.setNode(node.id, { width, height: NODE.height });
+    const lines = wrapped(node.label);
+    const longest = Math.max(...lines.map((line) => line.length));
+    const width = Math.max(NODE.least, Math.min(NODE.most, longest * NODE.character + 26));
+    drawn.setNode(node.id, { width, height: NODE.height + (lines.length - 1) * NODE.line, lines });
   }
   const rank = new Map(nodes.map((node) => [node.id, node.rank]));
   const forward = (edge) => rank.get(edge.to) > rank.get(edge.from);
@@ -30,12 +32,13 @@ export function picture({ nodes, edges }, full, chosen, picked) {
   });
   dagre.layout(drawn);
   const at = new Map(nodes.map((node) => [node.id, drawn.node(node.id)]));
-  const lines = edges.map((edge, n) => (forward(edge) ? straight(edge, drawn.edge(edge.from, edge.to, String(n)), full, chosen, picked) : back(edge, at, full, chosen, picked)));
+  const lines = edges.map((edge, n) => (forward(edge) ? straight(edge, drawn.edge(edge.from, edge.to, String(n)), full, picked) : back(edge, at, full, picked)));
+  const boxes = nodes.map((node) => box(node, at.get(node.id), full, picked));
   const { width, height } = drawn.graph();
-  const room = edges.some((edge) => !forward(edge)) ? 70 : 0;
-  const svg = h("svg", { class: "graph", viewBox: `0 ${-room} ${width} ${height + room}`, width, height: height + room, role: "group", "aria-label": "states and actions" },
-    markers(), lines, nodes.map((node) => box(node, at.get(node.id), full, chosen, picked)));
-  return svg;
+  const room = edges.some((edge) => !forward(edge)) ? 90 : 0;
+  const svg = h("svg", { class: "graph", viewBox: `0 0 ${width + room} ${height}`, width: width + room, height, role: "group", "aria-label": "states and actions" },
+    markers(), lines, boxes);
+  return { svg, elements: new Map([...edges.map((edge, n) => [edge, lines[n]]), ...nodes.map((node, n) => [node, boxes[n]])]) };
 }
 
 /** Ends of edges: an arrow for more, a bar for less, a ring for neither. */
@@ -52,13 +55,13 @@ function markers() {
   return h("defs", {}, shapes);
 }
 
-function attributes(edge, full, chosen, picked) {
+function attributes(edge, full, picked) {
   const step = level(edge.mean, full);
   const said = `${edge.action}: ${edge.n} times, mean credit ${number(edge.mean, true)}, ${Math.round(100 * edge.won)} % of its episodes solved`;
   return {
     step,
     group: {
-      class: `edge ${edge.won === 0 ? "unwon" : ""} ${chosen === edge ? "chosen" : ""}`, tabindex: 0, role: "button",
+      class: `edge ${edge.won === 0 ? "unwon" : ""}`, tabindex: 0, role: "button",
       "aria-label": said, onclick: () => picked(edge), onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(edge)),
     },
     line: (d) => {
@@ -70,8 +73,8 @@ function attributes(edge, full, chosen, picked) {
   };
 }
 
-function straight(edge, { points, x, y, width }, full, chosen, picked) {
-  const look = attributes(edge, full, chosen, picked);
+function straight(edge, { points, x, y, width }, full, picked) {
+  const look = attributes(edge, full, picked);
   const lines = caption(edge, full);
   return h("g", look.group, look.line(curve(points)),
     h("rect", { class: "plate", x: x - width / 2, y: y - 15, width, height: 30, rx: 4 }),
@@ -92,29 +95,38 @@ function curve(points) {
   return rest.length ? d : `${d} L${last.x} ${last.y}`;
 }
 
-function back(edge, at, full, chosen, picked) {
-  const look = attributes(edge, full, chosen, picked);
+function back(edge, at, full, picked) {
+  const look = attributes(edge, full, picked);
   const [from, to] = [at.get(edge.from), at.get(edge.to)];
-  const [x1, y1, x2, y2] = [from.x, from.y - from.height / 2, to.x + 12, to.y - to.height / 2];
-  const rise = Math.min(90, 26 + Math.abs(x1 - x2) / 9);
-  const top = Math.min(y1, y2) - rise;
-  const made = h("g", look.group, look.line(`M${x1} ${y1} C${x1} ${top} ${x2} ${top} ${x2} ${y2}`), h("text", { class: "hover", x: (x1 + x2) / 2, y: top + rise * 0.2, "text-anchor": "middle" }, caption(edge, full).join("  ")));
+  const [x1, y1, x2, y2] = [from.x + from.width / 2, from.y, to.x + to.width / 2, to.y + 8];
+  const wide = Math.min(84, 26 + Math.hypot(x1 - x2, y1 - y2) / 8);
+  const right = Math.max(x1, x2) + wide;
+  const made = h("g", look.group, look.line(`M${x1} ${y1} C${right} ${y1} ${right} ${y2} ${x2} ${y2}`), h("text", { class: "hover", x: (x1 + x2) / 2 + wide / 2, y: (y1 + y2) / 2, "text-anchor": "middle" }, caption(edge, full).join("  ")));
   made.classList.add("back");
   return made;
 }
 
-function box(node, { x, y, width, height }, full, chosen, picked) {
+/** A label in at most two lines. */
+function wrapped(label) {
+  const most = Math.floor((NODE.most - 26) / NODE.character);
+  if (label.length <= most) return [label];
+  const cut = label.lastIndexOf(" ", most);
+  const first = cut > 8 ? label.slice(0, cut) : label.slice(0, most);
+  return [first, short(label.slice(first.length), most)];
+}
+
+function box(node, { x, y, width, height, lines }, full, picked) {
   const stays = [...node.stays.values()];
   const idle = stays.reduce((sum, edge) => sum + edge.n, 0);
   const visits = node.kind === "state" ? `${node.turns.length} ${node.turns.length === 1 ? "visit" : "visits"}` : `${node.turns.length}`;
   const second = idle ? `${visits} · ↻ ${idle}` : visits;
-  const room = Math.floor((width - 20) / NODE.character);
+  const top = y - height / 2 + 18;
   return h("g", {
-    class: `node ${node.kind} ${node.fork ? "fork" : ""} ${chosen === node ? "chosen" : ""}`, tabindex: 0, role: "button",
+    class: `node ${node.kind} ${node.fork ? "fork" : ""}`, tabindex: 0, role: "button",
     "aria-label": `${node.label}, ${visits}${node.fork ? ", a fork" : ""}`,
     onclick: () => picked(node), onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(node)),
   },
-  h("rect", { x: x - width / 2, y: y - height / 2, width, height, rx: node.kind === "state" ? 9 : 21 }),
-  h("text", { class: "name", x, y: y - 2, "text-anchor": "middle" }, short(node.label, room)),
-  h("text", { class: "visits", x, y: y + 13, "text-anchor": "middle" }, second));
+  h("rect", { x: x - width / 2, y: y - height / 2, width, height, rx: node.kind === "state" ? 9 : 22 }),
+  lines.map((line, i) => h("text", { class: "name", x, y: top + i * NODE.line, "text-anchor": "middle" }, line)),
+  h("text", { class: "visits", x, y: top + lines.length * NODE.line, "text-anchor": "middle" }, second));
 }

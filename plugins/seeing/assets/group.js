@@ -50,7 +50,6 @@ function memberTable(run, part, members) {
 }
 
 function graphPart(run, part, group, params) {
-  let chosen = null;
   const box = h("div", { class: "canvas sideways", tabindex: 0, role: "region", "aria-label": "graph of states" });
   const said = h("p", { class: "hint", "aria-live": "polite" });
   const turns = h("div", { class: "chosen-turns" });
@@ -69,20 +68,17 @@ function graphPart(run, part, group, params) {
     const shown = visible(graph, { visits: least, forks: now.get("forks") === "1" });
     const byId = new Map(graph.nodes.map((node) => [node.id, node]));
     const select = (what) => {
-      chosen = what;
-      render(shown, select);
+      box.querySelector(".chosen")?.classList.remove("chosen");
+      elements.get(what)?.classList.add("chosen");
       const name = what.action === undefined ? what.label : `${byId.get(what.from).label} → ${what.action}`;
       clear(turns, h("h3", {}, told(short(name, 120))), turnList(run, part, group, what.turns));
     };
-    render(shown, select);
+    const { svg, elements } = picture(shown, run.full, select);
+    clear(box, shown.nodes.length ? svg : null);
     const { left } = shown;
     clear(said, shown.nodes.length ? "Width: how often. Colour and end: mean credit. Dashed: in no solved episode. ↻: the state stayed. " : "Nothing fits these filters. ",
       left.nodes || left.edges ? `Not drawn: ${count(left.nodes)} states and ${count(left.edges)} actions.` : "");
     clear(table, edgeTable(run, graph, byId, select));
-  }
-
-  function render(shown, select) {
-    clear(box, shown.nodes.length ? picture(shown, run.full, chosen, select) : null);
   }
 
   draw();

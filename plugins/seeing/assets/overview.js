@@ -14,7 +14,7 @@ export function overview({ run, dark }) {
   ];
   return {
     title: run.name,
-    node: h("div", { class: "page" },
+    node: h("div", { class: "page full" },
       h("header", { class: "head" },
         h("div", {}, h("h1", {}, told(run.name)), h("p", { class: "sub" }, told(told_method(run)))),
         h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))),

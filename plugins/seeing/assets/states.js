@@ -13,7 +13,7 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
   const nodes = new Map();
   const edges = new Map();
   const node = (id, kind, state = null) => {
-    if (!nodes.has(id)) nodes.set(id, { id, kind, state, turns: [], stays: new Map(), rank: Infinity });
+    if (!nodes.has(id)) nodes.set(id, { id, kind, state, turns: [], stays: new Map(), rank: Infinity, sum: 0 });
     return nodes.get(id);
   };
   const counted = (map, key, made, i, won, credit) => {
@@ -34,7 +34,8 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
       const i = start + t;
       const here = node(`s${name(t)}`, "state", group.at("state_key", i));
       here.turns.push(i);
-      here.rank = Math.min(here.rank, t);
+      here.sum += t;
+      here.rank = here.sum / here.turns.length; // mean turn: what leads to a later one is forward
       here.text ??= t ? group.text("observation", i - 1) : group.text("prompt", i);
       here.first ??= t === 0;
       const last = t === run.counts[e] - 1;
@@ -73,9 +74,9 @@ const NAMES = { [WON]: "✓ solved", [LOST]: "✗ not solved", [FAILED]: "! fail
 /** A state's name: its key where that reads as one, else what the environment said before it. */
 function label({ kind, state, text, first }) {
   if (kind !== "state") return NAMES[kind];
-  if (state && state.length <= 90 && /\s/.test(state)) return short(state, 44);
+  if (state && state.length <= 90 && /\s/.test(state)) return short(state, 52);
   const line = (text ?? "").split("\n").map((each) => each.trim()).filter(Boolean).at(first ? -1 : 0);
-  return line ? short(line, 44) : state ? short(state, 14) : "unknown state";
+  return line ? short(line, 52) : state ? short(state, 14) : "unknown state";
 }
 
 /** What fits on a picture: states and actions that are common enough; `left` counts those that are not. */
@@ -97,7 +98,7 @@ export function visible({ nodes, edges }, { visits = 1, forks = false }) {
 export function readable(graph) {
   for (let visits = 1; visits < 10; visits++) {
     const { nodes, edges } = visible(graph, { visits });
-    if (nodes.length <= 36 && edges.length <= 60) return visits;
+    if (nodes.length <= 26 && edges.length <= 40) return visits;
   }
   return 10;
 }

@@ -63,7 +63,7 @@ export class Table {
   }
 
   space(rows) {
-    const row = h("tr", { "aria-hidden": "true", class: "space" }, h("td", { colspan: this.columns.length }));
+    const row = h("tr", { "aria-hidden": "true", class: "space" }, h("td", {}));
     row.style.height = `${rows * ROW}px`;
     return rows > 0 ? row : null;
   }

@@ -1,0 +1,134 @@
+"""Each rule: a run in which it finds something, and one just below its threshold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import synthetic_run
+
+from verl_turnkey.plugins.seeing import health, join
+from verl_turnkey.plugins.seeing.schema import TABLES
+
+SIZE, TURNS = 4, 5
+
+
+def table(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=[column.name for column in TABLES[name].columns if "*" not in column.name])
+
+
+def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, metrics=()) -> join.Run:
+    """A sound run of two groups of four a step, with what the functions say different (``n``: episode of the step)."""
+    episodes, turns = [], []
+    for step in range(1, steps + 1):
+        for n in range(2 * SIZE):
+            key = f"{step}-{n}"
+            sound = {"episode": key, "group": f"{step}-{n // SIZE}", "global_step": step, "validation": False}
+            sound |= {"score": float(n % 2), "success": n % 2 == 1, "truncated": False, "turns": TURNS}
+            episodes.append(sound | episode(step, n))
+            for t in range(TURNS):
+                played = {"episode": key, "turn": t, "turn_in_row": 0, "state_key": f"s{t}", "action": f"a{t % 2}"}
+                turns.append(played | {"valid": True, "prompt_cut": False} | turn(step, n, t))
+    tables = [table("episodes", episodes), table("turns", turns), table("credit", []), table("updates", [])]
+    logged = table("steps", [{"train_step": s, "name": name, "value": v} for s, name, v in metrics])
+    return join.Run("made", Path(), {}, tables[0], join.join(*tables), logged)
+
+
+def found(run: join.Run, rule: str) -> health.Finding | None:
+    """What the rule says, and that no other rule says anything."""
+    said = [health.Finding(**each) for each in health.findings(run)]
+    assert all(each.rule == rule for each in said), said
+    return said[0] if said else None
+
+
+def test_a_sound_run_has_no_findings():
+    assert health.findings(make(8)) == []
+    assert health.findings(make(1)) == []
+
+
+def test_groups_without_signal_are_told_with_the_steps_from_which_on():
+    run = make(8, lambda step, n: {"score": 0.0, "success": False} if step >= 6 and n < SIZE else {})
+    finding = found(run, "no_signal")
+    assert finding.steps == [6, 7, 8]
+    assert "50 % of the groups have no signal in steps 6 to 8" in finding.said
+    assert "all lost" in finding.said
+    assert found(make(8, lambda step, n: {"score": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
+
+
+def test_states_that_do_not_repeat():
+    alone = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}"})
+    assert "only 0.0 %" in found(alone, "states_do_not_repeat").said
+    # the first state of a group is always the same: it does not count
+    first = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}" if t else "start"})
+    assert found(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
+    without = make(4, turn=lambda step, n, t: {"state_key": None})
+    assert found(without, "states_do_not_repeat") is None
+
+
+@pytest.mark.parametrize(("last", "steps"), [(0.1, [7, 8]), (0.3, None)])
+def test_entropy_that_collapses(last, steps):
+    metrics = [(step, "actor/entropy", 1.0 if step < 7 else last) for step in range(1, 9)]
+    finding = found(make(8, metrics=metrics), "entropy_collapse")
+    assert (finding and finding.steps) == steps
+
+
+def test_a_collapse_names_its_step():
+    """Solved by half of the episodes, from step 6 on by none; single successes keep the groups apart."""
+    run = make(10, lambda step, n: {"success": n % 2 == 1 and (step < 6)})
+    finding = found(run, "collapse")
+    assert finding.steps == [7, 8, 9, 10]  # where the mean of three steps is below half of the best
+    assert "success fell from 50 %" in finding.said
+    assert finding.filter == "step=7&outcome=lost"
+
+
+def test_actions_repeated_in_vain():
+    def stuck(step, n, t):
+        return {"state_key": "s0", "action": "a"} if step > 2 and t < 2 else {}
+
+    assert found(make(4, turn=stuck), "repetition").steps == [3, 4]
+    # the same action in another state, and in another episode, is none
+    assert found(make(4, turn=lambda step, n, t: {"action": "a"}), "repetition") is None
+
+
+@pytest.mark.parametrize(("share", "steps"), [(1, [3, 4]), (0, None)])
+def test_prompts_cut(share, steps):
+    finding = found(make(4, turn=lambda step, n, t: {"prompt_cut": step > 2 and t < share}), "prompts_cut")
+    assert (finding and finding.steps) == steps
+
+
+def test_invalid_actions_that_rise():
+    finding = found(make(8, turn=lambda step, n, t: {"valid": step < 7 or t > 0}), "invalid_rising")
+    assert finding.steps == [7, 8]
+    assert "from 0.0 % to 20 %" in finding.said
+    assert found(make(8, turn=lambda step, n, t: {"valid": t > 0}), "invalid_rising") is None
+
+
+def test_failures_by_kind():
+    def failing(step, n):
+        return {"failed": "hung", "failed_kind": "timeout", "success": None} if n == 0 and step in (2, 3) else {}
+
+    finding = found(make(8, failing), "failures")
+    assert finding.said == "2 of 64 episodes failed (2 timeout) and train nothing"
+    assert (finding.steps, finding.filter) == ([2, 3], "outcome=failed")
+    validation = make(8, lambda step, n: failing(step, n) and failing(step, n) | {"validation": True})
+    assert found(validation, "failures") is None
+
+
+def test_episodes_that_end_at_a_limit():
+    assert found(make(4, lambda step, n: {"truncated": n > 2}), "too_long").steps == [1, 2, 3, 4]
+    assert found(make(4, lambda step, n: {"truncated": n > 4}), "too_long") is None
+
+
+def test_every_rule_has_a_test_and_words():
+    source = Path(__file__).read_text(encoding="utf-8")
+    for name, rule in health.RULES.items():
+        assert f'"{name}"' in source
+        assert rule.__doc__
+
+
+def test_an_invented_run_has_plausible_findings(tmp_path):
+    synthetic_run.write(tmp_path / "run", episodes=160, steps=6)
+    said = health.findings(join.load(tmp_path / "run"))
+    assert {finding["rule"] for finding in said} <= {"no_signal", "failures", "too_long"}
