@@ -47,7 +47,7 @@ def compare(
 @app.command()
 def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, or their turnkey_log folders")],
-    out: Annotated[Path, typer.Option(help="the page to write")] = Path("turnkey.html"),
+    out: Annotated[Path, typer.Option(help="the page to write")] = Path("view.html"),
     serve: Annotated[bool, typer.Option("--serve", help="serve it to this machine instead; follows runs")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: any that is free")] = 0,
     max_mb: Annotated[float, typer.Option(min=1, help="size of the page; groups beyond lose their texts")] = 60,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verl_turnkey.advantage import describe_part
 from verl_turnkey.plugins.seeing.curves import charts
 from verl_turnkey.plugins.seeing.health import findings
 from verl_turnkey.plugins.seeing.join import REASONS, Run, flag
@@ -149,6 +150,7 @@ def _index(
         "health": findings(run),
         "reasons": REASONS,
         "parts": run.parts,
+        "meanings": _meanings(run),
         "full": float(f"{np.quantile(sizes, 0.98):.5g}") if len(sizes) else 1.0,
         "groups": names,
         "numbers": sorted(numbers),
@@ -162,6 +164,14 @@ def _index(
     head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     head += b" " * (-len(head) % 4)
     return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(binary), 6, mtime=0)
+
+
+def _meanings(run: Run) -> dict[str, str]:
+    """A sentence for each part, level and group of the run's credit that is known here."""
+    method = str(run.about.get("method", ""))
+    named = [name for name in run.turns if name.startswith(("part.", "level.", "size."))]
+    said = {name: describe_part(name.partition(".")[2], method) for name in named}
+    return {name: meaning for name, meaning in said.items() if meaning}
 
 
 def _short(values: np.ndarray) -> tuple[np.ndarray, float]:

@@ -117,16 +117,12 @@ def write(
         tables["steps"] = _metrics(tables, step, learned, rng)
         _save(folder, tables, step)
     said = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": uuid.UUID(bytes=rng.bytes(16)).hex,
+        "schema": SCHEMA_VERSION,
         "method": method,
         "params": {"step_weight": 1.0, "gamma": DISCOUNT},
         "config": {"algorithm": {"adv_estimator": method}, "data": {"seed": seed}, "trainer": {"total": steps}},
-        "parts": {
-            "part.episode_level": {"kind": "additive", "meaning": "outcome against the group's other episodes"},
-            "part.step_level": {"kind": "additive", "meaning": "return against other turns from the same state"},
-            "part.penalty": {"kind": "additive", "meaning": "invalid action"},
-        },
+        "modify": [],
+        "loss": "vanilla",
     }
     (folder / "run.json").write_text(json.dumps(said), encoding="utf-8")
     return folder
@@ -225,8 +221,9 @@ def _credit(tables, step, rng, row) -> None:
                 {
                     "episode": turn["episode"], "turn": turn["turn"], "train_step": step, "row_id": row,
                     "turn_in_row": 0, "advantage": level + here + lost, "part.episode_level": level,
-                    "part.step_level": here, "part.penalty": lost, "group.episode": number, "size.episode": len(rows),
-                    "group.state": code[turn["state_key"]], "size.state": len(others), "value": None,
+                    "part.step_level": here, "part.penalty": lost, "group.episode_level": number,
+                    "size.episode_level": len(rows),
+                    "group.step_level": code[turn["state_key"]], "size.step_level": len(others), "value": None,
                     "return": ahead, "kl": float(rng.gamma(1, 0.002)),
                 }
             )  # fmt: skip

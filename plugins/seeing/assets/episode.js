@@ -141,20 +141,20 @@ function article({ run, part, group, e, t, i, seen }) {
 
 function pairs(className, entries) {
   const known = entries.filter(([, value]) => value !== null && value !== undefined);
-  return known.length ? h("dl", { class: className }, known.map(([name, value]) => h("div", {}, h("dt", {}, told(name)), h("dd", {}, value)))) : null;
+  return known.length ? h("dl", { class: className }, known.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : null;
 }
 
 /** The credit's parts, which add up to it, and what the update made of it. */
 function parts(run, group, all, i) {
-  const meaning = (name) => run.about.parts?.[`part.${name}`]?.meaning ?? null;
   const sum = run.parts.slice(1).map((name) => {
     const value = run.credit(name, all);
     const label = name.replace("part.", "");
-    return h("span", { class: "part", title: meaning(label) }, told(label.replaceAll("_", " ")), " ", h("b", {}, number(value, true)));
+    return h("span", { class: "part", title: run.meanings[name] ?? null }, told(label.replaceAll("_", " ")), " ", h("b", {}, number(value, true)));
   });
+  const meant = (name, text) => (run.meanings[name] ? h("span", { title: run.meanings[name] }, told(text)) : text);
   const further = ["value", "return", "kl", "ratio", "ratio_max", "clip_share", "entropy"].map((name) => [name.replace("_", " "), group.at(name, i)]);
-  const levels = group.family("level.").map((name) => [name.replaceAll("_", " "), group.at(`level.${name}`, i)]);
-  const sizes = group.family("size.").map((name) => [`turns in ${name.replaceAll("_", " ")} group`, group.at(`size.${name}`, i)]);
+  const levels = group.family("level.").map((name) => [meant(`level.${name}`, name.replaceAll("_", " ")), group.at(`level.${name}`, i)]);
+  const sizes = group.family("size.").map((name) => [meant(`size.${name}`, `turns compared, ${name.replaceAll("_", " ")}`), group.at(`size.${name}`, i)]);
   return h("div", { class: "credit" },
     sum.length ? h("p", { class: "parts" }, sum.flatMap((each, n) => (n ? [h("span", { class: "and" }, "+"), each] : [each]))) : null,
     pairs("numbers", [...levels, ...sizes, ...further].map(([name, value]) => [name, value === null ? null : number(value)])));

@@ -38,7 +38,8 @@ export function picture({ nodes, edges }, full, picked) {
   const room = edges.some((edge) => !forward(edge)) ? 90 : 0;
   const svg = h("svg", { class: "graph", viewBox: `0 0 ${width + room} ${height}`, width: width + room, height, role: "group", "aria-label": "states and actions" },
     markers(), lines, boxes);
-  return { svg, elements: new Map([...edges.map((edge, n) => [edge, lines[n]]), ...nodes.map((node, n) => [node, boxes[n]])]) };
+  const start = nodes.reduce((a, b) => (b.rank < a.rank ? b : a), nodes[0]);
+  return { svg, middle: start ? at.get(start.id).x : 0, elements: new Map([...edges.map((edge, n) => [edge, lines[n]]), ...nodes.map((node, n) => [node, boxes[n]])]) };
 }
 
 /** Ends of edges: an arrow for more, a bar for less, a ring for neither. */
@@ -101,7 +102,10 @@ function back(edge, at, full, picked) {
   const [x1, y1, x2, y2] = [from.x + from.width / 2, from.y, to.x + to.width / 2, to.y + 8];
   const wide = Math.min(84, 26 + Math.hypot(x1 - x2, y1 - y2) / 8);
   const right = Math.max(x1, x2) + wide;
-  const made = h("g", look.group, look.line(`M${x1} ${y1} C${right} ${y1} ${right} ${y2} ${x2} ${y2}`), h("text", { class: "hover", x: (x1 + x2) / 2 + wide / 2, y: (y1 + y2) / 2, "text-anchor": "middle" }, caption(edge, full).join("  ")));
+  const low = from.y + from.height / 2;
+  const d = Math.abs(from.y - to.y) < 20 ? `M${from.x} ${low} C${from.x} ${low + 40} ${to.x} ${low + 40} ${to.x} ${to.y + to.height / 2}`
+    : `M${x1} ${y1} C${right} ${y1} ${right} ${y2} ${x2} ${y2}`;
+  const made = h("g", look.group, look.line(d), h("text", { class: "hover", x: (x1 + x2) / 2 + wide / 2, y: (y1 + y2) / 2, "text-anchor": "middle" }, caption(edge, full).join("  ")));
   made.classList.add("back");
   return made;
 }

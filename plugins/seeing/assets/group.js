@@ -73,8 +73,9 @@ function graphPart(run, part, group, params) {
       const name = what.action === undefined ? what.label : `${byId.get(what.from).label} → ${what.action}`;
       clear(turns, h("h3", {}, told(short(name, 120))), turnList(run, part, group, what.turns));
     };
-    const { svg, elements } = picture(shown, run.full, select);
+    const { svg, elements, middle } = picture(shown, run.full, select);
     clear(box, shown.nodes.length ? svg : null);
+    requestAnimationFrame(() => (box.scrollLeft = middle - box.clientWidth / 2));
     const { left } = shown;
     clear(said, shown.nodes.length ? "Width: how often. Colour and end: mean credit. Dashed: in no solved episode. ↻: the state stayed. " : "Nothing fits these filters. ",
       left.nodes || left.edges ? `Not drawn: ${count(left.nodes)} states and ${count(left.edges)} actions.` : "");
@@ -84,7 +85,7 @@ function graphPart(run, part, group, params) {
   draw();
   return [
     h("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
-      h("label", {}, h("span", {}, "states"), layout), h("label", {}, h("span", {}, "visits, at least"), visits),
+      h("label", {}, h("span", {}, "states"), layout), h("label", {}, h("span", {}, "seen, at least"), visits),
       h("label", { class: "check" }, forks, h("span", {}, "only forks"))),
     box, said, turns,
     h("details", { class: "as-table" }, h("summary", {}, "The graph as a table"), table),

@@ -28,10 +28,11 @@ export function overview({ run, dark }) {
 }
 
 function told_method(run) {
-  const { method, params } = run.about;
+  const { method, params, modify, loss } = run.about;
   if (!method) return "";
-  const named = Object.entries(params ?? {}).slice(0, 6).map(([key, value]) => `${key} ${value}`);
-  return [method, ...named].join(" · ");
+  const named = Object.entries(params ?? {}).slice(0, 8).map(([key, value]) => `${key}=${value}`);
+  const changed = Array.isArray(modify) ? modify.map((each) => each.name) : [];
+  return [method, ...named, ...changed, loss ? `loss ${loss}` : null].filter(Boolean).join(" · ");
 }
 
 function steps(run) {

@@ -6,14 +6,14 @@ export const START = "start", WON = "won", LOST = "lost", FAILED = "failed";
 const LARGEST = { nodes: 150, edges: 300 };
 
 /**
- * Nodes `{ id, kind, label, title, turns, rank, stays }` and edges `{ from, to, action, turns, n, won, mean, first }`.
+ * Nodes `{ id, kind, label, turns, rank, stays, fork }` and edges `{ from, to, action, turns, n, won, mean }`.
  * `stays` are actions that left the state as it was; `turns` are places in the group.
  */
 export function stateGraph(run, part, group, { merged = true } = {}) {
   const nodes = new Map();
   const edges = new Map();
   const node = (id, kind, state = null) => {
-    if (!nodes.has(id)) nodes.set(id, { id, kind, state, turns: [], stays: new Map(), rank: Infinity, sum: 0 });
+    if (!nodes.has(id)) nodes.set(id, { id, kind, state, turns: [], stays: new Map(), first: Infinity, sum: 0 });
     return nodes.get(id);
   };
   const counted = (map, key, made, i, won, credit) => {
@@ -35,9 +35,8 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
       const here = node(`s${name(t)}`, "state", group.at("state_key", i));
       here.turns.push(i);
       here.sum += t;
-      here.rank = here.sum / here.turns.length; // mean turn: what leads to a later one is forward
+      here.first = Math.min(here.first, t);
       here.text ??= t ? group.text("observation", i - 1) : group.text("prompt", i);
-      here.first ??= t === 0;
       const last = t === run.counts[e] - 1;
       const next = last ? node(result, result) : node(`s${name(t + 1)}`, "state", group.at("state_key", i + 1));
       const action = group.at("action", i) ?? "no action";
@@ -45,11 +44,13 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
       const map = next === here ? here.stays : edges;
       const edge = counted(map, `${here.id}\n${action}\n${next.id}`, { from: here.id, to: next.id, action }, i, result, credit);
       edge.episodes.add(e);
-      if (last) [next.rank, next.turns] = [Infinity, [...next.turns, i]];
+      if (last) next.turns.push(i);
     }
   }
   for (const edge of [...edges.values(), ...[...nodes.values()].flatMap((each) => [...each.stays.values()])]) finish(run, edge);
   for (const each of nodes.values()) {
+    // What is first reached later lies ahead; of those reached at the same time, what is later on average.
+    each.rank = each.kind === "state" ? each.first + each.sum / each.turns.length / 1000 : Infinity;
     each.label = label(each);
     each.fork = fork([...edges.values()].filter((edge) => edge.from === each.id));
   }
@@ -64,8 +65,7 @@ function finish(run, edge) {
 
 /** Whether it matters what was done here: the actions' episodes do not end well equally often. */
 function fork(out) {
-  const telling = out.filter((edge) => edge.n > 1 || out.length === 2);
-  const shares = telling.map((edge) => edge.won);
+  const shares = out.filter((edge) => edge.n > 1).map((edge) => edge.won);
   return shares.length > 1 && Math.max(...shares) - Math.min(...shares) >= 0.25;
 }
 
@@ -75,7 +75,7 @@ const NAMES = { [WON]: "✓ solved", [LOST]: "✗ not solved", [FAILED]: "! fail
 function label({ kind, state, text, first }) {
   if (kind !== "state") return NAMES[kind];
   if (state && state.length <= 90 && /\s/.test(state)) return short(state, 52);
-  const line = (text ?? "").split("\n").map((each) => each.trim()).filter(Boolean).at(first ? -1 : 0);
+  const line = (text ?? "").split("\n").map((each) => each.trim()).filter(Boolean).at(first === 0 ? -1 : 0);
   return line ? short(line, 52) : state ? short(state, 14) : "unknown state";
 }
 
@@ -83,7 +83,7 @@ function label({ kind, state, text, first }) {
 export function visible({ nodes, edges }, { visits = 1, forks = false }) {
   const byId = new Map(nodes.map((node) => [node.id, node]));
   const wanted = new Set(nodes.filter((node) => node.kind !== "state" || node.turns.length >= visits).map((node) => node.id));
-  let kept = edges.filter((edge) => wanted.has(edge.from) && wanted.has(edge.to) && (!forks || byId.get(edge.from).fork));
+  let kept = edges.filter((edge) => edge.n >= visits && wanted.has(edge.from) && wanted.has(edge.to) && (!forks || byId.get(edge.from).fork));
   kept = kept.sort((a, b) => b.n - a.n).slice(0, LARGEST.edges);
   let used = new Set(kept.flatMap((edge) => [edge.from, edge.to]));
   if (used.size > LARGEST.nodes) {
@@ -94,7 +94,7 @@ export function visible({ nodes, edges }, { visits = 1, forks = false }) {
   return { nodes: shown, edges: kept, left: { nodes: nodes.length - shown.length, edges: edges.length - kept.length } };
 }
 
-/** The least number of visits at which a picture stays readable. */
+/** How often states and actions must have been seen so that a picture stays readable. */
 export function readable(graph) {
   for (let visits = 1; visits < 10; visits++) {
     const { nodes, edges } = visible(graph, { visits });
