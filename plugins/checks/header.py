@@ -18,6 +18,7 @@ from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows
 from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
+from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import (
     RolloutConfig,
     TurnkeyConfig,
@@ -64,6 +65,8 @@ def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
 def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, str]]:
     mode = str(config.trainer.v1.trainer_mode)
     loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    if turnkey.preset.name:
+        yield "preset", _preset(config, turnkey.preset.name)
     yield "estimator", _estimator(config, turnkey)
     yield from _modified(config, turnkey)
     yield "loss", _loss(config, turnkey)
@@ -91,6 +94,19 @@ def _changed(params: Any) -> str:
         if (value := getattr(params, entry.name)) != default:
             changed.append(f"{entry.name}={value} (default {'none' if default is MISSING else default})")
     return ", ".join(changed) or "all parameters at their defaults"
+
+
+def _preset(config: DictConfig, name: str) -> str:
+    """The published settings that the run starts from, and those that it does not keep."""
+    if name not in names():
+        return name  # the user's own file
+    changed = []
+    for setting in read(name).settings:
+        value = OmegaConf.select(config, setting.key)
+        value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        if value != setting.value and not str(setting.value).startswith("${"):
+            changed.append(f"{setting.key}={value} (published {setting.value})")
+    return f"{name}, except {', '.join(changed)}" if changed else f"{name}, all as published"
 
 
 def _estimator(config: DictConfig, turnkey: TurnkeyConfig) -> str:

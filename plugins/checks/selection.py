@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.plugins.config.foreign_keys import FOREIGN, refusal
+from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import MODIFY, TurnkeyConfig, estimator_of, loss_of
 from verl_turnkey.plugins.verl_api.ledger import TRAINERS
 
@@ -34,6 +37,7 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """
     if "turnkey" not in config:
         return
+    _check_preset(config, turnkey)
     if not uses_us(config):
         raise ConfigError(
             "the node turnkey: is set, but stock verl would run and not read it: trainer, agent loop, estimator and "
@@ -52,6 +56,32 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     values: list[tuple[str, Any, str]] = [(key, OmegaConf.select(config, key), ours) for key, ours in FOREIGN.items()]
     if found := [(f"{key}={value}", ours) for key, value, ours in values if value is not None]:
         raise ConfigError(refusal(found))
+
+
+def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Refuse published settings of another method or loss than the run's; another environment is a warning."""
+    preset = turnkey.preset
+    method = str(config.algorithm.adv_estimator).removeprefix("turnkey/")
+    loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")).removeprefix("turnkey/")
+    switch = f"turnkey/preset={preset.name}"
+    if preset.method not in (None, method):
+        others = [name for name in names() if read(name).method == method]
+        instead = f"a preset of {method}: {', '.join(others)}" if others else f"drop it: {method} has no preset"
+        raise ConfigError(
+            f"{switch} holds the settings of {preset.method}, but algorithm.adv_estimator={method}: write "
+            f"+turnkey={preset.method}, or {instead}"
+        )
+    if preset.loss not in (None, loss):
+        raise ConfigError(
+            f"{switch} holds the settings of {method} with the loss {preset.loss}, but the loss is {loss}: write "
+            f"+turnkey/loss={preset.loss} before it"
+        )
+    env_id = next((adapter.id for adapter in ADAPTERS if preset.env and adapter.recipe == preset.env), None)
+    if env_id not in (None, turnkey.env.id):
+        warnings.warn(
+            f"{switch} holds settings for {env_id}, but turnkey.env.id={turnkey.env.id}: lengths and turns may not fit",
+            stacklevel=2,
+        )
 
 
 def _check_trainer_name(mode: str) -> None:

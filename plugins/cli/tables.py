@@ -17,6 +17,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
+    from verl_turnkey.plugins.config.presets import Preset
 
 
 PARAMETERS = "parameters (default)"
@@ -117,6 +118,43 @@ def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
             yield key, value, docs[entry.name]
 
 
+def presets() -> str:
+    """Markdown: a section per preset, with every value and where it is from."""
+    from verl_turnkey.plugins.config import presets
+
+    return "\n".join(
+        _preset(preset, presets.read(preset.base) if preset.base else None) for preset in presets.shipped()
+    )
+
+
+def _preset(preset: Preset, base: Preset | None) -> str:
+    known, notes = (base.settings, base.sources) if base else ((), {})
+    lines = [f"### {preset.name}", "", f"{preset.title}.", "", "```bash", " ".join(preset.switches), "```", ""]
+    lines += [f"As [{base.name}]({_anchor(base)})."] if base else []
+    rows = [f"| `{one.key}` | `{scalar(one.value)}` | {one.source} |" for one in preset.settings if one not in known]
+    rows += [] if base else [f"| `{key}` | not found | |" for key in preset.not_found]
+    if rows:
+        lines += [*([""] if base else []), "| key | value | source |", "|---|---|---|", *rows]
+    if own := [f"- {word}: {text}" for word, text in preset.sources.items() if notes.get(word) != text]:
+        lines += ["", *own]
+    return "\n".join(lines) + "\n"
+
+
+def _anchor(preset: Preset) -> str:
+    return f"#{preset.name.replace('.', '')}"
+
+
+def preset_names() -> str:
+    """Markdown: the presets by method."""
+    from verl_turnkey.plugins.config import presets
+
+    by_method: dict[str, list[str]] = {}
+    for preset in presets.shipped():
+        by_method.setdefault(str(preset.method), []).append(f"[{preset.name}]({_anchor(preset)})")
+    rows = [f"| [`{name}`](methods/{name}.md) | {', '.join(links)} |" for name, links in sorted(by_method.items())]
+    return "\n".join(["| method | presets |", "|---|---|", *rows]) + "\n"
+
+
 def show(table: str, markdown: bool) -> None:
     """Print a table, for a terminal of any width or as the markdown it is."""
     print(table if markdown else on_terminal(table, None if sys.stdout.isatty() else 190), end="")
@@ -163,6 +201,8 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/environments.md", "envs", environments),
     ("docs/first-run.md", "envs", first_runs),
     ("docs/configuration.md", "keys", keys),
+    ("docs/presets.md", "names", preset_names),
+    ("docs/presets.md", "presets", presets),
 )
 
 

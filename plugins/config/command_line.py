@@ -24,6 +24,12 @@ from verl_turnkey.plugins.config.recipe_files import config_dir
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
 _GROUP = re.compile(r"turnkey(/\w+)?")
 _ESTIMATOR_KEY = "algorithm.adv_estimator"
+# Group -> those that have to follow it. A device shares no key with any.
+_ORDER = {
+    "turnkey": ("turnkey/env", "turnkey/loss", "turnkey/preset"),
+    "turnkey/env": ("turnkey/preset",),
+    "turnkey/loss": ("turnkey/preset",),
+}
 
 
 @dataclass(frozen=True)
@@ -155,13 +161,12 @@ def _listed(choices: Sequence[str]) -> str:
 
 def _check_order(line: CommandLine) -> None:
     """Later groups override earlier ones: a method after its environment would put the defaults back."""
-    keys = [override.key for override in line.overrides]
-    if "turnkey" not in keys:
-        return
-    # A device shares no key with a method.
-    early = [o.text for o in line.overrides[: keys.index("turnkey")] if o.key in ("turnkey/env", "turnkey/loss")]
-    if early:
-        raise ConfigError(f"write {line.methods[0].text} before {', '.join(early)}: later groups override earlier ones")
+    for first, others in _ORDER.items():
+        stands = [i for i, override in enumerate(line.overrides) if override.key == first]
+        early = [o.text for o in line.overrides[: stands[0]] if o.key in others] if stands else []
+        if early:
+            text = line.overrides[stands[0]].text
+            raise ConfigError(f"write {text} before {', '.join(early)}: later groups override earlier ones")
 
 
 def _check_estimator(line: CommandLine) -> None:

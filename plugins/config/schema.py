@@ -14,6 +14,7 @@ from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, pars
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
+from verl_turnkey.plugins.config.presets import PresetConfig
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
@@ -204,6 +205,7 @@ class TurnkeyConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    preset: PresetConfig = field(default_factory=PresetConfig)
     rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
     """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""
     modules: list[str] = field(default_factory=list)

@@ -179,8 +179,8 @@ MUTATIONS = [
     ),
     (
         "plugins/config/command_line.py",
-        'line.overrides[: keys.index("turnkey")]',
-        'line.overrides[keys.index("turnkey") :]',
+        "line.overrides[: stands[0]]",
+        "line.overrides[stands[0] :]",
     ),
     ("plugins/checks/update.py", "{*PROVIDED, *(estimator.gives if estimator else ())}", "{*PROVIDED}"),
     (

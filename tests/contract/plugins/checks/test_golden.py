@@ -18,12 +18,14 @@ from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
+from verl_turnkey.plugins.config import presets
 from verl_turnkey.plugins.config.command_line import groups
 
 RECORD = Path(__file__).parents[3] / "data" / "recipes.txt"
 HEADER = """\
 # What the recipes set, in the whole configuration that verl composes, interpolations as text: base against verl's stock
-# ppo_trainer, each method against base, each environment, policy loss and device against gigpo alone.
+# ppo_trainer, each method against base, each environment, policy loss and device against gigpo alone, each preset
+# against the method, loss and environment that it is for.
 # Written by: python tests/contract/plugins/checks/test_golden.py
 """
 
@@ -33,7 +35,10 @@ def switches() -> dict[str, str]:
     methods, *others = groups().items()
     found = {"+turnkey=base": ""}
     found |= {f"+turnkey={name}": "+turnkey=base" for name in methods[1] if name != "base"}
-    found |= {f"+turnkey=gigpo +{group}={name}": "+turnkey=gigpo" for group, names in others for name in names}
+    for group, names in others:
+        for name in names:
+            words = presets.read(name).switches if group == "turnkey/preset" else ["+turnkey=gigpo", f"+{group}={name}"]
+            found[" ".join(words)] = " ".join(words[:-1])
     return found
 
 

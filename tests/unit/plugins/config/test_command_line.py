@@ -35,6 +35,12 @@ REFUSED = {
     "+turnkey=gigpo +turnkey=hgpo": ["+turnkey=gigpo and +turnkey=hgpo", "one method at a time"],
     "+turnkey/env=babyai +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/env=babyai"],
     "+turnkey/loss=psft +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/loss=psft"],
+    "+turnkey/preset=gigpo_webshop_7b +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/preset=gigpo_webshop_7b"],
+    "+turnkey=gigpo +turnkey/preset=gigpo_webshop_7b +turnkey/env=webshop": [
+        "write +turnkey/env=webshop before +turnkey/preset=gigpo_webshop_7b"
+    ],
+    "+turnkey=hdpo +turnkey/preset=hdpo_tools_8b +turnkey/loss=hdpo": ["write +turnkey/loss=hdpo before"],
+    "+turnkey=gigpo +turnkey/preset=gigpo_webshop_8b": ["there is no preset 'gigpo_webshop_8b'", "'gigpo_webshop_7b'"],
     "+turnkey=gigpo algorithm.adv_estimator=grpo": [
         "drop algorithm.adv_estimator=grpo to train gigpo",
         "+turnkey=base algorithm.adv_estimator=grpo to train grpo",
@@ -63,6 +69,7 @@ LINES_THAT_PASS = [
     "+env.seed=3 +trainer.turn=1 +turn.key=2 tunnel=3",  # nothing of ours: none of our business
     *(f"+turnkey={name} algorithm.adv_estimator={name}" for name in names() if name != "base"),
     "+turnkey=gigpo algorithm.adv_estimator=turnkey/gigpo",
+    "+turnkey=gigpo +turnkey/env=alfworld +turnkey/preset=gigpo_alfworld_1.5b +turnkey/device=cpu trainer.test_freq=1",
     "+turnkey=gigpo algorithm.adv_estimator=grpo algorithm.adv_estimator=gigpo",  # Hydra takes the last
     "+turnkey=base algorithm.adv_estimator=grpo",
     "+turnkey/device=cpu +turnkey=gigpo +turnkey/env=babyai +turnkey/loss=psft",

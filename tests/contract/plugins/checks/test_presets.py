@@ -1,0 +1,138 @@
+"""Every preset composes with what it is for, passes the driver's checks, and all that it sets arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import verl.trainer.main_ppo as main_ppo
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.plugins.checks.header import header
+from verl_turnkey.plugins.config import command_line, presets
+
+#: What a launch line gives where a preset has found nothing, and verl's default does not do.
+GIVEN = {
+    "data.max_prompt_length": "2048",
+    "data.max_response_length": "4096",
+    "data.train_batch_size": "256",
+    "actor_rollout_ref.rollout.n": "8",
+    "turnkey.rollout.max_tokens_per_turn": "4096",
+}
+
+Run = Callable[..., tuple[DictConfig, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """``run(*words)`` goes the way of the driver up to the start of Ray: the configuration, and what it printed."""
+    folder = tmp_path_factory.mktemp("presets")
+    for name, env_id in (("recipes", ""), ("own", "turnkey/MiniGrid-v0")):
+        write_parquet(folder / f"{name}.parquet", [Task(env_id, seed) for seed in range(256)], "x", "train")
+
+    def driven(*words: str, tasks: str = "recipes") -> tuple[DictConfig, str]:
+        line = [*words, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.model.path=some/model"]
+        line += [
+            "trainer.n_gpus_per_node=8",
+            *(["turnkey.env.probe=false"] if words[0].startswith("+turnkey=") else []),
+        ]
+        line += [f"data.{key}={folder}/{tasks}.parquet" for key in ("train_files", "val_files")]
+        command_line.check(line)
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer", overrides=line)
+        printed = StringIO()
+        with redirect_stdout(printed):
+            main_ppo.auto_set_device(config)
+            main_ppo.validate_config(
+                config=config,
+                use_reference_policy=main_ppo.need_reference_policy(config),
+                use_critic=main_ppo.need_critic(config),
+            )
+        return config, printed.getvalue()
+
+    return driven
+
+
+def given(preset: presets.Preset, model: Path) -> list[str]:
+    """The words that the preset leaves to the launch line."""
+    columns = [c.removeprefix("extra.") for c in estimators()[str(preset.method)].needs if c.startswith("extra.")]
+    parts = ["{name: step}", *(f"{{name: step, label: {name}, column: {name}}}" for name in columns)]
+    values = {**GIVEN, "turnkey.rewards": f"[{','.join(parts)}]"}
+    critic = [f"critic.model.path={model}"] if "value" in estimators()[str(preset.method)].needs else []
+    return [*critic, *(f"{key}={values[key]}" for key in preset.not_found)]
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_preset_passes_and_arrives(run: Run, model_dir: Path, name: str):
+    preset = presets.read(name)
+    config, printed = run(
+        *preset.switches, *given(preset, model_dir), tasks="own" if name == "hdpo_tools_8b" else "recipes"
+    )
+    for setting in preset.settings:
+        value = OmegaConf.select(config, setting.key, throw_on_missing=True)
+        value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        if str(setting.value).startswith("${"):
+            assert value == OmegaConf.select(config, setting.value.strip("${}"))
+        else:
+            assert value == setting.value, setting.key
+    assert config.algorithm.adv_estimator == preset.method
+    assert f"  preset       {name}, all as published" in printed
+    assert "warning" not in printed
+
+
+def test_the_header_says_what_the_line_changes(run: Run):
+    preset = presets.read("gigpo_webshop_7b")
+    _, printed = run(*preset.switches, "trainer.total_training_steps=20", "turnkey.rewards=[{name: step}]")
+    said = " ".join(printed.split())
+    assert "preset gigpo_webshop_7b, except" in said
+    assert "turnkey.rewards=[{'name': 'step'}] (published [{'name': 'step', 'weight': 10}])" in said
+    assert "trainer.total_training_steps=20 (published 150)" in said
+    assert "max_turns" not in said.split("estimator")[0]
+
+
+def test_a_preset_of_ones_own_is_named(run: Run):
+    config, _ = run("+turnkey=gigpo", "+turnkey/env=babyai", "turnkey.preset.name=mine", "data.train_batch_size=256")
+    assert header(config)[1] == "  preset       mine"
+
+
+REFUSED = [
+    (
+        "+turnkey=gigpo +turnkey/env=alfworld +turnkey/preset=hgpo_alfworld_7b",
+        "turnkey/preset=hgpo_alfworld_7b holds the settings of hgpo | algorithm.adv_estimator=gigpo | +turnkey=hgpo | "
+        "a preset of gigpo: gigpo_alfworld_1.5b, gigpo_alfworld_7b",
+    ),
+    (
+        "+turnkey=maxrl +turnkey/env=alfworld +turnkey/preset=gigpo_alfworld_7b",
+        "holds the settings of gigpo | algorithm.adv_estimator=maxrl | drop it: maxrl has no preset",
+    ),
+    ("+turnkey/preset=gigpo_alfworld_7b", "holds the settings of gigpo | write +turnkey=gigpo"),
+    (
+        "+turnkey=turn_gae +turnkey/env=search +turnkey/preset=st_ppo_search_7b",
+        "holds the settings of turn_gae with the loss st_ppo | the loss is vanilla | write +turnkey/loss=st_ppo",
+    ),
+    (
+        "+turnkey=turn_gae +turnkey/loss=turn_ratio +turnkey/env=search +turnkey/preset=st_ppo_search_7b",
+        "with the loss st_ppo | the loss is turn_ratio",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_a_preset_of_another_method_or_loss_is_refused(run: Run, line: str, words: str):
+    with pytest.raises(ConfigError) as error:
+        run(*line.split())
+    for word in words.split(" | "):
+        assert word in str(error.value)
+
+
+def test_a_preset_for_another_environment_is_a_warning(run: Run):
+    _, printed = run("+turnkey=gigpo", "+turnkey/env=babyai", "+turnkey/preset=gigpo_alfworld_7b")
+    said = " ".join(printed.split())
+    assert "warning" in said
+    assert "gigpo_alfworld_7b holds settings for turnkey/ALFWorld-v0, but turnkey.env.id=turnkey/MiniGrid-v0" in said
