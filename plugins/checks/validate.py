@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
 from verl_turnkey.plugins import registries
+from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
@@ -79,6 +80,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_counts(config)
         check_rollout(config, turnkey, mode)
         check_paths(config, turnkey, use_critic=use_critic)
+        check_checkpoints(config, turnkey, use_critic=use_critic)
         check_algorithm(config)
         check_limits(config, turnkey, use_critic=use_critic, use_reference=need_reference_policy(config))
     check_update(config, turnkey, mode)

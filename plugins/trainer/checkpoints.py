@@ -5,12 +5,16 @@ Resuming clears rows without prompts from the queue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import transfer_queue as tq
 
 from verl_turnkey.advantage import EstimatorSpec, Modification
+from verl_turnkey.plugins.checks.checkpoints import TRACKER, choose, remembering
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
@@ -22,6 +26,7 @@ class Checkpoints:
     config: Any
     global_steps: int
     base_mode: str
+    use_critic: bool
     estimator: EstimatorSpec | None
     credit_params: Any
     credit_modify: Sequence[Modification]
@@ -31,11 +36,13 @@ class Checkpoints:
     """the step of the newest checkpoint"""
 
     def _load_checkpoint(self) -> None:
-        """verl's own, then clears the rows that the batch of that step left in the queue.
+        """verl's own on the newest whole checkpoint, then clears the rows that its batch left in the queue.
 
         verl writes a checkpoint when the prompts of the batch have left the queue, but its rows have not. Rows without
         prompts would never be sampled or cleared.
         """
+        if said := choose(self.config, use_critic=self.use_critic, remembers=bool(self._remembering())):
+            logger.warning(said)
         super()._load_checkpoint()  # type: ignore[misc]
         self._saved = self.global_steps
         if self.global_steps:
@@ -57,17 +64,22 @@ class Checkpoints:
             logger.warning("%s: %s remembers nothing of the steps before", found, " and ".join(names))
 
     def _remembering(self) -> list[str]:
-        """Names of what is stateful under its parameters: the estimator, its modifiers."""
-        own = [] if self.estimator is None else [(self.estimator, self.credit_params)]
-        chosen = [*own, *((one.spec, one.params) for one in self.credit_modify)]
-        return [spec.name for spec, params in chosen if spec.stateful and getattr(params, "remembers", True)]
+        return remembering(self.estimator, self.credit_params, self.credit_modify)
 
     def _save_checkpoint(self) -> None:
-        """verl's own, after the state of the method: verl's last file says that the checkpoint is complete."""
-        if self.estimator is not None and self._remembering():
-            folder = credit_state.folder_of(self.config, self.global_steps)
-            credit_state.save(folder, self.estimator.name, self.credit_state)
-        super()._save_checkpoint()  # type: ignore[misc]
+        """verl's own, after the state of the method: verl's last file says that the checkpoint is complete.
+
+        Raises:
+            CheckpointError: a file could not be written; verl's tracker names the checkpoint before.
+        """
+        folder = credit_state.folder_of(self.config, self.global_steps)
+        try:
+            with kept(folder.parent / TRACKER):
+                if self._remembering():
+                    credit_state.save(folder, self.estimator.name, self.credit_state)
+                super()._save_checkpoint()  # type: ignore[misc]
+        except Exception as error:
+            raise CheckpointError(unwritten(folder, error)) from error
         self._saved = self.global_steps
 
     def _save_stopping(self, step: int) -> None:
@@ -84,3 +96,40 @@ class Checkpoints:
             logger.warning("wrote a checkpoint of step %d before stopping", step)
         finally:
             self.global_steps = now
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; the message says where, and how to go on."""
+
+
+@contextmanager
+def kept(tracker: Path) -> Iterator[None]:
+    """Put ``tracker`` back if what is inside fails: verl empties it before it writes, and a full disk leaves it so."""
+    before = tracker.with_name(f"{tracker.name}.before")
+    before.unlink(missing_ok=True)
+    if tracker.is_file():
+        shutil.copyfile(tracker, before)
+    try:
+        yield
+    except BaseException:
+        if before.is_file():
+            before.replace(tracker)
+        else:
+            tracker.unlink(missing_ok=True)
+        raise
+    before.unlink(missing_ok=True)
+
+
+def unwritten(folder: Path, error: Exception) -> str:
+    """Why the checkpoint ``folder`` could not be written, what is left, and how to resume."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    tracker = folder.parent / TRACKER
+    step = tracker.read_text().strip() if tracker.is_file() else None
+    last = "there is none" if step is None else f"global_step_{step} is the newest whole one"
+    cause = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    return (
+        f"the checkpoint {folder} could not be written ({cause}); {free:.2f} GiB are free there. Of the checkpoints in "
+        f"{folder.parent} {last}. Make room, or the folder writable; the same command with trainer.resume_mode=auto "
+        "then goes on from it"
+    )

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-
-FILE = "turnkey_credit.json"
+from verl_turnkey.plugins.checks.checkpoints import CREDIT as FILE
 
 
 def folder_of(config: Any, step: int) -> Path:

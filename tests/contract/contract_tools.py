@@ -144,6 +144,10 @@ def read(batch: KVBatchMeta, name: str) -> dict[str, list[float]]:
     return {key: row.tolist() for key, row in zip(batch.keys, data[name].unbind(), strict=True)}
 
 
+RANKS = 8
+"""verl's trainer.n_gpus_per_node"""
+
+
 class Saves:
     """Stands in the place of everything that saves and sleeps: what it was asked for, in order."""
 
@@ -155,6 +159,9 @@ class Saves:
 
     def save_checkpoint(self, path: str, remote: Any, step: int, max_ckpt_to_keep: Any) -> None:
         self.calls.append(f"{path.rsplit('/', 2)[-2]} {step}")
+        Path(path).mkdir(parents=True, exist_ok=True)
+        for content, rank in itertools.product(("model", "optim", "extra_state"), range(RANKS)):
+            torch.save({"step": step}, Path(path) / f"{content}_world_size_{RANKS}_rank_{rank}.pt")
 
     def load_checkpoint(self, local_path: str, del_local_after_load: bool) -> None:
         self.calls.append(local_path.rsplit("/", 2)[-2])

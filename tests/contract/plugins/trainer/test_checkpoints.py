@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transfer_queue as tq
 from contract_tools import PARTITION, SEPARATE, Compose, Episode, Saves, advance, fill, read
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from verl_turnkey.advantage import Credit, modifying, register_modifier
+from verl_turnkey.advantage import ConfigError, Credit, modifying, register_modifier
+from verl_turnkey.plugins.trainer.checkpoints import CheckpointError
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_credit.json"
@@ -113,7 +117,7 @@ def test_the_state_is_there_before_verl_calls_the_checkpoint_complete(build: Bui
         raise OSError("the disk is full")
 
     trainer.train_dataloader.state_dict = fails
-    with pytest.raises(OSError, match="disk is full"):
+    with pytest.raises(CheckpointError, match="disk is full"):
         trainer._save_checkpoint()
     assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()
     assert trainer._saved is None
@@ -196,3 +200,75 @@ def test_modifiers_go_on_too(build: Build, tmp_path: Path, counter, recipe: str)
     resumed._load_checkpoint()
     assert ("second" in resumed.credit_state) is (recipe == "rae")
     assert train(resumed, BATCHES[1])["a_0_0"] == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_trainer_falls_back_too(build: Build, tmp_path: Path, caplog, mode: str):
+    """Where the driver does not see the folder."""
+    trainer = build(mode)
+    for step, episodes in enumerate(BATCHES[:2], 1):
+        train(trainer, episodes)
+        trainer.global_steps = step
+        trainer._save_checkpoint()
+        if step == 1:
+            held = dict(trainer.credit_state)
+    broken = tmp_path / "global_step_2" / "actor" / "model_world_size_8_rank_5.pt"
+    broken.write_bytes(broken.read_bytes()[:100])
+    caplog.clear()
+    resumed = build(mode)
+    resumed._load_checkpoint()
+    assert (resumed.global_steps, resumed.credit_state) == (1, held)
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "verl_turnkey")
+    assert f"{broken} is truncated" in said
+    broken = tmp_path / "global_step_1" / "data.pt"
+    broken.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"global_step_2/actor/.* is truncated .*no other checkpoint"):
+        build(mode)._load_checkpoint()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_full_disk_says_where_and_how_to_resume(build: Build, tmp_path: Path, mode: str):
+    trainer = build(mode)
+    trainer._save_checkpoint()
+    trainer.global_steps = 2
+    (tmp_path / "global_step_2").mkdir()
+    (tmp_path / "global_step_2" / "data.pt").symlink_to("/dev/full")  # every write fails as on a full disk
+    with pytest.raises(CheckpointError) as raised:
+        trainer._save_checkpoint()
+    said = str(raised.value)
+    assert said.startswith(f"the checkpoint {tmp_path}/global_step_2 could not be written (")
+    assert re.search(r"\d+\.\d\d GiB are free there", said)
+    assert f"Of the checkpoints in {tmp_path} global_step_1 is the newest whole one" in said
+    assert "the same command with trainer.resume_mode=auto" in said
+    resumed = build(mode)
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 1
+
+
+def test_a_disk_that_is_full_at_the_last_byte_leaves_the_tracker(build: Build, tmp_path: Path, monkeypatch):
+    """verl empties the file before it writes the number."""
+    trainer = build("sync")
+    trainer._save_checkpoint()
+    trainer.global_steps = 2
+    save, limits = torch.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def last(state: Any, path: str | Path) -> None:
+        save(state, path)
+        if str(path).endswith("data.pt"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+
+    monkeypatch.setattr(torch, "save", last)
+    try:
+        with pytest.raises(CheckpointError, match=r"File too large.* global_step_1 is the newest whole one"):
+            trainer._save_checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["latest_checkpointed_iteration.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(build: Build, tmp_path: Path):
+    trainer = build("sync")
+    (tmp_path / "global_step_1").write_text("a file in its place")
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/global_step_1 could not be written .* there is none"):
+        trainer._save_checkpoint()

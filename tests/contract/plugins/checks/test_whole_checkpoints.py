@@ -1,0 +1,205 @@
+"""Which checkpoint a run resumes from, on files that torch and safetensors wrote and a crash cut short."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract_tools import Compose
+from safetensors.torch import save_file
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks import checkpoints
+from verl_turnkey.plugins.config.schema import turnkey_config
+
+RANKS = 2
+CONTENTS = ("model", "optim", "extra_state")
+
+
+def save(root: Path, step: int, *, roles: tuple[str, ...] = ("actor",), tracker: bool = True) -> Path:
+    """A checkpoint as verl writes it with FSDP."""
+    folder = root / f"global_step_{step}"
+    for role in roles:
+        (folder / role).mkdir(parents=True)
+        for content in CONTENTS:
+            for rank in range(RANKS):
+                held = {"weight": torch.arange(5000) + step}
+                torch.save(held, folder / role / f"{content}_world_size_{RANKS}_rank_{rank}.pt")
+    torch.save({"position": step}, folder / "data.pt")
+    (folder / "turnkey_credit.json").write_text(json.dumps({"method": "rae", "state": {"a": 0.5}}))
+    if tracker:
+        (root / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return folder
+
+
+@pytest.fixture
+def config(compose: Compose, tmp_path: Path) -> Any:
+    return composed(compose, tmp_path)
+
+
+def composed(compose: Compose, root: Path, *overrides: str, recipe: str = "rae") -> Any:
+    where = (f"trainer.default_local_dir={root}", f"trainer.n_gpus_per_node={RANKS}", "trainer.save_freq=1")
+    return compose(f"+turnkey={recipe}", *where, *overrides)
+
+
+def check(config: Any, *, use_critic: bool = False) -> list[str]:
+    """The warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checkpoints.check_checkpoints(config, turnkey_config(config), use_critic=use_critic)
+    return [str(each.message) for each in caught]
+
+
+def halve(file: Path) -> None:
+    with file.open("r+b") as stream:
+        stream.truncate(file.stat().st_size // 2)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+ACTOR = "actor/model_world_size_2_rank_1.pt"
+FAULTS = [
+    (ACTOR, halve, "is truncated or damaged: File is not a zip file"),
+    (ACTOR, empty, "is empty"),
+    (ACTOR, Path.unlink, "is missing"),
+    ("actor/optim_world_size_2_rank_0.pt", halve, "is truncated"),
+    ("actor/extra_state_world_size_2_rank_1.pt", Path.unlink, "is missing"),
+    ("data.pt", Path.unlink, "is missing"),
+    ("data.pt", halve, "is truncated"),
+    ("turnkey_credit.json", halve, "is truncated"),
+    ("actor", shutil.rmtree, "is missing"),
+    ("", shutil.rmtree, "there is no such folder"),
+]
+
+
+@pytest.mark.parametrize(("name", "harm", "why"), FAULTS)
+def test_the_one_before_is_taken_and_the_file_is_named(config: Any, tmp_path: Path, name: str, harm, why: str):
+    before, newest = save(tmp_path, 3), save(tmp_path, 4)
+    assert check(config) == []
+    assert config.trainer.resume_mode == "auto"
+    harm(newest / name)
+    (said,) = check(config)
+    assert str(newest / name).rstrip("/") in said
+    assert why in said
+    assert said.endswith(f"The run resumes from {before}")
+    assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("resume_path", str(before))
+    assert torch.load(f"{config.trainer.resume_from_path}/data.pt") == {"position": 3}
+
+
+def test_damaged_ones_are_passed_over_and_none_is_an_error(config: Any, tmp_path: Path):
+    oldest, *others = (save(tmp_path, step) for step in (8, 9, 10))
+    for folder in others:
+        halve(folder / ACTOR)
+    save(tmp_path, 11, tracker=False)  # verl had not yet called it complete
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+    assert f"resumes from {oldest}" in check(config)[0]
+    config.trainer.resume_mode = "auto"
+    halve(oldest / ACTOR)
+    with pytest.raises(ConfigError, match=r"global_step_10/actor/model_\w+.pt is truncated.*no other checkpoint in"):
+        check(config)
+
+
+@pytest.mark.parametrize("text", ["", "\0\0", "1x"])
+def test_a_damaged_tracker_leaves_the_newest_whole_one(config: Any, tmp_path: Path, text: str):
+    save(tmp_path, 9)
+    save(tmp_path, 10)
+    halve(save(tmp_path, 11) / ACTOR)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(text)
+    (said,) = check(config)
+    assert f"global_step_11/{ACTOR} is truncated" in said
+    assert said.endswith("global_step_10")
+    config.trainer.resume_mode = "auto"
+    shutil.rmtree(tmp_path / "global_step_11")
+    (said,) = check(config)
+    assert said == (
+        f"{tmp_path}/latest_checkpointed_iteration.txt is damaged. The run resumes from {tmp_path}/global_step_10"
+    )
+
+
+def test_a_path_that_the_user_names_has_no_other(compose: Compose, tmp_path: Path):
+    save(tmp_path, 3)
+    newest = save(tmp_path, 4)
+    how = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}")
+    (newest / "data.pt").unlink()  # verl starts the data anew, and says so
+    assert check(composed(compose, tmp_path, *how)) == []
+    halve(newest / ACTOR)
+    with pytest.raises(
+        ConfigError, match=rf"trainer.resume_from_path cannot be resumed from: {newest}/{ACTOR} is trunc"
+    ):
+        check(composed(compose, tmp_path, *how))
+    shutil.rmtree(newest)
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        check(composed(compose, tmp_path, *how))
+
+
+def test_a_critic_must_be_whole_too(config: Any, tmp_path: Path):
+    save(tmp_path, 3, roles=("actor", "critic"))
+    halve(save(tmp_path, 4, roles=("actor", "critic")) / "critic" / "optim_world_size_2_rank_0.pt")
+    assert check(config, use_critic=False) == []
+    assert "global_step_4/critic/optim" in check(config, use_critic=True)[0]
+
+
+def test_a_file_of_a_method_that_does_not_run_may_be_damaged(compose: Compose, tmp_path: Path):
+    halve(save(tmp_path, 4) / "turnkey_credit.json")
+    config = composed(compose, tmp_path, recipe="gigpo")
+    assert check(config) == []
+
+
+def test_ranks_of_other_nodes_may_have_their_files_there(compose: Compose, tmp_path: Path):
+    newest = save(tmp_path, 4)
+    config = composed(compose, tmp_path, "trainer.n_gpus_per_node=1", "trainer.nnodes=2")
+    (newest / ACTOR).unlink()
+    assert check(config) == []
+    halve(newest / "actor/model_world_size_2_rank_0.pt")
+    with pytest.raises(ConfigError, match=r"rank_0\.pt is truncated"):
+        check(config)
+
+
+def test_nothing_is_looked_at_by_a_run_that_begins_anew(compose: Compose, tmp_path: Path):
+    assert check(composed(compose, tmp_path)) == []
+    halve(save(tmp_path, 4) / ACTOR)
+    assert check(composed(compose, tmp_path, "trainer.resume_mode=disable")) == []
+
+
+def test_safetensors_are_judged_by_their_header(tmp_path: Path):
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(100), "b": torch.ones(3, 3)}, file)
+    whole = file.read_bytes()
+    assert checkpoints.damage(file) is None
+    for size in (4, 20, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        assert "is truncated" in checkpoints.damage(file)
+
+
+def test_verl_never_keeps_a_single_one(compose: Compose, tmp_path: Path):
+    """With one, verl deletes the old actor when the new one is written, and the data and the tracker are not."""
+    config = composed(compose, tmp_path, "trainer.max_actor_ckpt_to_keep=1", "trainer.max_critic_ckpt_to_keep=3")
+    (said,) = check(config)
+    assert said.startswith("trainer.max_actor_ckpt_to_keep=1: verl would delete the only whole checkpoint")
+    assert (config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep) == (2, 3)
+    config = composed(compose, tmp_path, "+trainer.remove_previous_ckpt_in_save=true")
+    (said,) = check(config)
+    assert (config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep) == (2, 2)
+    assert not config.trainer.remove_previous_ckpt_in_save
+
+
+def test_two_are_as_many_as_verl_has_while_it_saves_one(tmp_path: Path):
+    """verl's own bookkeeping: a whole one is always there, and never more than two."""
+    from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
+
+    manager = BaseCheckpointManager.__new__(BaseCheckpointManager)
+    manager.previous_saved_paths = []
+    for step in range(1, 6):
+        manager.ensure_checkpoint_capacity(2)
+        before = sorted(path.name for path in tmp_path.iterdir())
+        assert before == [f"{step - 1}"] * (step > 1)
+        (tmp_path / str(step)).mkdir()
+        manager.register_checkpoint(str(tmp_path / str(step)), 2)
+        assert str(step) in {path.name for path in tmp_path.iterdir()}
