@@ -119,14 +119,14 @@ TABLES = {
             train_step        int32    the step that trained it
             row_id            int32    place of its row in the trainer's batch
             turn_in_row       int32    its place in that row
-            advantage         float    its credit, before verl's own normalisation
+            advantage         float    its credit; of verl's estimators the mean over its tokens
             part.*            float    what adds up to it, by name
             level.*           float    further quantities of the method, by name
             group.*           int32    number of the comparison group at this level in this step; -1: none
             size.*            int32    how many turns are in that group
             value             float    the critic's, before the turn; null: no critic
             return            float    the critic's target
-            kl                float    KL penalty in the reward
+            kl                float    KL penalty, subtracted from the reward; null: none
         """),
     ),
     "updates": Table(
@@ -139,8 +139,8 @@ TABLES = {
             epoch             int32    pass over the batch: 0, 1, ...
             ratio             float    mean of the turn's importance ratios
             ratio_max         float    largest
-            clip_share        float    share of its tokens, or of its turns, whose ratio was clipped
-            entropy           float    mean over its tokens
+            clip_share        float    share of its tokens whose ratio was clipped; null: the loss does not say
+            entropy           float    mean over its tokens; from before the update where the loss takes none
         """),
     ),
     "steps": Table(

@@ -11,6 +11,7 @@ TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
 SUPPLIED = f"{C}/credit/test_supplied.py"
 CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
+LOGGED = f"{C}/trainer/test_logged.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
 TESTS = {
@@ -61,6 +62,9 @@ TESTS = {
     "plugins/actor/weighing.py": WEIGHING,
     "plugins/verl_api/aggregation.py": WEIGHING,
     "plugins/credit/weights.py": "tests/unit/plugins/credit/test_weights.py",
+    "plugins/credit/table.py": "tests/unit/plugins/credit/test_table.py",
+    "plugins/actor/updates.py": f"tests/unit/plugins/actor/test_updates.py {LOGGED}",
+    "plugins/trainer/logged.py": LOGGED,
 }
 MUTATIONS = [
     (
@@ -89,6 +93,31 @@ MUTATIONS = [
     ("plugins/trainer/trainer.py", "weighing.MINI_BATCHES: number}", "weighing.MINI_BATCHES: 1}", DEALING),
     ("plugins/checks/weighing.py", 'name == "geo_mean"', 'name == "gspo"'),
     ("plugins/checks/weighing.py", '("actor_rollout_ref.actor", "critic")', '("actor_rollout_ref.actor",)'),
+    ("plugins/credit/table.py", "known = code >= 0", "known = code >= -1"),
+    ("plugins/credit/table.py", "self._next[level] += len(groups)", "pass"),
+    ("plugins/credit/table.py", 'mean["returns"] if critic else None', 'mean["returns"]'),
+    ("plugins/credit/table.py", "rows.row + first_row", "rows.row"),
+    ("plugins/credit/table.py", '"turn": steps.step,', '"turn": rows.turn,'),
+    ("plugins/actor/updates.py", "(tokens[1] >= 0) & (tokens[2] > 0)", "tokens[1] >= 0"),
+    ("plugins/actor/updates.py", "np.diff(tokens[:2], axis=1", "np.diff(tokens[1:2], axis=1"),
+    ("plugins/actor/updates.py", "self._passes.update(set(rows))", "self._passes.update(rows)"),
+    ("plugins/actor/updates.py", "        if step != self._step:\n", "        if self._step is None:\n"),
+    ("plugins/actor/updates.py", "(ends - lengths - 1)[row]", "(ends - lengths)[row]", LOGGED),
+    ("plugins/actor/updates.py", "np.where(chosen, rows.turn, -1)", "rows.turn", LOGGED),
+    ("plugins/actor/updates.py", "torch.arange(size) + first_row", "torch.arange(size)", LOGGED),
+    ("plugins/actor/updates.py", "    if not actor.engine.is_mp_src_rank_with_outputs():\n", "    if False:\n", LOGGED),
+    ("plugins/actor/updates.py", "term.clipped is None else term.clipped", "True else term.clipped", LOGGED),
+    ("plugins/actor/loss.py", "        updates.note(term)\n", "", LOGGED),
+    ("plugins/trainer/logged.py", "self._first_row += len(batch)", "pass"),
+    ("plugins/trainer/logged.py", "self._first_row, self._numbers = 0, Numbers()", "pass"),
+    ("plugins/trainer/logged.py", "bounds.chosen(group, self._share)", "True"),
+    ("plugins/trainer/logged.py", "rows.reward_before_kl - rows.steps.reward", "rows.steps.reward"),
+    ("plugins/trainer/logged.py", "{**data, **self._metrics_of_log()}", "dict(data)"),
+    (
+        "plugins/trainer/logged.py",
+        "for fields in step.extra_fields):\n        return None",
+        "for fields in ()):\n        return None",
+    ),
     # --- these survived once
     ("plugins/rollout/agent_loop.py", "if self._image_token in ids:", "if False:"),
     (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,38 @@ def test_updates_are_those_of_plain_loops_and_join_each_trained_turn_once(
         expected = done.by_hand(step_of(row), of_turn)
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-4), row
     assert 0 < found["clip_share"].mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        pytest.param("seeupo", [EPOCHS, "turnkey.update.mini_batches=null"], id="turn by turn"),
+        pytest.param("grpo_steps", ["+turnkey/loss=rebel", *MANY], id="group by group"),
+    ],
+)
+def test_updates_in_phases_have_each_turn_once_an_epoch(ready, rollout, tmp_path, recipe, overrides):
+    made = ready(2, *log(tmp_path), *overrides, recipe=recipe)
+    assert made._in_phases
+    done = Trained(made, rollout)
+    joined = table(made, tmp_path, "credit").merge(table(made, tmp_path, "updates"), on=KEY, validate="one_to_many")
+    found = {(step_of(row), row["epoch"]): row for row in joined.to_dict("records")}
+    assert len(found) == len(joined)
+    assert set(found) == {(step, epoch) for step in done.trained() for epoch in range(2)}
+    for (step, _), row in found.items():
+        expected = done.by_hand(step)
+        assert {name: row[name] for name in ("ratio", "ratio_max")} == pytest.approx(
+            {name: expected[name] for name in ("ratio", "ratio_max")}, rel=1e-3
+        )
+    assert joined["clip_share"].isna().all(), "these losses do not say what they clip"
+
+
+def test_a_rank_that_holds_rows_for_another_records_nothing(tmp_path):
+    """Of ranks that share a sequence or a model all see the loss."""
+    loss_fn = partial(print, config=None)
+    engine = SimpleNamespace(is_mp_src_rank_with_outputs=lambda: False)
+    actor = SimpleNamespace(engine=engine, loss_fn=loss_fn)
+    updates.install(SimpleNamespace(actor=actor), str(tmp_path), SEGMENT)
+    assert actor.loss_fn is loss_fn
 
 
 def test_without_a_log_nothing_is_written_and_nothing_recorded(ready, rollout, tmp_path):
