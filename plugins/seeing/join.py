@@ -152,7 +152,7 @@ def flag(column: pd.Series) -> np.ndarray:
 def _about(log: Path) -> dict[str, Any]:
     """What ``run.json`` says; nothing where it is absent or damaged, for the tables tell most."""
     try:
-        said = json.loads((log / "run.json").read_text(encoding="utf-8"))
+        said = json.loads((log / "run.json").read_text(encoding="utf-8"), parse_constant=str)
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -193,7 +193,8 @@ def _one(value: Any) -> Any:
         if value != value or value in (float("inf"), float("-inf")):
             return None
         return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.7g}")
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    exact = isinstance(value, int) and abs(value) < 2**53  # as numbers of JavaScript are
+    return value if value is None or exact or isinstance(value, str) else str(value)
 
 
 def _numbers(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:

@@ -11,6 +11,7 @@ import hmac
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +23,7 @@ from verl_turnkey.plugins.seeing.pack import Blocks
 from verl_turnkey.plugins.seeing.page import blocks, html
 
 REST = 5.0
-"""seconds between two looks at the disk, whoever asks"""
+"""seconds between two looks at the disk, whoever asks; after a long reading at least four times what it took"""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -42,19 +43,22 @@ class Data:
 
     def __init__(self, folders: Sequence[Path], megabytes: float, rest: float = REST) -> None:
         self._folders, self._megabytes, self._rest = list(folders), megabytes, rest
-        self._lock = threading.Lock()
-        self._looked = time.monotonic()
+        self._lock, self._next = threading.Lock(), 0.0
         self._built = [self._build()]
 
     def now(self) -> Built:
         """The newest; a request that comes while another one builds gets what there is."""
-        if time.monotonic() - self._looked >= self._rest and self._lock.acquire(blocking=False):
+        if time.monotonic() >= self._next and self._lock.acquire(blocking=False):
             try:
                 if self._version() != self._built[-1].version:
                     # A page that read the version before still asks for its blocks.
                     self._built = [self._built[-1], self._build()]
+                else:
+                    self._next = time.monotonic() + self._rest
+            except (OSError, ValueError) as error:  # a disk that hiccups, a log that is moved: what there is stays
+                self._next = time.monotonic() + self._rest
+                warnings.warn(f"{self._folders}: {error}", stacklevel=2)
             finally:
-                self._looked = time.monotonic()
                 self._lock.release()
         return self._built[-1]
 
@@ -65,8 +69,11 @@ class Data:
         return None
 
     def _build(self) -> Built:
-        version = self._version()  # before reading: what comes meanwhile makes the next one
-        return Built(version, blocks([load(folder) for folder in self._folders], self._megabytes))
+        begun, version = time.monotonic(), self._version()  # before reading: what comes meanwhile makes the next one
+        built = Built(version, blocks([load(folder) for folder in self._folders], self._megabytes))
+        took = time.monotonic() - begun
+        self._next = time.monotonic() + (max(self._rest, 4 * took) if self._rest else 0)
+        return built
 
     def _version(self) -> str:
         files = hashlib.sha256()

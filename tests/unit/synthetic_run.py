@@ -14,6 +14,7 @@ import argparse
 import json
 import uuid
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,12 @@ def write(
     skill: float = 0.42,
     method: str = "gigpo",
     validate: bool = True,
+    more: Callable[[], str] = str,
 ) -> Path:
-    """Write ``RUN/turnkey_log`` with about ``episodes`` episodes of at most ``turns`` turns; returns that folder."""
+    """Write ``RUN/turnkey_log`` with about ``episodes`` episodes of at most ``turns`` turns; returns that folder.
+
+    ``more`` makes a text that the next response has in front.
+    """
     rng = np.random.default_rng(seed)
     folder = run / "turnkey_log"
     per_step = episodes / steps
@@ -108,12 +113,14 @@ def write(
         played = 0
         while played < per_step:
             size = int(rng.integers(8, 17))
-            _group(tables, rng, step, size, turns, learned, hostile and not played, int(rng.integers(1000)), False)
+            _group(
+                tables, rng, step, size, turns, learned, hostile and not played, int(rng.integers(1000)), False, more
+            )
             played += size
         _credit(tables, step, rng, row=0)
         if validate and step % 3 == 0:
             for task in range(8):
-                _group(tables, rng, step, 2, turns, learned, False, 2000 + task, True)
+                _group(tables, rng, step, 2, turns, learned, False, 2000 + task, True, more)
         tables["steps"] = _metrics(tables, step, learned, rng)
         _save(folder, tables, step)
     said = {
@@ -128,7 +135,7 @@ def write(
     return folder
 
 
-def _group(tables, rng, step, size, limit, skill, hostile, task, validation) -> None:
+def _group(tables, rng, step, size, limit, skill, hostile, task, validation, more) -> None:
     own = np.random.default_rng(task)
     chores = [(str(own.choice(THINGS)), str(own.choice(PLACES))) for _ in range(max(1, limit // 8))]
     uid = str(uuid.UUID(bytes=rng.bytes(16)))
@@ -149,7 +156,7 @@ def _group(tables, rng, step, size, limit, skill, hostile, task, validation) -> 
             held = f"the {thing}" if house.held else "nothing"
             said = rng.choice(THOUGHTS, size=5, replace=False)
             facts = {"at": house.at, "held": held, "thing": thing, "place": place}
-            thought = " ".join(line.format(done=house.done, chores=len(chores), **facts) for line in said)
+            thought = more() + " ".join(line.format(done=house.done, chores=len(chores), **facts) for line in said)
             response = f"<think>{thought}</think>\n<action>{action}</action>" if valid else thought
             answer = house.act(action) if valid else "No action was found in your response."
             if hostile:

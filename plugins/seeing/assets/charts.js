@@ -20,6 +20,15 @@ const watched = new ResizeObserver((entries) => {
   }
 });
 
+const shown = new Set();
+
+/** Give up all charts: they listen to the window and to each other until they are told not to. */
+export function dispose() {
+  watched.disconnect();
+  for (const drawn of shown) drawn.destroy();
+  shown.clear();
+}
+
 /** The values of several series at the union of their steps. */
 function aligned(series) {
   const steps = [...new Set(series.flatMap((each) => each.x))].sort((a, b) => a - b);
@@ -75,6 +84,7 @@ export function chart({ title, unit, series, range }, dark, picked = null) {
   };
   const drawn = new uPlot(options, aligned(series), plot);
   plot.drawn = drawn;
+  shown.add(drawn);
   watched.observe(plot);
   if (picked) {
     drawn.over.classList.add("picks");

@@ -9,9 +9,9 @@ async function unpacked(bytes) {
   return new Response(stream).arrayBuffer();
 }
 
-async function block(name) {
+async function block(name, version) {
   if (source.live) {
-    const answer = await fetch(`data/${name}?version=${source.version}`);
+    const answer = await fetch(`data/${name}?version=${version}`);
     if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
     return unpacked(await answer.arrayBuffer());
   }
@@ -21,7 +21,7 @@ async function block(name) {
   return unpacked(bytes);
 }
 
-const json = async (name) => JSON.parse(decoder.decode(await block(name)));
+const json = async (name, version) => JSON.parse(decoder.decode(await block(name, version)));
 
 const ARRAYS = { int16: Int16Array, uint8: Uint8Array };
 const MISSING = -32768;
@@ -29,7 +29,8 @@ const KEPT = 12;
 
 /** A run: episodes by column, and of all turns their credit. */
 export class Run {
-  constructor(buffer) {
+  constructor(buffer, version) {
+    this.version = version; // numbers of groups change with it
     const length = new DataView(buffer).getUint32(0, true);
     Object.assign(this, JSON.parse(decoder.decode(new Uint8Array(buffer, 4, length))));
     this.columns = {};
@@ -105,14 +106,14 @@ export class Run {
 
   async fetched(g) {
     const [numbers, texts] = await Promise.all([
-      this.withNumbers.has(g) ? json(`numbers-${this.number}-${g}`) : null,
-      this.withTexts.has(g) ? json(`texts-${this.number}-${g}`) : null,
+      this.withNumbers.has(g) ? json(`numbers-${this.number}-${g}`, this.version) : null,
+      this.withTexts.has(g) ? this.loadTexts(g) : null,
     ]);
     return new Group(this, g, numbers, texts);
   }
 
   async loadTexts(g) {
-    return json(`texts-${this.number}-${g}`);
+    return json(`texts-${this.number}-${g}`, this.version);
   }
 }
 
@@ -152,9 +153,10 @@ class Group {
 export async function open() {
   source.live = document.getElementById("page") === null;
   if (source.live) source.version = await version();
-  const page = await json("page");
+  const now = source.version;
+  const page = await json("page", now);
   const runs = [];
-  for (let i = 0; i < page.runs; i++) runs.push(new Run(await block(`run-${i}`)));
+  for (let i = 0; i < page.runs; i++) runs.push(new Run(await block(`run-${i}`, now), now));
   return { page, runs };
 }
 

@@ -1,5 +1,6 @@
 // The frame around the pages: which is shown, keys, theme, and what a server has that is new.
 
+import { dispose } from "./charts.js";
 import { compare } from "./compare.js";
 import { open, source, version } from "./data.js";
 import { clear, h, short, told } from "./dom.js";
@@ -12,6 +13,7 @@ import { go, link, parse, replace } from "./route.js";
 const PAGES = { run: overview, episodes, episode: conversation, beside, group: groupPage, compare };
 const MENU = [["run", "Run"], ["episodes", "Episodes"], ["group", "Group"], ["compare", "Compare"]];
 const POLL = 5000;
+const FOLLOWING = new Set(["run", "episodes", "compare"]);
 const KEYS = [["j k", "next, previous row or turn"], ["Enter", "open"], ["n p", "next, previous episode or group"], ["g", "the episode's group"], ["x", "mark; two marked stand side by side"], ["1 2 3 4", "pages"], ["Esc", "back"]];
 
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -36,6 +38,7 @@ function partOf(run, params) {
 async function show() {
   const mine = ++turn;
   current.leave?.();
+  dispose();
   const route = parse();
   const run = loaded.runs[Number(route.params.get("run"))] ?? loaded.runs[0];
   const isDark = dark(route.params);
@@ -114,8 +117,9 @@ async function follow() {
       const now = await version();
       root.classList.remove("lost");
       if (now === source.version || document.querySelector("dialog")) continue;
-      const [next, top] = [await open(), scrollY];
-      loaded = next;
+      loaded = await open();
+      if (!FOLLOWING.has(parse().page)) continue; // who reads an episode goes on reading it
+      const top = scrollY;
       await show();
       scrollTo(0, top);
     } catch {
@@ -133,6 +137,7 @@ async function begin() {
   addEventListener("keydown", pressed);
   system.addEventListener("change", show);
   await show();
+  performance.mark("usable");
   root.dataset.ready = "yes";
   if (source.live) follow();
 }

@@ -56,7 +56,7 @@ export class Table {
       const row = this.rows[i];
       const open = () => this.onopen(row);
       const chosen = i === this.chosen;
-      const at = { "aria-rowindex": i + 2, class: chosen ? "chosen" : null, "aria-selected": chosen ? "true" : null };
+      const at = { "aria-rowindex": i + 2, class: chosen ? "chosen" : null, "aria-current": chosen ? "true" : null };
       rows.push(h("tr", { ...at, onclick: open }, this.columns.map(({ className, cell }) => h("td", { class: className ?? null }, cell(row)))));
     }
     return rows;

@@ -110,6 +110,17 @@ def test_new_files_make_a_new_version_and_the_old_one_stays_for_who_reads_it(run
     assert data.block("run-0", after.version) == after.blocks["run-0"] != before.blocks["run-0"]
 
 
+def test_a_log_that_cannot_be_read_any_more_leaves_what_was_read(run):
+    data = Data([run], 60, rest=0)
+    before = data.now()
+    find_log(run).rename(run / "elsewhere")
+    with pytest.warns(UserWarning, match="no trajectory log"):
+        assert data.now() is before
+    (run / "elsewhere").rename(run / "turnkey_log")
+    grow(run)
+    assert data.now().version != before.version
+
+
 def test_between_two_looks_nothing_is_read(run):
     data = Data([run], 60, rest=3600)
     before = data.now()

@@ -7,6 +7,7 @@ import pytest
 import synthetic_run
 
 from verl_turnkey.plugins.seeing import join
+from verl_turnkey.plugins.seeing.page import blocks
 from verl_turnkey.plugins.seeing.schema import TABLES
 
 
@@ -96,3 +97,20 @@ def test_a_folder_without_a_log_says_how_to_get_one(tmp_path):
     (tmp_path / "turnkey_log" / "episodes").mkdir(parents=True)
     with pytest.raises(join.NoLog, match="no episode is written yet"):
         join.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '"text"', '{"params": {"clip": NaN, "top": Infinity}}'])
+def test_a_damaged_or_odd_run_json_costs_nothing_else(tmp_path, content):
+    folder = synthetic_run.write(tmp_path / "run", episodes=10, steps=1)
+    (folder / "run.json").write_text(content, encoding="utf-8")
+    run = join.load(tmp_path / "run")
+    assert run.about in ({}, {"params": {"clip": "NaN", "top": "Infinity"}})
+    assert blocks([run], 60)
+
+
+def test_what_cannot_be_read_is_left_out_and_noted(tmp_path):
+    folder = synthetic_run.write(tmp_path / "run", episodes=10, steps=1)
+    (folder / "turns" / "step=000001" / "20260101T000000_0000-0-1.parquet").write_bytes(b"half")
+    run = join.load(tmp_path / "run")
+    assert len(run.turns)
+    assert any("cannot be read" in note for note in run.notes)

@@ -7,9 +7,12 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import synthetic_run
 from typer.testing import CliRunner
@@ -144,6 +147,22 @@ def test_the_credit_of_all_turns_is_in_the_index(run):
     assert ((values == -32768) == np.isnan(true)).all()
     there = ~np.isnan(true)
     assert values[there] * column["scale"] == pytest.approx(true[there], abs=column["scale"])
+
+
+def test_a_log_of_the_rollout_alone_makes_a_page(tmp_path):
+    """A run that died before its first update; and an episode without a turn."""
+    log = synthetic_run.write(tmp_path / "run", episodes=20, steps=1)
+    for table in ("credit", "updates", "steps", "texts"):
+        shutil.rmtree(log / table)
+    [turns] = log.glob("turns/*/*.parquet")
+    rows = pq.read_table(turns)
+    pq.write_table(rows.filter(pc.not_equal(rows["episode"], rows["episode"][0])), turns)
+    data = page.blocks([load(tmp_path / "run")], 60)
+    said = index(data)
+    assert said["texts"] == []
+    assert said["counts"].count(0) == 1
+    assert said["parts"] == ["advantage"]
+    assert [chart["title"] for chart in said["charts"]] == ["Success", "Return", "Length", "Invalid actions"]
 
 
 def test_vendored_files_are_the_published_ones():
