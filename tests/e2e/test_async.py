@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from launch import Run, minigrid, train
+from logs import metrics_of, turns_of
 
 POLICY = Path(__file__).with_name("word_policy.py")
 DOORKEY = "MiniGrid-DoorKey-5x5-v0"
@@ -99,6 +100,14 @@ def test_credit_is_that_of_the_naive_twin(run: Run, mode: str) -> None:
     """After the resume too, on groups that were played before it."""
     for step, update in UPDATES[mode]:
         run.agrees_with(naive.gigpo, step, update)
+
+
+def test_the_log_has_credit_and_updates_of_each_trained_turn(run: Run, mode: str) -> None:
+    """Of each update of a step, whatever the rollout's step was; after the resume too."""
+    for step in (1, 2, 3):
+        turns = turns_of(run, step, naive.gigpo if mode == "colocate" else None, updates=1 + (mode == "separate"))
+        assert metrics_of(run, step)["turnkey/log/lost"] == 0
+        assert turns["entropy"].notna().all()
 
 
 def test_rows_tell_the_weights_that_generated_them(run: Run) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from launch import Run, minigrid, train
+from logs import metrics_of, of_step, turns_of
 from safetensors.torch import load_file
 
 from verl_turnkey.envs.tasks import Task, write_parquet
@@ -106,6 +107,22 @@ def test_what_the_docs_name_is_logged(learning: Run) -> None:
     assert learning.metrics[2]["hosts/silent"] == 0
     assert learning.metrics[2]["hosts/steps"] >= learning.metrics[2]["episode/count"]
     assert learning.metrics[2]["hosts/step_ms/p50"] > 0
+
+
+def test_the_log_has_credit_and_updates_of_each_trained_turn(learning: Run) -> None:
+    """From both ranks. The first of two epochs is on policy; the second is clipped at a ratio of 1.01."""
+    for step in range(1, STEPS + 1):
+        turns = turns_of(learning, step, naive.gigpo, epochs=2)
+        first, second = (turns[turns["epoch"] == epoch] for epoch in range(2))
+        np.testing.assert_allclose(first["ratio"], 1.0, atol=1e-3)
+        assert (second["ratio"] - 1).abs().max() > 1e-3
+        assert first["clip_share"].max() == 0
+        found = metrics_of(learning, step)
+        assert found["turnkey/log/lost"] == 0
+        if step > 1:
+            assert found["turnkey/log/written"] > 0
+    clipped = [learning.metrics[step]["actor/pg_clipfrac"] > 0 for step in range(1, STEPS + 1)]
+    assert clipped == [(of_step(learning, "updates", step)["clip_share"] > 0).any() for step in range(1, STEPS + 1)]
 
 
 @pytest.fixture(scope="module")
