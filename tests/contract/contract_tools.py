@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import transfer_queue as tq
+import verl.trainer.main_ppo as main_ppo
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -17,6 +22,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from verl_turnkey.advantage import make_record, make_step
+from verl_turnkey.plugins.config.command_line import check as check_line
 
 AWKWARD = str(Path(__file__).parent / "awkward_env.py")
 
@@ -76,6 +82,21 @@ def put(group: str, session: int, outputs: list[AgentLoopOutput], data: dict[str
 
 def batch_of(tags: dict[str, dict[str, Any]]) -> KVBatchMeta:
     return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION)
+
+
+def driven(line: list[str]) -> tuple[DictConfig, str]:
+    """What ``main_ppo``'s driver makes of the overrides up to the start of Ray: configuration, and what it printed."""
+    check_line(line)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = hydra_compose("ppo_trainer", overrides=line)
+    with redirect_stdout(StringIO()) as printed:
+        main_ppo.auto_set_device(config)
+        main_ppo.validate_config(
+            config=config,
+            use_reference_policy=main_ppo.need_reference_policy(config),
+            use_critic=main_ppo.need_critic(config),
+        )
+    return config, printed.getvalue()
 
 
 EOS = 2

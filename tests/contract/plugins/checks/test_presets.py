@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import pytest
-import verl.trainer.main_ppo as main_ppo
-from hydra import compose, initialize_config_module
+from contract_tools import driven
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.checks.header import header
-from verl_turnkey.plugins.config import command_line, presets
+from verl_turnkey.plugins.config import presets
 
 #: What a launch line gives where a preset has found nothing, and verl's default does not do.
 GIVEN = {
@@ -36,27 +33,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     for name, env_id in (("recipes", ""), ("own", "turnkey/MiniGrid-v0")):
         write_parquet(folder / f"{name}.parquet", [Task(env_id, seed) for seed in range(256)], "x", "train")
 
-    def driven(*words: str, tasks: str = "recipes") -> tuple[DictConfig, str]:
+    def run(*words: str, tasks: str = "recipes") -> tuple[DictConfig, str]:
         line = [*words, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.model.path=some/model"]
-        line += [
-            "trainer.n_gpus_per_node=8",
-            *(["turnkey.env.probe=false"] if words[0].startswith("+turnkey=") else []),
-        ]
+        line += ["trainer.n_gpus_per_node=8"]
+        line += ["turnkey.env.probe=false"] if words[0].startswith("+turnkey=") else []
         line += [f"data.{key}={folder}/{tasks}.parquet" for key in ("train_files", "val_files")]
-        command_line.check(line)
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            config = compose("ppo_trainer", overrides=line)
-        printed = StringIO()
-        with redirect_stdout(printed):
-            main_ppo.auto_set_device(config)
-            main_ppo.validate_config(
-                config=config,
-                use_reference_policy=main_ppo.need_reference_policy(config),
-                use_critic=main_ppo.need_critic(config),
-            )
-        return config, printed.getvalue()
+        return driven(line)
 
-    return driven
+    return run
 
 
 def given(preset: presets.Preset, model: Path) -> list[str]:
