@@ -1,0 +1,26 @@
+"""The example of docs/running-for-real.md is what the hosts compute on such a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verl_turnkey.envs.adapters.alfworld.env import ALFWorldText
+from verl_turnkey.envs.hosting import capacity
+
+PAGE = Path(__file__).parents[3] / "docs" / "running-for-real.md"
+
+
+def test_the_node_of_the_page(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(capacity, "cpus", lambda: 64)
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 512 * 1024)
+    workers = 8
+    hosts = workers * capacity.hosts(workers)
+    calls = capacity.calls_at_once(hosts)
+    megabytes = ALFWorldText.metadata["memory_mb"]
+    places = capacity.memory_for_a_host_mb(hosts) // megabytes
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"| {hosts} |" in page
+    assert f"| {calls} per host, {hosts * calls} together |" in page
+    assert f"ALFWorld, {megabytes} MB: {places} per host, {hosts * places:,} together |" in page
