@@ -16,6 +16,7 @@ from verl.experimental.agent_loop.agent_loop import (
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.evaluating.completions import Completions, SeededTurns
+from verl_turnkey.plugins.evaluating.identity import text_digest
 from verl_turnkey.plugins.rollout import worker
 
 LOOP = "turnkey_env"
@@ -81,9 +82,11 @@ class Player:
 
 def outcome(outputs: list[Any]) -> dict[str, Any]:
     """What the rows of a played episode say of it: ``success``, ``return`` of the environment, ``score`` (the composed
-    rewards), turns, rates, the sum of each reward component, tokens and seconds of the model."""
+    rewards), turns, rates, the sum of each reward component, tokens of the model and their digest, by which two plays
+    can be told to be the same, and seconds."""
     info = outputs[-1].extra_fields["reward_extra_info"]
     last = outputs[-1].extra_fields["turnkey"]["steps"][-1]
+    written = [token for row in outputs for token, own in zip(row.response_ids, row.response_mask, strict=True) if own]
     rewards = {name.partition("/")[2]: value for name, value in info.items() if name.startswith("reward/")}
     return {
         "success": bool(info["acc"]),
@@ -94,7 +97,8 @@ def outcome(outputs: list[Any]) -> dict[str, Any]:
         "invalid_rate": info["invalid_rate"],
         "unparsed_rate": info["unparsed_rate"],
         "rewards": rewards,
-        "tokens": sum(sum(output.response_mask) for output in outputs),
+        "tokens": len(written),
+        "digest": text_digest(str(written)),
         "seconds": round(sum(output.metrics.generate_sequences + output.metrics.tool_calls for output in outputs), 3),
     }
 
