@@ -51,6 +51,22 @@ def check_limits(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool
     if use_critic:
         _check_ranks(config)
     rollout = config.actor_rollout_ref.rollout
+    response, written = check_turns(config, turnkey)
+    longest = rollout.prompt_length + response
+    what = f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} {written})"
+    _check_tokens(config, longest, what, use_critic, use_reference)
+    room, key = positions(config)
+    if room is not None and longest > room:
+        raise ConfigError(f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length")
+
+
+def check_turns(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[int, str]:
+    """Refuse a conversation without room for turns. Returns the tokens that may follow a prompt, and what they are.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    rollout = config.actor_rollout_ref.rollout
     response, turn, written = rollout.response_length, turnkey.rollout.max_tokens_per_turn, "written"
     if turnkey.rollout.prompt == "conversation":  # also where the data name our loop, row by row
         if turn is None:
@@ -68,12 +84,7 @@ def check_limits(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool
         written = "appended to it, turns and observations"
     elif rollout.agent.default_agent_loop == "turnkey_env":
         response = turn or response
-    longest = rollout.prompt_length + response
-    what = f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} {written})"
-    _check_tokens(config, longest, what, use_critic, use_reference)
-    room, key = positions(config)
-    if room is not None and longest > room:
-        raise ConfigError(f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length")
+    return response, written
 
 
 def check_counts(config: DictConfig) -> None:

@@ -44,7 +44,7 @@ def resolve(checkpoint: Path, out: Path) -> Path:
     if backend is None:
         raise ConfigError(
             f"--checkpoint {checkpoint}: neither a Hugging Face folder (config.json and *.safetensors) nor a "
-            "checkpoint of verl's (global_step_N with actor/model_world_size_*.pt)"
+            "checkpoint of verl's (global_step_N with actor/model_world_size_*.pt); one of the hub has to be downloaded"
         )
     return _merged(folder, backend, out / MERGED)
 

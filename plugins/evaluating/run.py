@@ -112,6 +112,7 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
         ConfigError: names the key to change.
     """
     from verl_turnkey.envs.user_modules import import_modules
+    from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
     from verl_turnkey.plugins.checks.validate import absolute_paths, check_agent_loop
 
@@ -119,6 +120,7 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     absolute_paths(config, turnkey_config(config))
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
+    check_turns(config, turnkey)
     check_agent_loop(config, turnkey, [str(tasks)], check_rewards(config, turnkey).columns)
     return config
 

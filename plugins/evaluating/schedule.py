@@ -86,8 +86,10 @@ async def play_all(
 
     async def one_by_one() -> None:
         for job in waiting:
-            for _ in range(ATTEMPTS):
-                came = await play(job.key, job.row)
+            for attempt in range(ATTEMPTS):
+                # Each attempt is an episode of its own in the trajectory log.
+                again = {"session_id": f"{job.number}-{attempt}"} if attempt else {}
+                came = await play(job.key, {**job.row, **again})
                 if not isinstance(came, str):
                     break
                 check()

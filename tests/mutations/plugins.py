@@ -14,6 +14,7 @@ WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_logged.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
+EVALUATING, UNIT_EVALUATING = f"{C}/evaluating/test_servers.py", "tests/unit/plugins/evaluating"
 TESTS = {
     "plugins/rollout/action_reader.py": f"{READER} {LOOP}",
     "plugins/rollout/agent_loop.py": LOOP,
@@ -65,8 +66,22 @@ TESTS = {
     "plugins/credit/table.py": "tests/unit/plugins/credit/test_table.py",
     "plugins/actor/updates.py": f"tests/unit/plugins/actor/test_updates.py {LOGGED}",
     "plugins/trainer/logged.py": LOGGED,
+    "plugins/evaluating/completions.py": EVALUATING,
+    "plugins/evaluating/identity.py": f"{UNIT_EVALUATING} {EVALUATING}",
+    "plugins/evaluating/player.py": EVALUATING,
+    "plugins/evaluating/result.py": UNIT_EVALUATING,
+    "plugins/evaluating/samples.py": UNIT_EVALUATING,
+    "plugins/evaluating/schedule.py": UNIT_EVALUATING,
 }
 MUTATIONS = [
+    ("plugins/evaluating/completions.py", "self._turn + 1", "self._turn"),
+    ("plugins/evaluating/completions.py", '"min_p": 0.0, "seed": seed', '"min_p": 0.0, "seed": 0'),
+    ("plugins/evaluating/identity.py", "_without_folders(rewards)", "rewards"),
+    ("plugins/evaluating/player.py", 'bool(info["acc"])', "True"),
+    ("plugins/evaluating/result.py", "missing == 0 and", ""),
+    ("plugins/evaluating/samples.py", "        self._file.truncate(whole)", "        # "),
+    ("plugins/evaluating/schedule.py", "if key not in kept.done:", "if True:"),
+    ("plugins/evaluating/schedule.py", "                check()\n", ""),
     (
         "plugins/trainer/trainer.py",
         "        internals.deal_in_turn(agent_loop_manager)\n",

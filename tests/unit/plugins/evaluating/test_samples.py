@@ -9,6 +9,7 @@ import re
 import pytest
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.evaluating import identity
 from verl_turnkey.plugins.evaluating.identity import differing, eval_id, file_digest
 from verl_turnkey.plugins.evaluating.samples import Samples
 
@@ -99,3 +100,18 @@ def test_one_at_a_time_in_a_folder(tmp_path):
         Samples(tmp_path, FIELDS)
     kept.close()
     Samples(tmp_path, FIELDS).close()
+
+
+def test_files_of_the_user_count_by_name_and_content(tmp_path):
+    """Not by their folder: the same evaluation on another machine has the same id."""
+    found = []
+    for folder in ("here", "there"):
+        file = tmp_path / folder / "own.py"
+        file.parent.mkdir()
+        file.write_text("def score(steps): ...\n")
+        value = [{"name": f"{file}:score", "weight": 2.0, "note": "a .py: file"}, "tags", 3]
+        assert identity._files(value) == [file]
+        found.append(identity._without_folders(value))
+    assert found[0] == found[1]
+    assert found[0][0]["name"] == "own.py:score"
+    assert found[0][1:] == ["tags", 3]

@@ -54,16 +54,19 @@ def test_no_more_at_once_than_asked_for(kept, concurrency):
 
 
 def test_a_failed_episode_is_played_again_and_then_left_out(kept):
-    tries: dict[str, int] = {}
+    tries: dict[int, int] = {}
+    sessions: list[Any] = []
     told: list[bool | None] = []
 
     async def play(key: str, row: Any) -> dict[str, Any] | str:
         task = Task.from_json(row[COLUMN]).seed
         tries[task] = tries.get(task, 0) + 1
+        sessions.append(row["session_id"])
         return "EnvironmentFailure: it died" if task == 1 or (task == 2 and tries[2] < ATTEMPTS) else came(task == 3)
 
     failures = asyncio.run(play_all(jobs(ROWS, 1, kept), play, kept, concurrency=1, advance=told.append))
     assert tries == {1: ATTEMPTS, 2: ATTEMPTS, 3: 1}
+    assert sessions == [0, "0-1", "0-2"] * 2 + [0], "each attempt has a key of its own in the log"
     assert [(each["task"], each["seed"], each["reason"]) for each in failures] == [
         (0, 1, "EnvironmentFailure: it died")
     ]
