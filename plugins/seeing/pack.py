@@ -185,29 +185,39 @@ def _plain(column: pd.Series, repeating: bool = False) -> Any:
     if repeating:
         codes, values = column.factorize()
         return {"values": [str(value) for value in values], "codes": codes.tolist()}
-    return [_one(value) for value in column.tolist()]
+    return _listed(_rounded(column.to_numpy()))
 
 
-def _one(value: Any) -> Any:
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            return None
-        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.7g}")
-    exact = isinstance(value, int) and abs(value) < 2**53  # as numbers of JavaScript are
-    return value if value is None or exact or isinstance(value, str) else str(value)
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Numbers of 32 bits with the 7 digits that they have, as wider ones would have 17."""
+    if values.dtype != np.float32:
+        return values
+    size = np.abs(values, dtype=np.float64)
+    there = np.isfinite(size) & (size > 1e-30)
+    unit = 10.0 ** (6 - np.floor(np.log10(size, where=there, out=np.zeros_like(size))))
+    return np.where(there, np.round(values * unit) / unit, values)
+
+
+def _listed(values: np.ndarray) -> list[Any]:
+    """As JSON has it: null for what is no number, as text what JavaScript would round."""
+    if values.dtype.kind == "f":
+        finite = np.isfinite(values)
+        found = values.tolist()
+        return found if finite.all() else [v if ok else None for v, ok in zip(found, finite.tolist(), strict=True)]
+    if values.dtype.kind == "b" or (values.dtype.kind in "iu" and np.all(np.abs(values) < 2**53)):
+        return values.tolist()
+    return [value if value is None or isinstance(value, bool | str) else str(value) for value in values.tolist()]
 
 
 def _numbers(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:
     turns = run.turns
     shown = [name for name in turns if name not in NOT_SHOWN and turns[name].notna().any()]
-    columns = {name: [_one(value) for value in turns[name].tolist()] for name in shown if name not in REPEATING}
-    texts = {name: turns[name].tolist() for name in shown if name in REPEATING}
-    of_turn = group[turns["at"].to_numpy()]
-    for g, rows in _ranges(of_turn):
-        chosen: dict[str, Any] = {name: [column[i] for i in rows] for name, column in columns.items()}
-        for name, column in texts.items():
-            chosen[name] = _interned([column[i] for i in rows])
-        yield g, squeeze({"at": run.turns["at"].to_numpy()[rows].tolist(), "columns": chosen})
+    numbers = {name: _rounded(turns[name].to_numpy()) for name in shown if name not in REPEATING}
+    texts = {name: turns[name].to_numpy(object) for name in shown if name in REPEATING}
+    for g, rows in _ranges(group[turns["at"].to_numpy()]):
+        columns: dict[str, Any] = {name: _listed(values[rows]) for name, values in numbers.items()}
+        columns |= {name: _interned(values[rows].tolist()) for name, values in texts.items()}
+        yield g, squeeze({"columns": columns})
 
 
 def _texts(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:

@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         port = self.server.server_address[1]
         # A page elsewhere may point its own name at 127.0.0.1: its requests carry that name.
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            return self._answer(403, b"")
+            return self._answer(403, f"expected the address http://127.0.0.1:{port}/".encode())
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.secret.encode()):
             return self._answer(404, b"")
         if rest == "":

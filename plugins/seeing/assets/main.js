@@ -54,10 +54,13 @@ async function show() {
   }
   if (mine !== turn) return; // another page was asked for while this one was loading
   current = made;
+  const held = bar.contains(document.activeElement) ? document.activeElement.name : ""; // what is made anew loses it
   frame(route, run, part, isDark);
   clear(main, banner(run), made.node);
   document.title = `${short(made.title, 80)} · turnkey view`;
   scrollTo(0, 0);
+  if (held) bar.querySelector(`[name="${held}"]`)?.focus();
+  else if (document.activeElement === document.body && root.dataset.ready) main.focus({ preventScroll: true });
   made.ready?.();
   main.dataset.shown = location.hash;
 }
@@ -73,7 +76,7 @@ function frame(route, run, part, isDark) {
     h("a", { class: "skip", href: "#/" , onclick: (event) => { event.preventDefault(); main.focus(); } }, "to the content"),
     h("span", { class: "brand" }, runs ?? told(short(run.name, 40))),
     h("nav", { "aria-label": "pages" }, menu), h("span", { class: "grow" }), parts,
-    h("button", { class: "quiet theme", "aria-label": isDark ? "light theme" : "dark theme", onclick: () => { replace({ theme: isDark ? "light" : "dark" }); show(); } }, isDark ? "☀" : "☾"),
+    h("button", { class: "quiet", name: "theme", "aria-label": isDark ? "light theme" : "dark theme", onclick: () => { replace({ theme: isDark ? "light" : "dark" }); show(); } }, isDark ? "☀" : "☾"),
     h("button", { class: "quiet", "aria-label": "keys", onclick: keysShown }, "?"));
 }
 

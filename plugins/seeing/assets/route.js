@@ -24,7 +24,7 @@ export function link(page, key = "", params = {}) {
     else query.set(name, String(value));
   }
   const path = key === "" ? page : `${page}/${encodeURIComponent(key)}`;
-  return query.size ? `#/${path}?${query}` : `#/${path}`;
+  return `${query}` ? `#/${path}?${query}` : `#/${path}`;
 }
 
 /** Change parameters of the page that is shown, without a step in the history. */

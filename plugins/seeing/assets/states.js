@@ -1,8 +1,9 @@
 // The episodes of a group as a graph: states that several were in, actions as edges, ends as nodes of their own.
 
-import { short } from "./dom.js";
+import { plain, short } from "./dom.js";
 
 export const START = "start", WON = "won", LOST = "lost", FAILED = "failed";
+const WIDE = 52;
 const LARGEST = { nodes: 150, edges: 300 };
 
 /**
@@ -36,7 +37,7 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
       here.turns.push(i);
       here.sum += t;
       here.first = Math.min(here.first, t);
-      here.text ??= t ? group.text("observation", i - 1) : group.text("prompt", i);
+      here.text ??= t ? group.text("observation", i - 1) : null;
       const last = t === run.counts[e] - 1;
       const next = last ? node(result, result) : node(`s${name(t + 1)}`, "state", group.at("state_key", i + 1));
       const action = group.at("action", i) ?? "no action";
@@ -48,10 +49,15 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
     }
   }
   for (const edge of [...edges.values(), ...[...nodes.values()].flatMap((each) => [...each.stays.values()])]) finish(run, edge);
+  const common = new Map();
+  for (const each of nodes.values()) {
+    each.pieces = pieces(each.text);
+    for (const piece of each.pieces) common.set(piece, (common.get(piece) ?? 0) + 1);
+  }
   for (const each of nodes.values()) {
     // What is first reached later lies ahead; of those reached at the same time, what is later on average.
     each.rank = each.kind === "state" ? each.first + each.sum / each.turns.length / 1000 : Infinity;
-    each.label = label(each);
+    each.label = label(each, common);
     each.fork = fork([...edges.values()].filter((edge) => edge.from === each.id));
   }
   return { nodes: [...nodes.values()], edges: [...edges.values()] };
@@ -71,12 +77,20 @@ function fork(out) {
 
 const NAMES = { [WON]: "✓ solved", [LOST]: "✗ not solved", [FAILED]: "! failed" };
 
-/** A state's name: its key where that reads as one, else what the environment said before it. */
-function label({ kind, state, text, first }) {
+/** Sentences and lines of a text. */
+function pieces(text) {
+  const found = plain(text ?? "").split(/\n+|(?<=[.!?;]) +/).map((piece) => piece.trim());
+  return [...new Set(found.filter((piece) => piece.length > 3))].slice(0, 60);
+}
+
+/** A state's name: its key where that reads as one, else what the environment says there and least elsewhere. */
+function label({ kind, state, pieces: said, first }, common) {
   if (kind !== "state") return NAMES[kind];
-  if (state && state.length <= 90 && /\s/.test(state)) return short(state, 52);
-  const line = (text ?? "").split("\n").map((each) => each.trim()).filter(Boolean).at(first === 0 ? -1 : 0);
-  return line ? short(line, 52) : state ? short(state, 14) : "unknown state";
+  if (state && state.length <= 90 && /\s/.test(state)) return short(state, WIDE);
+  if (first === 0) return "start";
+  if (!said.length) return state ? short(state, 14) : "unknown state";
+  const rarest = Math.min(...said.map((piece) => common.get(piece)));
+  return short(said.filter((piece) => common.get(piece) === rarest).join(" "), WIDE);
 }
 
 /** What fits on a picture: states and actions that are common enough; `left` counts those that are not. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import synthetic_run
 from browser import Browser
@@ -341,3 +344,20 @@ def test_pictures_for_the_documentation(browser, page, tmp_path):
         path = folder / f"view-{name}.png"
         assert browser.driver.save_screenshot(str(path))
         assert 10_000 < path.stat().st_size < 200_000
+
+
+def test_states_with_keys_that_do_not_read_are_named_after_what_is_seen_there(browser, tmp_path):
+    folder = synthetic_run.write(tmp_path / "run", episodes=20, turns=16, steps=1)
+    for path in folder.glob("turns/*/*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        keys = pa.array([hashlib.sha256(key.encode()).hexdigest() for key in rows["state_key"].to_pylist()])
+        pq.write_table(rows.set_column(rows.schema.get_field_index("state_key"), "state_key", keys), path)
+    page = write(tmp_path, tmp_path / "run")
+    browser.open(page.address, "#/group?visits=1")
+    names = browser.run(
+        "return [...document.querySelectorAll('.node.state')].map((node) => "
+        "[...node.querySelectorAll('.name')].map((line) => line.textContent).join(' '))"
+    )
+    assert names.count("start") == 1
+    assert any(name.startswith("You walk to the") for name in names)
+    assert any(name.startswith("You take the") for name in names)
