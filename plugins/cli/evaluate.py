@@ -11,6 +11,7 @@ import typer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
+from verl_turnkey.plugins.evaluating import checkpoint as checkpoints
 
 app = typer.Typer()
 
@@ -40,12 +41,12 @@ def evaluate(
     """Evaluate on ENVIRONMENT. Success, pass@k and intervals; goes on where it was stopped; exit 1 if incomplete."""
     if (checkpoint is None) == (server is None):
         raise typer.BadParameter("give either --checkpoint or --server")
-    if server is not None and model is None:
+    if checkpoint is None and model is None:
         raise typer.BadParameter("--server needs --model, the name of the model there")
     further = [*_sampling(greedy, temperature, samples), *(overrides or ())]
     played = launch.resolve(environment, further)
-    name = (model or str(checkpoint)).rstrip("/")
-    folder = (out or Path("evals") / f"{played.name}-{name.rsplit('/', 1)[-1]}").absolute()
+    name = model.rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
+    folder = (out or Path("evals") / f"{played.name}-{name}").absolute()
     here, gpus = launch.device_here()
     if here == "cpu":
         os.environ["TURNKEY_DEVICE"] = "cpu"  # before verl is imported
@@ -65,12 +66,11 @@ def evaluate(
         )
         return [word for line in lines for word in line]
 
-    words(tokenizer or name)  # a misspelt key is refused before anything is written or merged
-    from verl_turnkey.plugins.evaluating.checkpoint import resolve
+    words(tokenizer or model or str(checkpoint))  # a misspelt key is refused before anything is written or merged
     from verl_turnkey.plugins.evaluating.run import Asked
     from verl_turnkey.plugins.evaluating.run import evaluate as run
 
-    weights = None if checkpoint is None else resolve(checkpoint, folder)
+    weights = None if checkpoint is None else checkpoints.resolve(checkpoint, folder)
     asked = Asked(
         words=words(str(weights or tokenizer or model)),
         tasks=_task_file(tasks, played, folder),

@@ -23,6 +23,19 @@ def weights(folder: Path) -> list[Path]:
     return next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
 
 
+def locate(checkpoint: Path) -> Path:
+    """The folder with the weights or shards of ``checkpoint``; of all checkpoints of verl's that of the newest."""
+    folder = checkpoint.expanduser().absolute()
+    if (newest := folder / NEWEST).is_file():
+        folder /= f"global_step_{newest.read_text().strip()}"
+    return folder / "actor" if (folder / "actor").is_dir() else folder
+
+
+def name(checkpoint: Path) -> str:
+    """A short name: ``global_step_N``, or that of the folder."""
+    return next((part for part in reversed(locate(checkpoint).parts) if part not in ("actor", "huggingface")), "model")
+
+
 def resolve(checkpoint: Path, out: Path) -> Path:
     """The Hugging Face folder behind ``checkpoint``; shards of verl are merged into ``<out>/model``, once.
 
@@ -32,11 +45,7 @@ def resolve(checkpoint: Path, out: Path) -> Path:
     Raises:
         ConfigError: it is none of these, or verl's merger fails.
     """
-    folder = checkpoint.expanduser().absolute()
-    if (newest := folder / NEWEST).is_file():
-        folder /= f"global_step_{newest.read_text().strip()}"
-    if (folder / "actor").is_dir():
-        folder /= "actor"
+    folder = locate(checkpoint)
     for place in (folder, folder / "huggingface"):
         if weights(place):
             return place

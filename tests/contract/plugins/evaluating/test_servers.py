@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,27 @@ def test_a_file_of_tasks_with_arguments_of_their_own(lake, tmp_path):
     assert all(request["temperature"] == 0 for request in lake.asked)
     done = lake("--tasks", str(tmp_path / "mine.parquet"), environment="babyai")
     assert "holds tasks of 'turnkey/FrozenLake-v0'" in str(done.exception)
+
+
+def test_a_conversation_grows_by_what_the_model_wrote(lake, tokenizer):
+    """In its own tokens, as in training; without room for a second turn it is refused, as there."""
+    talk = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=32"]
+    good(lake("--tasks", "1", "--concurrency", "1", *talk, "data.max_response_length=2000"))
+    _, *turns = lake.asked
+    assert len(turns) > 1
+    for before, after in pairwise(turns):
+        written = [*tokenizer.encode(f"<action>{MOVES[before['seed'] % 4]}</action>"), tokenizer.eos_token_id]
+        assert after["prompt"][: len(before["prompt"]) + len(written)] == [*before["prompt"], *written]
+    done = lake("--tasks", "1", "--new", *talk, "data.max_response_length=32")
+    assert "every conversation would end after its first turn" in str(done.exception)
+    assert lake.asked == []
+
+
+def test_a_file_of_your_own_is_a_part_of_the_identity(lake, tmp_path):
+    own = tmp_path / "own_env.py"
+    own.write_text((Path(__file__).parents[4] / "examples" / "custom_env.py").read_text())
+    good(lake("--tasks", "2", environment=str(own)))
+    assert lake.result()["complete"]
+    own.write_text(own.read_text() + "# another version\n")
+    done = lake("--tasks", "2", environment=str(own))
+    assert "differs in\n  modules.own_env.py: " in str(done.exception)

@@ -21,6 +21,7 @@ def hugging_face(folder):
 def test_a_folder_of_hugging_face_is_served_as_it_is(tmp_path):
     folder = hugging_face(tmp_path / "model")
     assert checkpoint.resolve(folder, tmp_path / "out") == folder
+    assert checkpoint.name(folder) == "model"
     assert [file.name for file in checkpoint.weights(folder)] == ["model.safetensors"]
     assert not (tmp_path / "out").exists()
 
@@ -31,6 +32,7 @@ def test_weights_that_verl_saved_for_hugging_face_are_found(tmp_path, given):
     hugging_face(tmp_path / "run" / "global_step_10" / "actor" / "huggingface")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("20\n")
     assert checkpoint.resolve(tmp_path / "run" / given, tmp_path / "out") == folder
+    assert checkpoint.name(tmp_path / "run" / given) == "global_step_20"
 
 
 def test_a_folder_that_is_neither_is_refused(tmp_path):
