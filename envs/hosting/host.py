@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -68,13 +69,15 @@ class EnvHost:
 
     async def start(
         self, name: str, env_id: str, kwargs: Mapping[str, Any] | None, seed: int | None, timeout: float
-    ) -> tuple[str, Info]:
-        """Open the episode ``name``. Returns the first observation and the info."""
+    ) -> tuple[str, Info, float]:
+        """Open the episode ``name``. Returns the first observation, the info, and the seconds waited for room."""
         with self._cancellable(name):
+            asked = time.monotonic()
             cost = await self._admission.admit(env_id)
+            waited = time.monotonic() - asked
             episode, observation, info = await self._begin(env_id, dict(kwargs or {}), seed, timeout, cost)
             self._open[name] = episode
-            return observation, info
+            return observation, info, waited
 
     async def step(self, name: str, action: str, timeout: float) -> tuple[str, float, bool, bool, Info]:
         """Take one step. The episode closes itself when it ends, and when it fails."""

@@ -27,14 +27,20 @@ logger = logging.getLogger(__name__)
 
 
 class Episode:
-    """An open episode in a host. ``observation`` and ``info`` are those of its start; ``step`` until it ends."""
+    """An open episode in a host. ``observation`` and ``info`` are those of its start; ``step`` until it ends.
 
-    def __init__(self, pool: HostPool, host: _Host, name: str, observation: str, info: Info) -> None:
+    ``waited``: seconds that its start waited for a host and for room in it.
+    """
+
+    def __init__(
+        self, pool: HostPool, host: _Host, name: str, observation: str, info: Info, waited: float = 0.0
+    ) -> None:
         self._pool, self._host, self._name = pool, host, name
         self._open = True
         self._latest = (observation, info)
         self.observation = observation
         self.info = info
+        self.waited = waited
 
     async def step(self, action: str) -> Answer:
         """One step, one remote call. Raises ``EnvironmentFailure``, after which the episode is over."""
@@ -149,12 +155,15 @@ class HostPool:
 
     async def start(self, env_id: str, kwargs: Mapping[str, Any] | None, seed: int | None) -> Episode:
         """Open an episode; waits for a host and for room in it. Raises ``EnvironmentFailure``."""
-        lost = 0
+        lost, picking = 0, 0.0
         while True:
+            asked = time.monotonic()
             host, name = await self._pick(), uuid4().hex
+            picking += time.monotonic() - asked
             try:
                 arguments = (name, env_id, dict(kwargs or {}), seed, self.reset_timeout)
-                return Episode(self, host, name, *await self._open(host, "start", *arguments))
+                observation, info, waited = await self._open(host, "start", *arguments)
+                return Episode(self, host, name, observation, info, picking + waited)
             except EnvironmentFailure as failure:
                 lost += failure.kind == "host"
                 if failure.kind not in ("host", "restarts") or lost == TRIES:

@@ -186,6 +186,7 @@ def overrides(
         "trainer.project_name": played.name,
         "trainer.experiment_name": method,
         "trainer.default_local_dir": out / "checkpoints",
+        "turnkey.log.trajectories": out / "turnkey_log",
         "hydra.run.dir": out / "hydra",
     }
     switches = [f"+turnkey={method}"]

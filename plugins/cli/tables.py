@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 
 PARAMETERS = "parameters (default)"
+WRITERS = {
+    "rollout": "Written by the processes that play the episodes.",
+    "trainer": "Written by the trainer.",
+    "actor": "Written by the actor's processes.",
+}
 
 
 def methods() -> str:
@@ -106,6 +111,20 @@ def keys() -> str:
     """Markdown: one row per key of the ``turnkey`` node, with its default."""
     rows = [f"| `{key}` | `{scalar(default)}` | {doc} |" for key, default, doc in _rows("turnkey", TurnkeyConfig())]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def log() -> str:
+    """Markdown: the tables of the trajectory log, each with a row per column."""
+    from verl_turnkey.plugins.seeing.schema import TABLES
+
+    parts = []
+    for name, table in TABLES.items():
+        said = [re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning) for column in table.columns]
+        rows = [f"| `{c.name}` | {c.type} | {meaning} |" for c, meaning in zip(table.columns, said, strict=True)]
+        key = ", ".join(f"`{column}`" for column in table.key)
+        head = [f"### {name}", "", f"Key: {key}. {WRITERS[table.writer]}", "", "| column | type | meaning |"]
+        parts.append("\n".join([*head, "|---|---|---|", *rows]))
+    return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
@@ -203,6 +222,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/configuration.md", "keys", keys),
     ("docs/presets.md", "names", preset_names),
     ("docs/presets.md", "presets", presets),
+    ("docs/trajectory_log.md", "log", log),
 )
 
 

@@ -88,7 +88,7 @@ class EnvAgentLoop(AgentLoopBase):
             failed = f"{type(error).__name__}: {error}"
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"])
-        self.shared.log.write(kwargs, task, outputs, [step.for_log() for step in episode.steps], failed)
+        self.shared.log.write(kwargs, task, episode, outputs, failed, self.tokenizer.decode)
         return outputs
 
     def _task(self, kwargs: dict[str, Any]) -> Task:
@@ -113,7 +113,10 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def _play(self, episode: Episode, sampling_params: dict[str, Any], task: Task) -> None:
         """Play until the environment, the number of turns or the prompt's budget ends the episode."""
+        started = perf_counter()
         running = await self.shared.pool.start(task.env_id, task.kwargs, task.seed)
+        episode.seconds_waiting = running.waited
+        episode.seconds_start = perf_counter() - started - running.waited
         try:
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]

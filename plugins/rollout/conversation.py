@@ -88,7 +88,7 @@ class ConversationPrompts:
 
     def _prompt(self, broke: str | None) -> Prompt:
         shown = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
-        return Prompt(self._ids, shown or None, broke)
+        return Prompt(self._ids, shown or None, broke, cut=len(self._starts) < len(self._seen) - 1)
 
     def _appended(self) -> list[int]:
         """The ids, followed by a message with the observation and by the generation prompt."""

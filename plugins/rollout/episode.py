@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import time
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -23,6 +24,8 @@ class Prompt:
     """all images in the prompt"""
     broke: str | None = None
     """why a conversation's prompt does not extend the one before: ``full``, ``thinking`` or ``boundary``"""
+    cut: bool = False
+    """it shows fewer past turns, or less of them, than the settings ask for: they did not fit"""
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,6 @@ class PlayedStep:
         tokens = self.turn.extra_fields.get("num_cached_tokens")
         return {} if tokens is None else {CACHED: [tokens / len(self.prompt.ids)]}
 
-    def for_log(self) -> dict[str, Any]:
-        """The step's entry in the trajectory log, beside its record."""
-        return {"observation": self.observation, "text": self.turn.text, "invalid": self.invalid}
-
 
 @dataclass
 class Episode:
@@ -102,6 +101,14 @@ class Episode:
     success: bool = False
     rewards: dict[str, float] = field(default_factory=dict)
     """sum of each reward component over the episode, by label; of one that gives a column, too"""
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """the same per step, once the rewards are composed"""
+    started: float = field(default_factory=time)
+    """Unix time in seconds"""
+    seconds_start: float = 0.0
+    """in the environment's start, without the waiting for a place"""
+    seconds_waiting: float = 0.0
+    """for a place to run the environment"""
 
     def end(self, success: bool | None) -> None:
         """End the episode and write its success to every step.
@@ -133,7 +140,7 @@ class Episode:
             if clash := columns.keys() & step.record["extra"].keys():
                 raise RewardError(column_clash(min(clash)))
             step.record["extra"] |= columns
-        self.rewards = shaped.sums
+        self.rewards, self.parts = shaped.sums, shaped.parts
 
     def info(self) -> dict[str, float]:
         """verl's ``reward_extra_info``: floats under the same keys on every row, failed episodes included."""

@@ -123,8 +123,8 @@ class TemplatePrompts:
             past = PromptHistory(plain, past.summary)
             return self._scene.render(self._scene.messages(self._task, seen, past, step, images or ()), images)
 
-        ids, _ = fit_prompt(encode, self._memory, self._scene.prompt_length)
-        return Prompt(ids, images)
+        ids, past = fit_prompt(encode, self._memory, self._scene.prompt_length)
+        return Prompt(ids, images, cut=past != self._memory.history())
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         whole = self._scene.options.keep_thinking

@@ -1,116 +1,199 @@
-"""The trajectory log: one JSON line per episode, with observations, responses, actions and records."""
+"""The rollout side of the trajectory log: the tables ``episodes``, ``turns`` and ``texts``."""
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from io import FileIO
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.envs.registry import spec_of
-from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.rollout.writer import Writer
+from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.notices import failure_kind
+from verl_turnkey.plugins.seeing.bounds import chosen, logged_share
+from verl_turnkey.plugins.seeing.segments import UNNAMED
+from verl_turnkey.plugins.seeing.table_writer import Rows, Tables
 
+if TYPE_CHECKING:
+    from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 
-class JsonLines:
-    """Appends to ``<folder>/episodes-<host>-<process>.jsonl``, a whole line or nothing."""
+VALIDATION = "turnkey_validation"
+"""field of the data rows that are played to validate"""
+TAIL = 2000
+"""characters of a prompt that are kept, and at most as many tokens"""
+_OF_TURN = 500  # bytes of a turn beside its texts, roughly
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / f"episodes-{socket.gethostname()}-{os.getpid()}.jsonl"
-        self._file: FileIO | None = None
-        self._end: int | None = None  # position after the last whole line
-
-    def __call__(self, line: Mapping[str, Any]) -> None:
-        """Raises OSError when the line cannot be written; the next one may."""
-        text = (json.dumps(line, default=_plain) + "\n").encode()
-        if self._file is None:
-            self._file = self._open()
-        assert self._end is not None
-        try:
-            rest = memoryview(text)
-            while rest:  # a nearly full disk may write only a part
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            # Cut off the half line now, or else before the next line is written; that opens the file again.
-            file, self._file = self._file, None
-            with suppress(OSError), file:
-                file.truncate(self._end)
-            raise
-        self._end += len(text)
-
-    def _open(self) -> FileIO:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = FileIO(self._path, "a+")
-        try:
-            if self._end is None:  # an earlier process with the same id may have died while writing
-                self._end = _whole_lines(file)
-            file.truncate(self._end)
-        except OSError:
-            file.close()
-            raise
-        return file
+Decode = Callable[[Sequence[int]], str]
 
 
 class TrajectoryLog:
-    """Logs episodes below ``folder``; does nothing when it is None."""
+    """Logs the episodes of this process, or of nobody's if ``turnkey.log.trajectories`` is null.
 
-    def __init__(self, folder: str | None) -> None:
-        self._writer = Writer(JsonLines(Path(folder)), "episodes of turnkey.log.trajectories") if folder else None
+    Args:
+        config: verl's whole configuration.
+        log: its node ``turnkey.log``, parsed.
+    """
+
+    def __init__(self, config: Mapping[str, Any], log: Any) -> None:
+        self._share = logged_share(config) if log.trajectories else 0.0
+        process = f"{socket.gethostname()}-{os.getpid()}"
+        self.tables = Tables(log.trajectories, log.segment or UNNAMED, process) if log.trajectories else None
 
     def write(
         self,
         row: Mapping[str, Any],
         task: Task | None,
+        episode: Episode,
         outputs: Sequence[Any],
-        turns: Sequence[Mapping[str, Any]],
         failed: str | None,
+        decode: Decode,
     ) -> None:
-        """Log one episode; never waits for the disk.
+        """Log an episode of a chosen group, or one that failed; never waits for the disk.
 
         Args:
             row: the data row, with ``uid``, ``session_id`` and ``global_steps``.
             task: the task with the arguments of the configuration; None: it could not be read.
             outputs: the rows that verl gets; their keys are ``{uid}_{session_id}_{index}``.
-            turns: observation and response of each step, also of a failed episode.
             failed: the reason, or None.
+            decode: the tokenizer's; called later, in another thread.
         """
-        if self._writer is None:
+        group = str(row["uid"])
+        if self.tables is None or not (failed or chosen(group, self._share)):
             return
         extra_info = row.get("extra_info") or {}
-        self._writer.put(
-            {
-                "key": f"{row['uid']}_{row['session_id']}",
-                "global_step": int(row["global_steps"]),
-                "split": extra_info.get("split") if isinstance(extra_info, Mapping) else None,
-                "task": row.get("turnkey_task"),
-                "env": task,
-                "failed": failed,
-                "records": [output.extra_fields["turnkey"] for output in outputs],
-                "turns": list(turns),
-                "info": dict(outputs[-1].extra_fields["reward_extra_info"]),
-            }
+        records = [] if failed else [output.extra_fields["turnkey"]["steps"] for output in outputs]
+        played = Logged(
+            episode=episode,
+            key=f"{group}_{row['session_id']}",
+            group=group,
+            global_step=int(row["global_steps"]),
+            split=extra_info.get("split") if isinstance(extra_info, Mapping) else None,
+            validation=bool(row.get(VALIDATION)),
+            row_task=row.get(COLUMN),
+            task=task,
+            failed=failed,
+            rows={step["step"]: (i, j) for i, steps in enumerate(records) for j, step in enumerate(steps)},
+            decode=decode,
         )
+        self.tables.put_later(played.tables, 1 + 2 * len(episode.steps), played.size)
 
     def drain(self, seconds: float) -> bool:
         """Wait until all is written or lost; False: it took longer than ``seconds``."""
-        return self._writer is None or self._writer.drain(seconds)
+        return self.tables is None or self.tables.drain(seconds)
 
 
-def _plain(value: Any) -> Any:
-    """A task as a dict: the environment, its package and version (read from disk), and the seed."""
-    if isinstance(value, Task):
-        return {**spec_of(value.env_id, value.kwargs), "seed": value.seed}
-    raise TypeError(f"an episode to log holds a {type(value).__name__}")
+@dataclass(frozen=True)
+class Logged:
+    """An episode that has ended, until it is in the tables."""
 
+    episode: Episode
+    key: str
+    group: str
+    global_step: int
+    split: str | None
+    validation: bool
+    row_task: Any
+    task: Task | None
+    failed: str | None
+    rows: Mapping[int, tuple[int, int]]
+    """step -> its row, and its place there"""
+    decode: Decode
 
-def _whole_lines(file: FileIO) -> int:
-    """Where the last whole line ends."""
-    if not file.seek(0, os.SEEK_END):
-        return 0
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return text.rfind(b"\n") + 1
+    @property
+    def size(self) -> int:
+        """Bytes in memory, roughly: a character takes one to four, an id in a list eight, with its log-prob forty."""
+        steps = self.episode.steps
+        texts = sum(len(step.turn.text) + len(step.observation) for step in steps)
+        return 2 * texts + sum(8 * len(step.prompt.ids) + 40 * len(step.turn.ids) + _OF_TURN for step in steps)
+
+    def tables(self) -> Iterator[Rows]:
+        """The rows of all three tables. Reads versions of packages from the disk."""
+        steps = self.episode.steps
+        keys = {"episode": [self.key] * len(steps), "turn": list(range(len(steps)))}
+        yield "episodes", self.global_step, {name: [value] for name, value in self._episode().items()}
+        if steps:
+            yield "turns", self.global_step, keys | self._turns()
+            yield "texts", self.global_step, keys | self._texts()
+
+    def _episode(self) -> dict[str, Any]:
+        episode, steps, task = self.episode, self.episode.steps, self.task
+        spec = {} if task is None else spec_of(task.env_id, task.kwargs)
+        written = [step.turn.extra_fields for step in steps]
+        oldest = [v for v in (fields.get("min_global_steps") for fields in written) if v is not None]
+        newest = [v for v in (step.turn.version for step in steps) if v is not None]
+        return {
+            "episode": self.key,
+            "group": self.group,
+            "split": None if self.split is None else str(self.split),
+            "validation": self.validation,
+            "global_step": self.global_step,
+            "task": None if self.row_task is None else str(self.row_task),
+            "env": spec.get("id"),
+            "kwargs": json.dumps(spec["kwargs"], sort_keys=True, default=str) if spec else None,
+            "seed": None if task is None else task.seed,
+            "package": " ".join(filter(None, (spec.get("package"), spec.get("version")))) or None,
+            "weights_min": min(oldest, default=None),
+            "weights_max": max(newest, default=None),
+            "host": socket.gethostname(),
+            "started": episode.started,
+            "seconds_model": sum(step.turn.seconds for step in steps),
+            "seconds_env": episode.seconds_start + sum(step.seconds for step in steps),
+            "seconds_waiting": episode.seconds_waiting,
+            "turns": len(steps),
+            "return": sum(step.record["reward"] for step in steps),
+            "score": None if self.failed else sum(step.record["composed_reward"] for step in steps),
+            "success": None if self.failed else episode.success,
+            "truncated": bool(steps) and steps[-1].record["truncated"],
+            "failed": self.failed,
+            "failed_kind": failure_kind(self.failed) if self.failed else None,
+        }
+
+    def _turns(self) -> dict[str, list[Any]]:
+        columns = [self._turn(step) for step in self.episode.steps]
+        parts = {f"reward.{label}": list(values) for label, values in self.episode.parts.items()}
+        return {name: [each[name] for each in columns] for name in columns[0]} | parts
+
+    def _turn(self, step: PlayedStep) -> dict[str, Any]:
+        record, extra = step.record, dict(step.record["extra"])
+        extra.pop("text", None)  # the observation, which is among the texts
+        next_key = extra.pop("next_anchor", None)
+        row, place = self.rows.get(record["step"], (None, None))
+        return {
+            "row": row,
+            "turn_in_row": place,
+            "state_key": str(record["anchor"]),
+            "next_key": next_key,
+            "action": record["action"],
+            "valid": record["valid"],
+            "parse_note": step.invalid,
+            "penalty": record["penalty"],
+            "env_reward": record["reward"],
+            "reward": record.get("composed_reward"),
+            "extra": json.dumps(extra, sort_keys=True) if extra else None,
+            "terminated": record["terminated"],
+            "truncated": record["truncated"],
+            "weights": step.turn.version,
+            "prompt_tokens": len(step.prompt.ids),
+            "prompt_cut": step.prompt.cut,
+            "response_tokens": len(step.turn.ids),
+            "seconds_model": step.turn.seconds,
+            "seconds_env": step.seconds,
+        }
+
+    def _texts(self) -> dict[str, list[Any]]:
+        steps = self.episode.steps
+        return {
+            "prompt_tail": [
+                self.decode(step.prompt.ids) if t == 0 else self._end(step.prompt.ids) for t, step in enumerate(steps)
+            ],
+            "response": [step.turn.text for step in steps],
+            "observation": [step.observation for step in steps],
+        }
+
+    def _end(self, ids: Sequence[int]) -> str:
+        """The last characters of a text; decodes more of it only where tokens are short."""
+        few = ids[-TAIL // 3 :]
+        text = self.decode(few)
+        return (text if len(text) >= TAIL or len(few) == len(ids) else self.decode(ids[-TAIL:]))[-TAIL:]

@@ -39,7 +39,7 @@ class WorkerProcess:
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
         self.failures = Failures()
-        self.log = TrajectoryLog(self.turnkey.log.trajectories)
+        self.log = TrajectoryLog(config, self.turnkey.log)
         self.pool = HostPool(
             hosts=env.hosts,
             # Hosts are shared by the rollouts of one worker, under its id: its episodes end with its process.

@@ -66,7 +66,7 @@ TABLES = {
             seconds_waiting   float    for a place to run the environment
             turns             int32    number of steps
             return            float    sum of the environment's rewards
-            score             float    what verl sees: sum of the composed rewards less the penalties
+            score             float    what verl sees: sum of the composed rewards
             success           bool     solved the task; null: the episode failed
             truncated         bool     cut by a limit
             failed            string   the reason why it does not train; null: it did not fail
@@ -82,6 +82,7 @@ TABLES = {
             row               int32    the training row that holds it: <episode>_<row>
             turn_in_row       int32    its place there
             state_key         string   state the action was taken in; equal keys in a group are compared
+            next_key          string   state it led to, where that is known
             action            string   what the parser understood; null: none
             valid             bool     the action was one
             parse_note        string   what was wrong with it
@@ -89,6 +90,7 @@ TABLES = {
             env_reward        float    the environment's
             reward            float    what the estimator sees
             reward.*          float    of each component of turnkey.rewards
+            extra             string   further columns of the step that a method may read, JSON; null: none
             terminated        bool     the environment ended after it
             truncated         bool     a limit ended the episode after it
             weights           int32    version of the newest weights that wrote it

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 SEGMENT = re.compile(r"\d{8}T\d{6}_[0-9a-f]{4}")
+UNNAMED = "00000000T000000_0000"
+"""of a run whose driver has named none"""
 
 
 def new_segment() -> str:

@@ -10,7 +10,7 @@ import atexit
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.seeing.schema import families, schema
+from verl_turnkey.plugins.seeing.schema import TABLES, families, schema
 from verl_turnkey.plugins.seeing.segments import private
 
 if TYPE_CHECKING:
@@ -30,10 +30,12 @@ EXIT_SECONDS = 5.0
 """for which a process that ends waits for its rows"""
 
 
-class _Rows(NamedTuple):
-    table: str
-    step: int
-    columns: Mapping[str, Sequence[Any]]
+Rows = tuple[str, int, Mapping[str, Sequence[Any]]]
+"""table, step, and column -> values"""
+
+
+class _Item(NamedTuple):
+    make: Callable[[], Iterable[Rows]]
     count: int
     size: int
 
@@ -71,7 +73,7 @@ class Tables:
     ) -> None:
         self._folder, self._name = Path(folder), segment + "-" + re.sub(r"[^\w.-]", "_", process)
         self._most_bytes, self._most_puts, self._seconds = most_bytes, most_puts, seconds
-        self._queue: SimpleQueue[_Rows | threading.Event] = SimpleQueue()
+        self._queue: SimpleQueue[_Item | threading.Event] = SimpleQueue()
         self._lock = threading.Lock()  # of the next four and of starting the thread
         self.written = 0
         """rows that are on the disk"""
@@ -97,10 +99,14 @@ class Tables:
             step: the partition.
             rows: column -> values, all equally many; nobody changes them later. A column that is not there is null.
         """
-        count = len(next(iter(rows.values()), ()))
-        if not count:
-            return
-        size = sum(_bytes(values) for values in rows.values())
+        if count := len(next(iter(rows.values()), ())):
+            self.put_later(lambda: [(table, step, rows)], count, sum(map(_bytes, rows.values())))
+
+    def put_later(self, make: Callable[[], Iterable[Rows]], count: int, size: int) -> None:
+        """Have ``count`` rows written that ``make`` makes in the thread, all or none; never waits.
+
+        ``size``: bytes that they take until then, roughly.
+        """
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"tables of {self._folder}", daemon=True)
@@ -109,7 +115,7 @@ class Tables:
             room = self._waiting + size <= self._most_bytes
             self._waiting += size * room
         if room:
-            self._queue.put(_Rows(table, step, rows, count, size))
+            self._queue.put(_Item(make, count, size))
         else:
             self._lose(count, f"writing hangs, and {self._most_bytes >> 20} MB wait")
 
@@ -126,11 +132,11 @@ class Tables:
     def _run(self) -> None:
         while True:
             due = min((file.due for file in self._files.values()), default=None)
-            item: _Rows | threading.Event | None = None
+            item: _Item | threading.Event | None = None
             with suppress(Empty):
                 item = self._queue.get(timeout=None if due is None else max(0.0, due - monotonic()))
             started = perf_counter()
-            if isinstance(item, _Rows):
+            if isinstance(item, _Item):
                 self._take(item)
             now = monotonic()
             everything = isinstance(item, threading.Event)
@@ -140,42 +146,52 @@ class Tables:
             if isinstance(item, threading.Event):
                 item.set()
 
-    def _take(self, rows: _Rows) -> None:
-        """Add rows to the next file of their table and step, and write what is full or of a step that is over."""
+    def _take(self, item: _Item) -> None:
+        """Add rows to the next files of their tables and steps, and write what is full or of a step that is over."""
         try:
-            part = self._arrow(rows)
+            made = list(item.make())
+            parts = [(table, step, self._arrow(table, rows)) for table, step, rows in made]
         except Exception as error:  # rows that are none of the table cost themselves
             with self._lock:
-                self.lost += rows.count
-                self._waiting -= rows.size
-            if rows.table not in self._refused:
-                self._refused.add(rows.table)
-                logger.warning(
-                    "rows of the table %r cannot be written: %s: %s", rows.table, type(error).__name__, error
-                )
+                self.lost += item.count
+                self._waiting -= item.size
+            said = f"{type(error).__name__}: {error}"
+            if said not in self._refused:
+                self._refused.add(said)
+                logger.warning("rows of turnkey.log.trajectories cannot be written: %s", said)
             return
-        if rows.step > self._newest.get(rows.table, -1):  # only once: rows of earlier steps may still come
-            self._newest[rows.table] = rows.step
-            for key in [key for key in self._files if key[0] == rows.table]:
-                self._write(*key)
-        file = self._files.setdefault((rows.table, rows.step), _File(monotonic() + self._seconds))
-        file.parts.append(part)
-        file.size += rows.size
-        if len(file.parts) >= self._most_puts or file.size >= self._most_bytes // 4:
-            self._write(rows.table, rows.step)
+        with self._lock:
+            self._waiting += sum(part.nbytes for _, _, part in parts) - item.size
+        for table, step, part in parts:
+            if step > self._newest.get(table, -1):  # only once: rows of earlier steps may still come
+                self._newest[table] = step
+                for key in [key for key in self._files if key[0] == table]:
+                    self._write(*key)
+            file = self._files.setdefault((table, step), _File(monotonic() + self._seconds))
+            file.parts.append(part)
+            file.size += part.nbytes
+            if len(file.parts) >= self._most_puts or file.size >= self._most_bytes // 4:
+                self._write(table, step)
 
-    def _arrow(self, rows: _Rows) -> pa.Table:
+    def _arrow(self, table: str, rows: Mapping[str, Sequence[Any]]) -> pa.Table:
         import pyarrow as pa
 
-        known = self._further.get(rows.table, ())
-        own = tuple(name for name in rows.columns if name.startswith(families(rows.table)))
+        if table not in TABLES:
+            raise ValueError(f"there is no table {table!r}")
+        known = self._further.get(table, ())
+        own = tuple(name for name in rows if name.startswith(families(table)))
         further = tuple(dict.fromkeys((*known, *own)))
-        fields = schema(rows.table, further)
-        if unknown := [name for name in rows.columns if name not in fields.names]:
-            raise ValueError(f"it has no column {unknown[0]!r}")
-        columns = {name: _array(values, fields.field(name).type) for name, values in rows.columns.items()}
+        fields = schema(table, further)
+        columns = {}
+        for name, values in rows.items():
+            if name not in fields.names:
+                raise ValueError(f"the table {table!r} has no column {name!r}")
+            try:
+                columns[name] = _array(values, fields.field(name).type)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{table}.{name}: {error}") from error
         part = pa.table(columns)
-        self._further[rows.table] = further
+        self._further[table] = further
         return part
 
     def _write(self, table: str, step: int) -> None:

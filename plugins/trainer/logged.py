@@ -27,7 +27,7 @@ from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.table import TOKEN_FIELDS, Numbers, credit_columns, of_verl
 from verl_turnkey.plugins.seeing import bounds
-from verl_turnkey.plugins.seeing.segments import new_segment
+from verl_turnkey.plugins.seeing.segments import UNNAMED
 from verl_turnkey.plugins.seeing.table_writer import Tables
 
 METRICS = "turnkey/log/"
@@ -64,7 +64,7 @@ class Logged:
 
     def _open_log(self, config: DictConfig) -> None:
         log = self.turnkey.log
-        self._segment = log.segment or new_segment()
+        self._segment = log.segment or UNNAMED
         if log.trajectories:
             self._tables = Tables(log.trajectories, self._segment, "trainer")
             self._share = bounds.logged_share(config)

@@ -43,7 +43,8 @@ from verl_turnkey.plugins.credit.rows import Rows, failure
 from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.trainer import starvation, worker_setup
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.trainer import started, starvation, worker_setup
 from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
 from verl_turnkey.plugins.trainer.dealt import Dealt
@@ -124,7 +125,9 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Checkpoints):
         before = () if self.estimator is None else self.estimator.names_before
         workers = agent_loop_manager.agent_loop_workers
         ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
+        started.write_start(self.config, self.global_steps)
         internals.deal_in_turn(agent_loop_manager)
+        internals.mark_validation(agent_loop_manager, VALIDATION)
         try:
             super().fit(agent_loop_manager)  # type: ignore[misc]
         finally:  # the log may still have to write why the run stops

@@ -285,6 +285,20 @@ def deal_in_turn(manager: Any) -> None:
     manager.generate_sequences = generate_sequences
 
 
+def mark_validation(manager: Any, field: str) -> None:
+    """Make ``manager.generate_sequences`` set ``field`` on validation prompts; verl's loops do not see its own mark."""
+    from verl.utils.tensordict_utils import assign_non_tensor_data
+
+    generate = manager.generate_sequences
+
+    def generate_sequences(prompts: TensorDict) -> Any:
+        if "validate" in prompts:
+            assign_non_tensor_data(prompts, field, True)
+        return generate(prompts)
+
+    manager.generate_sequences = generate_sequences
+
+
 def data_parallel_size(group: Any, role: str = "actor") -> int:
     """Number of data-parallel ranks of a worker group; asked for and remembered as verl's ``_balance_batch`` does."""
     if role not in group._dispatch_info:

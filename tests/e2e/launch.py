@@ -19,6 +19,7 @@ import torch
 
 from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
 from verl_turnkey.losses import turn_ids
+from verl_turnkey.plugins.seeing.reading import read
 
 HERE = Path(__file__).parent
 
@@ -35,30 +36,36 @@ class Run:
         return torch.load(self.out / "spy" / f"step{step}.{update}.pt", weights_only=False)
 
     def episodes(self, split: str) -> list[dict[str, Any]]:
-        lines = [
-            json.loads(line) for path in self.out.glob("episodes/*.jsonl") for line in path.read_text().splitlines()
+        """The episodes of the trajectory log, each with its ``steps`` in the table of turns, and its ``texts``."""
+        log = self.out / "episodes"
+        parts: dict[str, dict[str, list[Any]]] = {"turns": {}, "texts": {}}
+        for table, of in parts.items():
+            for each in _plain(read(log, table).sort_values("turn")):
+                of.setdefault(each["episode"], []).append(each)
+        return [
+            {**episode, "steps": parts["turns"].get(key, []), "texts": parts["texts"].get(key, [])}
+            for episode in _plain(read(log, "episodes"))
+            if (key := episode["episode"]) and episode["split"] == split
         ]
-        return [line for line in lines if line["split"] == split]
 
     def steps(self) -> list[dict[str, Any]]:
-        """The steps of all training episodes that went well, as the estimators see them, with their row and turn.
-
-        An episode that was asked for again, after a resume, is the one that was trained on.
-        """
-        newest = {e["key"]: e for e in sorted(self.episodes("train"), key=lambda e: e["global_step"])}
+        """The steps of all training episodes that went well, as the estimators see them, with their row and turn."""
         return [
             {
-                "row": f"{key}_{index}",
-                "turn": turn,
-                "group": key.rsplit("_", 1)[0],
-                "trajectory": key,
-                "global_step": episode["global_step"],
                 **step,
-                "reward": step["composed_reward"],
+                "row": f"{step['episode']}_{step['row']}",
+                "turn": step["turn_in_row"],
+                "step": step["turn"],
+                "group": episode["group"],
+                "trajectory": step["episode"],
+                "global_step": episode["global_step"],
+                "anchor": step["state_key"],
+                "success": episode["success"],
+                "extra": {"next_anchor": step["next_key"], **json.loads(step["extra"] or "{}")},
             }
-            for key, episode in newest.items()
-            for index, record in enumerate(episode["records"])
-            for turn, step in enumerate(record["steps"])
+            for episode in self.episodes("train")
+            if not episode["failed"]
+            for step in episode["steps"]
         ]
 
     def played(self) -> dict[str, dict[str, Any]]:
@@ -89,14 +96,21 @@ class Run:
         rows = dict(zip(seen["keys"], zip(seen["responses"], seen["mask"], strict=True), strict=True))
         for episode in (e for e in self.episodes("train") if e["global_step"] == step and not e["failed"]):
             found: list[str] = []
-            for index, record in enumerate(episode["records"]):
-                response, mask = rows.pop(f"{episode['key']}_{index}")
+            of_rows = Counter(each["row"] for each in episode["steps"])
+            assert sorted(of_rows) == list(range(len(of_rows)))
+            for index in sorted(of_rows):
+                response, mask = rows.pop(f"{episode['episode']}_{index}")
                 turns = turn_ids(mask[None])[0]
-                assert set(turns[mask.bool()].tolist()) == set(range(len(record["steps"])))
-                for turn in range(len(record["steps"])):
+                assert set(turns[mask.bool()].tolist()) == set(range(of_rows[index]))
+                for turn in range(of_rows[index]):
                     found.append(tokenizer.decode(response[turns == turn], skip_special_tokens=True))
-            assert found == [turn["text"] for turn in episode["turns"]]
+            assert found == [text["response"] for text in episode["texts"]]
         assert not any(mask.any() for _, mask in rows.values())
+
+
+def _plain(table: Any) -> list[dict[str, Any]]:
+    """The rows of a data frame, with None for what is null."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def minigrid(out: Path, *levels: dict[str, Any], train: int, val: int, seed: int) -> tuple[str, ...]:

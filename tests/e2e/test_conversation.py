@@ -73,9 +73,10 @@ def test_rows_hold_the_turns_as_they_were_written(run: Run, model: Path, step: i
 def test_full_conversations_go_on_in_another_row(run: Run) -> None:
     episodes = run.episodes("train")
     assert all(e["failed"] is None for e in episodes)
-    assert any(len(e["records"]) == 1 and len(e["turns"]) > 2 for e in episodes)
-    assert any(len(e["records"]) > 1 for e in episodes)
-    assert sum(len(e["records"]) for e in episodes) < sum(len(e["turns"]) for e in episodes) / 2
+    rows = [len({step["row"] for step in e["steps"]}) for e in episodes]
+    assert any(number == 1 and len(e["steps"]) > 2 for number, e in zip(rows, episodes, strict=True))
+    assert max(rows) > 1
+    assert sum(rows) < sum(len(e["steps"]) for e in episodes) / 2
     assert max(len(response) for step in range(1, STEPS + 1) for response in run.seen(step)["responses"]) <= BUDGET
     assert max(run.metrics[step].get("rows/break/full", 0) for step in range(1, STEPS + 1)) > 0
 

@@ -86,17 +86,19 @@ def test_every_episode_is_played_to_its_end_in_the_real_engine(run: Run) -> None
         assert len(episodes) == number
         for episode in episodes:
             assert episode["failed"] is None
-            assert episode["env"]["package"] == package[episode["env"]["id"]]
-            assert episode["env"]["version"]
-            last = episode["records"][-1]["steps"][-1]
+            name, version = episode["package"].split()
+            assert name == package[episode["env"]]
+            assert version
+            assert episode["validation"] == (split == "val")
+            last = episode["steps"][-1]
             assert last["terminated"] or last["truncated"]
-            assert all(step["valid"] for record in episode["records"] for step in record["steps"])
+            assert all(step["valid"] for step in episode["steps"])
 
 
 def test_the_rollouts_of_a_group_begin_alike(run: Run) -> None:
     starts: dict[str, set[str]] = {}
     for episode in run.episodes("train"):
-        starts.setdefault(episode["key"].rsplit("_", 1)[0], set()).add(episode["turns"][0]["observation"])
+        starts.setdefault(episode["group"], set()).add(episode["texts"][0]["observation"])
     assert len(starts) == 2 * STEPS
     assert all(len(seen) == 1 for seen in starts.values())
     assert len(set.union(*starts.values())) > 1
@@ -117,11 +119,11 @@ def test_every_turn_is_in_one_row_as_it_was_written(run: Run, model: Path, step:
 
 def test_a_conversation_is_one_row(textworld: Run, alfworld: Run) -> None:
     def sizes(run: Run, part: str) -> list[int]:
-        return [len(episode[part]) for episode in run.episodes("train")]
+        return [len({step[part] for step in episode["steps"]}) for episode in run.episodes("train")]
 
-    assert sizes(alfworld, "records") == sizes(alfworld, "turns")
-    assert set(sizes(textworld, "records")) == {1}
-    assert max(sizes(textworld, "turns")) > 3
+    assert sizes(alfworld, "row") == sizes(alfworld, "turn")
+    assert set(sizes(textworld, "row")) == {1}
+    assert max(sizes(textworld, "turn")) > 3
 
 
 def test_something_was_learnt_from(run: Run) -> None:
@@ -130,7 +132,7 @@ def test_something_was_learnt_from(run: Run) -> None:
 
 def test_components_are_logged_by_name(alfworld: Run) -> None:
     taken = [
-        sum((record["steps"][0]["action"] or "").startswith("take ") for record in episode["records"])
+        sum((step["action"] or "").startswith("take ") for step in episode["steps"])
         for episode in alfworld.episodes("train")
         if episode["global_step"] == 1
     ]

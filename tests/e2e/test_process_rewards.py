@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,11 +106,11 @@ def test_the_scores_reach_the_record_of_each_step(run: Run) -> None:
     played = [episode for episode in run.episodes("train") if episode["failed"] is None]
     assert len(played) > 16
     for episode in played:
-        steps = [step for record in episode["records"] for step in record["steps"]]
-        assert [step["extra"]["turn_score"] for step in steps] == [score(step["action"]) for step in steps]
-        assert [step["extra"]["opinion"] for step in steps] == [score(step["action"]) for step in steps]
+        steps = episode["steps"]
+        for column in ("turn_score", "opinion"):
+            assert [json.loads(step["extra"])[column] for step in steps] == [score(step["action"]) for step in steps]
         ahead = sum(step["action"] == "go forward" for step in steps)
-        assert sum(step["composed_reward"] for step in steps) == pytest.approx(ahead / TURNS), "they are no reward"
+        assert sum(step["reward"] for step in steps) == pytest.approx(ahead / TURNS), "they are no reward"
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
@@ -166,8 +167,8 @@ def test_a_scorer_that_fails_costs_its_episode_alone(run: Run, models: Models) -
         assert "(status 400): 'this episode is too long for me'" in episode["failed"]
     for step in range(1, STEPS + 1):
         here = [episode for episode in episodes if episode["global_step"] == step]
-        lost = {episode["key"] for episode in here if episode["failed"]}
+        lost = {episode["episode"] for episode in here if episode["failed"]}
         assert len(here) == 32
         assert run.metrics[step]["episode/failed"] == len(lost)
         trained = {each["trajectory"] for each in scored(run, step)}
-        assert trained == {episode["key"] for episode in here} - lost
+        assert trained == {episode["episode"] for episode in here} - lost

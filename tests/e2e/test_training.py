@@ -189,10 +189,10 @@ def test_a_dead_environment_costs_its_own_episode(broken: Run) -> None:
     by_key = dict(zip(seen["keys"], seen["mask"], strict=True))
     real = [key for key, padding in zip(seen["keys"], seen["padding"], strict=True) if not padding]
     for episode in failed:
-        rows = [key for key in real if key.startswith(f"{episode['key']}_")]
+        rows = [key for key in real if key.startswith(f"{episode['episode']}_")]
         assert len(rows) == 1, "one row, the earlier steps dropped"
         assert by_key[rows[0]].sum() == 0
-    assert len(real) == sum(len(episode["records"]) for episode in episodes)
+    assert len(real) == sum(max(1, len({step["row"] for step in episode["steps"]})) for episode in episodes)
     assert any(seen["padding"])
 
 

@@ -42,7 +42,7 @@ def seeupo(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_each_turn_is_an_update_weighed_by_what_the_later_ones_did(seeupo: Run, step: int) -> None:
-    episodes = {e["key"]: e["records"] for e in seeupo.episodes("train") if e["global_step"] == step}
+    episodes = {e["episode"]: e["steps"] for e in seeupo.episodes("train") if e["global_step"] == step}
     rows = {key: row for key, row in seeupo.played().items() if row["global_step"] == step}
     expected = dict(zip(rows, naive.seeupo(list(rows.values())), strict=True))
     assert seeupo.metrics[step]["actor/phases"] == max(map(len, episodes.values()))
@@ -92,8 +92,7 @@ def test_rebel_moves_log_ratios_towards_differences_of_outcomes(model: Path, tmp
         if not padding:
             trajectory = key.rsplit("_", 1)[0]
             change[trajectory] = change.get(trajectory, 0.0) + ((after - before) * mask).sum().item()
-    episodes = {e["key"]: e["records"] for e in run.episodes("train")}
-    outcome = {key: sum(r["steps"][0]["composed_reward"] for r in records) for key, records in episodes.items()}
+    outcome = {e["episode"]: e["score"] for e in run.episodes("train")}
     product = 0.0
     for group in {key.rsplit("_", 1)[0] for key in change}:
         members = [key for key in change if key.rsplit("_", 1)[0] == group]

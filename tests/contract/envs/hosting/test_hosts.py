@@ -89,7 +89,8 @@ def made(run: Run, shared_host: EnvHost) -> Iterator[Callable[..., EnvHost]]:
 async def opened(host: EnvHost, env_id: str = SAFE, seed: int | None = 1, timeout: float = 20, **kwargs: Any) -> Any:
     """A new episode: its name, the first observation, the info."""
     name = next(_names)
-    return name, *await host.start(name, env_id, kwargs, seed, timeout)
+    observation, info, _ = await host.start(name, env_id, kwargs, seed, timeout)
+    return name, observation, info
 
 
 async def failure(awaitable: Any) -> EnvironmentFailure:

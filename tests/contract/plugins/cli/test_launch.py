@@ -130,7 +130,8 @@ def test_the_page_shows_the_line(tmp_path):
     arguments = ["--train", "1", "--val", "1", "--print", "--device", "gpu", "--out", str(tmp_path / "runs" / "babyai")]
     line = printed("babyai", "--model", "MODEL", *arguments)
     metrics = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT="
-    folders = ("trainer.default_local_dir=", "hydra.run.dir=", "trainer.n_gpus_per_node=", metrics)
+    folders = ("trainer.default_local_dir=", "turnkey.log.trajectories=", "hydra.run.dir=")
+    folders += ("trainer.n_gpus_per_node=", metrics)
     said = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
     shown = shlex.split(block.replace("\\\n", " "))[3:]
     assert [entry for entry in shown if not entry.startswith(folders)] == said

@@ -6,7 +6,9 @@ import asyncio
 import copy
 import json
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import version
@@ -33,7 +35,9 @@ from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import agent_loop
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.rollout.trajectory_log import JsonLines
+from verl_turnkey.plugins.seeing.bounds import chosen
+from verl_turnkey.plugins.seeing.reading import read
+from verl_turnkey.plugins.seeing.table_writer import Tables
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
 INFO = {"acc", "failed", "episode_return", "episode_length", "invalid_rate", "unparsed_rate", "reward/step"}
@@ -89,8 +93,8 @@ def hosts(ray_queue) -> Iterator[None]:
 def play(compose: Compose, tokenizer, hosts, monkeypatch):
     """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
 
-    ``fresh``: in a new worker process, as it were. Further keywords replace the tokenizer and what else there is of the
-    model.
+    ``fresh``: in a new worker process, as it were. ``fields``: further ones of the data row. Other keywords replace the
+    tokenizer and what else there is of the model.
     """
 
     def run(
@@ -100,6 +104,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         session: int = 0,
         fresh: bool = True,
         cached: int | None = None,
+        fields: dict[str, Any] | None = None,
         **model: Any,
     ) -> tuple[list[AgentLoopOutput], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
@@ -119,7 +124,13 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
                 tools=ToolListWrap([]),
             )
             assert type(loop) is agent_loop.EnvAgentLoop
-            row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": task.to_json()}
+            row = {
+                "uid": "u",
+                "session_id": session,
+                "global_steps": 7,
+                "turnkey_task": task.to_json(),
+                **(fields or {}),
+            }
             return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
 
         outputs = asyncio.run(episode())
@@ -355,7 +366,7 @@ def test_history_is_trimmed_within_the_budget(play):
 
 
 def test_a_prompt_that_outgrows_the_budget_ends_the_episode(play):
-    outputs, script = play(["look", "grow"], awkward(), "data.max_prompt_length=400")
+    outputs, script = play(["look", "grow"], awkward(), "data.max_prompt_length=250")
     assert [s["action"] for s in steps(outputs)] == ["look", "grow"]
     assert [s["truncated"] for s in steps(outputs)] == [False, True]
     assert max(map(len, script.prompts)) <= 400
@@ -448,7 +459,7 @@ def test_actions_are_tool_calls(play, tool_tokenizer, tmp_path: Path):
     ]
     outputs, script = play(turns, awkward(), JSON, f"turnkey.log.trajectories={tmp_path}", tokenizer=tool_tokenizer)
     assert [s["action"] for s in steps(outputs)] == ["look", None, None, None, None, "7", "lose"]
-    reasons = [turn["invalid"] for turn in logged(tmp_path)["turns"]]
+    reasons = [turn["parse_note"] for turn in logged(tmp_path).turns]
     for found, words in zip(
         reasons[1:5], ("no tool call", "'fly'", "must give the action as text", "no tool"), strict=True
     ):
@@ -675,15 +686,24 @@ def test_a_conversation_that_dies_is_one_masked_row(play, tmp_path):
     outputs, _ = play(["look", "look", "raise"], awkward(), *TALK, f"turnkey.log.trajectories={tmp_path}")
     assert "the step is broken" in reason(outputs)
     assert whys(outputs) == [None]
-    assert len(logged(tmp_path)["turns"]) == 2
+    found = logged(tmp_path)
+    assert [(turn["turn"], turn["row"], turn["reward"]) for turn in found.turns] == [(0, None, None), (1, None, None)]
 
 
-def test_the_log_of_a_conversation_has_a_record_for_the_row_and_a_turn_for_each_step(play, tmp_path):
-    outputs, _ = play(["look", "no action", "win"], awkward(), *TALK, f"turnkey.log.trajectories={tmp_path}")
-    line = logged(tmp_path)
-    assert line["records"] == [outputs[0].extra_fields["turnkey"]]
-    assert len(line["records"][0]["steps"]) == len(line["turns"]) == 3
-    assert line["info"] == outputs[0].extra_fields["reward_extra_info"]
+def test_the_log_of_a_conversation_says_where_each_turn_is_trained(play, tmp_path):
+    talk = [*TALK, f"turnkey.log.trajectories={tmp_path}"]
+    play(["look", "no action", "win"], awkward(), *talk)
+    found = logged(tmp_path)
+    assert [(turn["row"], turn["turn_in_row"]) for turn in found.turns] == [(0, 0), (0, 1), (0, 2)]
+    assert not any(turn["prompt_cut"] for turn in found.turns)
+    cut = [*talk, "turnkey.rollout.when_full=drop_oldest", "turnkey.rollout.max_turns=30"]
+    outputs, script = play(["look"] * 30, awkward(), *cut, session=1)
+    found = logged(tmp_path, "u_1")
+    assert [(turn["row"], turn["turn_in_row"]) for turn in found.turns] == [
+        (i, j) for i, row in enumerate(outputs) for j in range(len(row.extra_fields["turnkey"]["steps"]))
+    ]
+    assert [turn["prompt_cut"] for turn in found.turns] == [turn["row"] > 0 for turn in found.turns]
+    assert [turn["prompt_tokens"] for turn in found.turns] == [len(prompt) for prompt in script.prompts]
 
 
 def test_an_observation_beyond_every_budget(play):
@@ -789,10 +809,13 @@ def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns,
     outputs, script = play(turns, awkward(**kwargs), f"turnkey.log.trajectories={tmp_path}")
     assert words in reason(outputs)
     assert len(script.prompts) == len(turns)
-    line = logged(tmp_path)
-    assert words in line["failed"]
-    assert line["env"]["id"] == "contract/Awkward-v0"
-    assert len(line["turns"]) == max(0, len(turns) - 1)  # what was played before is not trained on, but can be read
+    found = logged(tmp_path)
+    assert words in found.episode["failed"]
+    assert found.episode["failed_kind"] not in (None, "other")
+    assert found.episode["env"] == "contract/Awkward-v0"
+    assert (found.episode["success"], found.episode["score"]) == (None, None)
+    # what was played before is not trained on, but can be read
+    assert found.episode["turns"] == len(found.turns) == len(found.texts) == max(0, len(turns) - 1)
 
 
 def said_by_us(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -825,7 +848,8 @@ def test_a_malformed_task_fails_its_episode_only(play, tmp_path):
 
     outputs, _ = play([], Words("x", 0), f"turnkey.log.trajectories={tmp_path}")
     assert "play something" in reason(outputs)
-    assert logged(tmp_path)["env"] is None
+    found = logged(tmp_path).episode
+    assert (found["env"], found["kwargs"], found["seed"], found["task"]) == (None, None, None, "play something")
 
 
 def test_failed_and_good_rows_have_the_same_fields(play):
@@ -897,58 +921,115 @@ def test_the_trainer_tells_the_workers_what_the_method_reads(
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_episode_is_a_line_of_the_log(play, tmp_path: Path):
+def logged(folder: Path, episode: str | None = None) -> SimpleNamespace:
+    """What the log has of an episode, or of its only one: ``episode``, ``turns`` and ``texts``."""
+    tables = []
+    for table in ("episodes", "turns", "texts"):
+        frame = read(folder, table)
+        frame = frame[frame["episode"] == episode] if episode else frame
+        tables.append(frame.astype(object).where(frame.notna(), None).to_dict("records"))
+    (one,) = tables[0]
+    assert all(each["episode"] == one["episode"] for each in tables[1] + tables[2])
+    return SimpleNamespace(episode=one, turns=tables[1], texts=tables[2])
+
+
+def test_each_episode_is_in_the_tables_of_the_log(play, tmp_path: Path):
+    rewards = "turnkey.rewards=[{name: step}, {name: length, weight: -0.5, unit: turns, label: short}]"
     override = f"turnkey.log.trajectories={tmp_path}/log"
-    outputs, _ = play(["look", "win"], awkward(), override, session=1)
-    (file,) = (tmp_path / "log").glob("*.jsonl")
-    (line,) = map(json.loads, file.read_text().splitlines())
-    assert line["key"] == "u_1"
-    assert line["global_step"] == 7
-    assert line["failed"] is None
-    assert json.loads(line["task"]) == {"env_id": "contract/Awkward-v0", "kwargs": {}, "seed": 3}
-    assert line["records"] == [row.extra_fields["turnkey"] for row in outputs]
-    assert [turn["text"] for turn in line["turns"]] == ["look", "win"]
-    assert [turn["observation"] for turn in line["turns"]] == ["a room 3", "a room"]
-    assert line["info"] == {
-        "acc": 1.0,
-        "failed": 0.0,
-        "episode_return": 0.5,
-        "episode_length": 2.0,
-        "invalid_rate": 0.0,
-        "unparsed_rate": 0.0,
-        "reward/step": 0.5,
-    }
+    told = {"extra_info": {"split": "val"}, "turnkey_validation": True}
+    before = time.time()
+    task = awkward(says_more=True)
+    outputs, script = play(["look", "stumble", "win"], task, override, rewards, session=1, fields=told)
+    found = logged(tmp_path / "log", "u_1")
+    episode = found.episode
+    assert {name: episode[name] for name in ("group", "split", "validation", "global_step", "step", "seed")} == {
+        "group": "u", "split": "val", "validation": True, "global_step": 7, "step": 7, "seed": 3
+    }  # fmt: skip
+    assert episode["task"] == task.to_json()
+    assert (episode["weights_min"], episode["weights_max"], episode["turns"]) == (7, 7, 3)
+    assert (episode["return"], episode["score"], episode["success"]) == (0.5, 0.5 - 1.5, True)
+    assert (episode["truncated"], episode["failed"], episode["failed_kind"]) == (False, None, None)
+    assert before <= episode["started"] <= time.time()
+    assert episode["host"] == socket.gethostname()
+    assert episode["seconds_waiting"] >= 0
+    records = steps(outputs)
+    for t, (turn, record) in enumerate(zip(found.turns, records, strict=True)):
+        assert (turn["turn"], turn["row"], turn["turn_in_row"]) == (t, t, 0)
+        same = ("action", "valid", "terminated", "truncated")
+        assert {name: turn[name] for name in same} == {name: record[name] for name in same}
+        assert (turn["state_key"], turn["env_reward"]) == (str(record["anchor"]), record["reward"])
+        assert turn["reward"] == pytest.approx(record["composed_reward"])
+        assert (turn["reward.step"], turn["reward.short"]) == (record["reward"], -0.5)
+        assert turn["penalty"] == pytest.approx(record["penalty"])
+        assert turn["weights"] == 7
+        assert turn["next_key"] == record["extra"]["next_anchor"]
+        assert json.loads(turn["extra"]) == {name: v for name, v in record["extra"].items() if name != "next_anchor"}
+        assert (turn["prompt_tokens"], turn["response_tokens"]) == (len(script.prompts[t]), len(script.answers[t]))
+    assert [turn["penalty"] > 0 for turn in found.turns] == [False, True, False]
+    spent = {name: sum(turn[name] for turn in found.turns) for name in ("seconds_model", "seconds_env")}
+    assert episode["seconds_model"] == pytest.approx(spent["seconds_model"], rel=1e-3)
+    assert episode["seconds_env"] > spent["seconds_env"] > 0  # and the start
+    assert [text["response"] for text in found.texts] == ["look", "stumble", "win"]
+    assert [text["observation"] for text in found.texts] == ["a room 3", "a room", "a room"]
+    assert found.texts[0]["prompt_tail"] == script.text(0)
+    assert script.text(1).endswith(found.texts[1]["prompt_tail"])
 
 
-def logged(folder: Path) -> dict[str, Any]:
-    (line,) = [json.loads(text) for file in folder.glob("*.jsonl") for text in file.read_text().splitlines()]
-    return line
+def test_of_a_long_prompt_the_end_is_logged_and_the_first_one_whole(play, tmp_path: Path):
+    observation = "many words " * 400
+    overrides = ["data.max_prompt_length=8192", f"turnkey.log.trajectories={tmp_path}", "turnkey.rollout.history=0"]
+    _, script = play(["stumble", "win"], awkward(observation=observation), *overrides)
+    first, second = (text["prompt_tail"] for text in logged(tmp_path).texts)
+    assert first == script.text(0)
+    assert second == script.text(1)[-2000:]
+    assert len(first) > len(second) == 2000
+
+
+def test_a_prompt_that_was_cut_to_fit_is_marked(play, tmp_path: Path):
+    overrides = [f"turnkey.log.trajectories={tmp_path}", "turnkey.rollout.history=9", "turnkey.rollout.max_turns=9"]
+    _, whole = play(["look"] * 9, awkward(), *overrides, "data.max_prompt_length=4096")
+    budget = len(whole.prompts[5])
+    play(["look"] * 9, awkward(), *overrides, f"data.max_prompt_length={budget}", session=1)
+    assert [turn["prompt_cut"] for turn in logged(tmp_path, "u_0").turns] == [False] * 9
+    assert [turn["prompt_cut"] for turn in logged(tmp_path, "u_1").turns] == [False] * 6 + [True] * 3
+
+
+def test_groups_are_logged_whole_or_not_and_failed_episodes_always(play, tmp_path: Path):
+    for share, action, logs in ((0.0, "win", 0), (0.0, "raise", 1), (1.0, "win", 2)):
+        log = [f"turnkey.log.trajectories={tmp_path}/log", f"turnkey.log.share={share}"]
+        play([action], awkward(), *log, session=logs)
+        assert len(read(tmp_path / "log", "episodes")) == logs
+    halved = ["turnkey.log.episodes_per_step=1", "data.train_batch_size=16", "actor_rollout_ref.rollout.n=1"]
+    for number in range(12):
+        fields = {"uid": f"group {number}"}
+        play(["win"], awkward(), f"turnkey.log.trajectories={tmp_path}/few", *halved, fields=fields)
+    expected = {f"group {number}" for number in range(12) if chosen(f"group {number}", 1 / 16)}
+    assert {*read(tmp_path / "few", "episodes")["group"]} == expected
 
 
 def test_the_log_says_in_what_the_episode_was_played(play, tmp_path: Path):
     task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
-    play(["turn left"], task, "turnkey.rollout.max_turns=1", f"turnkey.log.trajectories={tmp_path}")
-    assert logged(tmp_path)["env"] == {
-        "id": "turnkey/MiniGrid-v0",
-        "kwargs": LEVEL,
-        "seed": 11,
-        "package": "minigrid",
-        "version": version("minigrid"),
-    }
+    segment = "turnkey.log.segment=20260102T030405_00ff"
+    play(["turn left"], task, "turnkey.rollout.max_turns=1", f"turnkey.log.trajectories={tmp_path}", segment)
+    episode = logged(tmp_path).episode
+    assert (episode["env"], json.loads(episode["kwargs"]), episode["seed"]) == ("turnkey/MiniGrid-v0", LEVEL, 11)
+    assert episode["package"] == f"minigrid {version('minigrid')}"
+    assert episode["truncated"]
+    assert episode["segment"] == "20260102T030405_00ff"
 
 
 def test_the_log_says_why_a_turn_was_invalid(play, tmp_path: Path):
     turns = ["<action>stumble</action>", "just talk", "<action> </action>", "<action>lose</action>"]
     overrides = ["turnkey.rollout.action_format=tags", f"turnkey.log.trajectories={tmp_path}"]
     play(turns, awkward(), *overrides)
-    line = logged(tmp_path)
-    assert [turn["invalid"] for turn in line["turns"]] == [
-        "the environment refused the action",
-        "no action in the format 'tags'",
-        "the action is empty",
-        None,
+    found = logged(tmp_path)
+    assert [(turn["parse_note"], turn["valid"]) for turn in found.turns] == [
+        ("the environment refused the action", False),
+        ("no action in the format 'tags'", False),
+        ("the action is empty", False),
+        (None, True),
     ]
-    assert (line["info"]["invalid_rate"], line["info"]["unparsed_rate"]) == (0.75, 0.5)
+    assert [turn["action"] for turn in found.turns] == ["stumble", None, None, "lose"]
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
@@ -1115,23 +1196,23 @@ def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: P
     play(["win"], awkward(), override, session=1, fresh=False)
     (tmp_path / "log").unlink()
     play(["win"], awkward(), override, session=2, fresh=False)
-    assert logged(tmp_path / "log")["key"] == "u_2"
+    assert logged(tmp_path / "log").episode["episode"] == "u_2"
     said = [record.getMessage() for record in said_by_us(caplog)]
     assert len(said) == 2
     assert "turnkey.log.trajectories are not written until this is over: FileExistsError" in said[0]
-    assert "are written again; 2 were lost" in said[1]
+    assert "are written again; 8 were lost" in said[1]  # two episodes of three turns, a row in two tables each
 
 
 def test_a_mount_that_hangs_does_not_stop_a_rollout(play, tmp_path: Path, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
-    real = JsonLines._open
+    real = Tables._to_disk
 
-    def hangs(self: JsonLines) -> Any:
+    def hangs(self: Tables, *args: Any) -> None:
         begun.set()
         assert go_on.wait(60)
-        return real(self)
+        real(self, *args)
 
-    monkeypatch.setattr(JsonLines, "_open", hangs)
+    monkeypatch.setattr(Tables, "_to_disk", hangs)
     monkeypatch.setattr(loop_worker, "FINISH_SECONDS", 0.01)
     outputs, _ = play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}")
     assert begun.wait(60)
@@ -1139,4 +1220,4 @@ def test_a_mount_that_hangs_does_not_stop_a_rollout(play, tmp_path: Path, monkey
     assert not list(tmp_path.iterdir())
     go_on.set()
     assert loop_worker._process.log.drain(60)
-    assert logged(tmp_path)["failed"] is None
+    assert logged(tmp_path).episode["failed"] is None

@@ -1,7 +1,9 @@
-"""verl's own manager of agent-loop workers deals prompts to all of them, also one by one."""
+"""verl's own manager of agent-loop workers deals prompts to all of them, also one by one, and marks validation."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -10,6 +12,10 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils import tensordict_utils
+
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.seeing.segments import UNNAMED, read_segments
 
 
 @ray.remote(num_cpus=0)
@@ -19,12 +25,17 @@ class Worker:
     def __init__(self) -> None:
         self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "mine"}}}})
         self.given: list[int] = []
+        self.marked: list[bool] = []
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         self.given += prompts["prompt"].tolist()
+        self.marked.append(VALIDATION in prompts and prompts[VALIDATION])
 
     def seen(self) -> list[int]:
         return self.given
+
+    def marks(self) -> list[bool]:
+        return self.marked
 
 
 def test_every_worker_gets_its_part_of_the_refills(ray_queue, trainer, monkeypatch):
@@ -48,3 +59,25 @@ def test_every_worker_gets_its_part_of_the_refills(ray_queue, trainer, monkeypat
         [2, 8, 12],
         [3, 4, 9],
     ]
+
+
+def test_an_episode_can_tell_that_it_is_of_a_validation_and_the_log_of_which_start(
+    ray_queue, trainer, monkeypatch, tmp_path: Path
+):
+    """As verl's validation asks for episodes, after a checkpoint of step 3 was loaded."""
+    manager: Any = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)
+    (worker,) = manager.agent_loop_workers = [Worker.remote()]
+
+    def fit(self: PPOTrainer, manager: Any) -> None:
+        for validate in (False, True):
+            batch = TensorDict({"prompt": torch.arange(2)}, batch_size=[2])
+            if validate:
+                tensordict_utils.assign_non_tensor_data(batch, "validate", True)
+            manager.generate_sequences(batch)
+
+    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    made = trainer(f"turnkey.log.trajectories={tmp_path}/log")
+    made.global_steps, made.actor_rollout_wg = 3, SimpleNamespace(workers=[])
+    made.fit(manager)
+    assert ray.get(worker.marks.remote()) == [False, True]
+    assert read_segments(tmp_path / "log")[UNNAMED]["resumed_from"] == 3

@@ -10,6 +10,7 @@ import pytest
 
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
+from verl_turnkey.plugins.seeing.table_writer import Tables
 
 PAGE = (Path(__file__).parents[4] / "docs" / "rewards.md").read_text(encoding="utf-8")
 
@@ -71,10 +72,13 @@ def test_a_file_that_is_none_is_an_error_at_the_start(tmp_path, text, message):
 
 
 def test_the_script_of_the_page(tmp_path):
-    """It reads a trajectory log; failed episodes do not count."""
-    played = {"task": "one", "failed": None, "records": [{"steps": [{"composed_reward": r}]} for r in (0.5, 0.25)]}
-    lines = [played, {**played, "failed": "x"}, {**played, "records": [{"steps": [{"composed_reward": 2.0}]}]}]
-    (tmp_path / "episodes-x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    """It reads the validation of a trajectory log; failed episodes do not count."""
+    log = Tables(tmp_path, "20260102T030405_00ff", "p")
+    played = [(0.75, None, True), (None, "x", True), (2.0, None, True), (9.0, None, False)]
+    for n, (score, failed, validation) in enumerate(played):
+        row = {"episode": f"u_{n}", "task": "one", "score": score, "failed": failed, "validation": validation}
+        log.put("episodes", 1, {name: [value] for name, value in row.items()})
+    assert log.drain(30.0)
     [script] = [block for block in PAGE.split("```python\n") if block.startswith("# baseline.py")]
     names: dict = {"__name__": "baseline"}
     exec(script.split("```")[0], names)

@@ -1,0 +1,105 @@
+"""What a run says of itself in the trajectory log: ``run.json``, and a file for each start of the trainer."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
+from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.seeing.schema import SCHEMA_VERSION
+from verl_turnkey.plugins.seeing.segments import UNNAMED, private, write_json, write_segment
+
+SECONDS = 10.0
+"""for which training waits for the disk before it starts"""
+PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")
+MASK = "***"
+_SECRET = re.compile(
+    r"(^|[_.-])(tokens?|passwords?|passwd|secrets?|credentials?|authorization|cookies?|headers)($|[_.-])"
+    r"|(api|access|private|secret)[_-]?key",
+    re.IGNORECASE,
+)
+_IN_ADDRESS = re.compile(r"//[^/@\s]+@")
+
+
+def write_start(config: DictConfig, resumed_from: int) -> None:
+    """Write ``run.json`` and ``segments/<segment>.json``, if the run has a log; a disk that refuses costs these files.
+
+    ``resumed_from``: the step of the checkpoint that was loaded, 0 without one.
+    """
+    log = turnkey_config(config).log
+    if log.trajectories is None:
+        return
+    folder, segment = Path(log.trajectories), log.segment or UNNAMED
+    whole = masked(OmegaConf.to_container(config, resolve=True))
+    facts = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "resumed_from": resumed_from,
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "commit": _commit(),
+        "config": whole,
+    }
+
+    def write() -> None:
+        try:
+            write_json(private(folder) / "run.json", {**about(config), "config": whole})
+            write_segment(folder, segment, facts)
+        except OSError as error:
+            logger.warning("turnkey.log.trajectories does not say what was run: %s: %s", type(error).__name__, error)
+
+    thread = threading.Thread(target=write, name="start of the trajectory log", daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+
+
+def about(config: DictConfig) -> dict[str, Any]:
+    """What the tables are to be read with: schema, method and parameters."""
+    turnkey = turnkey_config(config)
+    estimator, loss = estimator_of(config), loss_of(config)
+    params = credit_params(config, turnkey)
+    return {
+        "schema": SCHEMA_VERSION,
+        "project": config.trainer.get("project_name"),
+        "experiment": config.trainer.get("experiment_name"),
+        "method": str(config.algorithm.adv_estimator) if estimator is None else estimator.name,
+        "params": asdict(params) if is_dataclass(params) else {},  # type: ignore[arg-type]
+        "modify": [{"name": one.spec.name, **asdict(one.params)} for one in credit_modify(config, turnkey)],
+        "loss": str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode")) if loss is None else loss.name,
+    }
+
+
+def masked(value: Any, secret: bool = False) -> Any:
+    """Plain configuration data without secrets: texts under keys like ``api_key``, and logins in addresses."""
+    if isinstance(value, Mapping):
+        return {key: masked(entry, secret or bool(_SECRET.search(str(key)))) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(entry, secret) for entry in value]
+    if isinstance(value, str) and value:
+        return MASK if secret else _IN_ADDRESS.sub(f"//{MASK}@", value)
+    return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the git repository that the run was started in, if it was one."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

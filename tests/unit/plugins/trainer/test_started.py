@@ -1,0 +1,89 @@
+"""A run's log says what was run and from where it resumed, without its secrets; a disk that refuses stops nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from verl_turnkey.plugins.seeing.segments import read_segments
+from verl_turnkey.plugins.trainer.started import about, masked, write_start
+
+SEGMENT = "20260102T030405_00ff"
+
+
+def configured(folder: Path | None, **turnkey):
+    return OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gigpo"},
+            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}},
+            "trainer": {"project_name": "babyai", "experiment_name": "gigpo", "epochs": "${algorithm.adv_estimator}"},
+            "turnkey": {
+                "credit": {"gamma": 0.9, "modify": [{"name": "empg"}]},
+                "log": {"trajectories": None if folder is None else str(folder), "segment": SEGMENT},
+                "env": {"kwargs": {"api_key": "sk-1", "url": "https://me:pw@host/x"}},
+                **turnkey,
+            },
+        }
+    )
+
+
+def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in ("init -q .", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m first"):
+        subprocess.run(["git", *command.split()], check=True)
+    write_start(configured(tmp_path / "log"), 12)
+    [(name, said)] = read_segments(tmp_path / "log").items()
+    assert (name, said["resumed_from"]) == (SEGMENT, 12)
+    assert said["started"].endswith("+00:00")
+    assert said["versions"].keys() == {"python", "verl", "verl-turnkey", "vllm", "torch", "ray", "transformers"}
+    assert len(said["commit"]) == 40
+    run = json.loads((tmp_path / "log" / "run.json").read_text())
+    assert run["schema"] == 1
+    assert (run["project"], run["experiment"], run["method"], run["loss"]) == ("babyai", "gigpo", "gigpo", "vanilla")
+    assert run["params"]["gamma"] == 0.9
+    assert [one["name"] for one in run["modify"]] == ["empg"]
+    assert run["config"] == said["config"]
+    assert run["config"]["trainer"]["epochs"] == "gigpo"
+    assert run["config"]["turnkey"]["env"]["kwargs"] == {"api_key": "***", "url": "https://***@host/x"}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "log", tmp_path / "log" / "segments")} == {0o700}
+
+
+def test_outside_of_a_repository_and_without_a_log(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    write_start(configured(None), 0)
+    assert list(tmp_path.iterdir()) == []
+    write_start(configured(tmp_path / "log"), 0)
+    assert read_segments(tmp_path / "log")[SEGMENT]["commit"] is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, caplog):
+    (tmp_path / "log").write_text("a file where a folder should be")
+    write_start(configured(tmp_path / "log"), 0)
+    [record] = caplog.records
+    assert "turnkey.log.trajectories does not say what was run: " in record.getMessage()
+
+
+def test_about_an_estimator_and_a_loss_of_others():
+    config = configured(None, credit={})
+    config.algorithm.adv_estimator = "grpo"
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = "gpg"
+    said = about(config)
+    assert (said["method"], said["params"], said["modify"], said["loss"]) == ("grpo", {}, [], "gpg")
+
+
+def test_what_is_masked():
+    kept = {
+        "max_token_len": 5, "tokenizer_path": "x", "stop_token_ids": [1], "loss_agg_mode": "token-mean",
+        "weight_by": "token", "key": "state", "file": "a@b", "token": None,
+    }  # fmt: skip
+    assert masked(kept) == kept
+    for name in ("token", "hf_token", "WANDB_API_KEY", "apikey", "password", "client-secret", "AWS_SECRET_ACCESS_KEY"):
+        assert masked({name: "x"}) == {name: "***"}, name
+    assert masked({"headers": {"X-Mine": "y", "n": 3}, "tokens": ["a"]}) == {
+        "headers": {"X-Mine": "***", "n": 3},
+        "tokens": ["***"],
+    }
