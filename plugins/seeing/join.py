@@ -105,6 +105,8 @@ def join(episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, upda
     ratio, and the entropy of the first.
     """
     at = dict(zip(episodes["episode"], range(len(episodes)), strict=True))
+    # Where a row was written tells nothing here, and the step of one table is not that of another.
+    turns, credit = (each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))
     table = turns.assign(at=turns["episode"].map(at)).dropna(subset="at")
     table = table.astype({"at": np.int64}).sort_values(["at", "turn"], kind="stable")
     last = credit.sort_values("train_step", kind="stable").drop_duplicates(["episode", "turn"], keep="last")

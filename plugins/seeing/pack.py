@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -56,7 +57,7 @@ OF_EPISODE = [
     "failed",
     "failed_kind",
 ]
-NOT_SHOWN = {"episode", "at", "reason", "step", "segment", "trained_turn"}
+NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_key"}
 REPEATING = {
     "split",
     "task",
@@ -69,6 +70,7 @@ REPEATING = {
     "state_key",
     "action",
     "parse_note",
+    "extra",
 }
 
 
@@ -139,6 +141,7 @@ def _index(
     for name in run.parts:
         short, scale = _short(turns[name].to_numpy(np.float64))
         column(name, short, scale=scale)
+    named = episodes["task"].map({task: task_name(task) for task in episodes["task"].dropna().unique()})
     sizes = np.abs(turns["advantage"].to_numpy(np.float64))
     sizes = sizes[np.isfinite(sizes)]
     header = {
@@ -158,12 +161,27 @@ def _index(
         "logged_texts": kept,
         "counts": count.tolist(),
         "group": group.tolist(),
-        "episodes": {name: _plain(episodes[name], name in REPEATING) for name in OF_EPISODE},
+        "episodes": {
+            name: _plain(named if name == "task" else episodes[name], name in REPEATING) for name in OF_EPISODE
+        },
         "turns": values,
     }
     head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     head += b" " * (-len(head) % 4)
     return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(binary), 6, mtime=0)
+
+
+def task_name(task: str) -> str:
+    """A task as a person names it: of the description of an environment its name and arguments, without the seed."""
+    try:
+        told = json.loads(task)
+    except ValueError:
+        return task
+    if not (isinstance(told, dict) and isinstance(told.get("env_id"), str)):
+        return task
+    kwargs = told.get("kwargs")
+    values = [f"{key} {value}" for key, value in kwargs.items()] if isinstance(kwargs, dict) else []
+    return ", ".join([re.sub(r"-v\d+$", "", told["env_id"].rpartition("/")[2]), *values])
 
 
 def _meanings(run: Run) -> dict[str, str]:

@@ -79,8 +79,8 @@ function head(run, e, beside, place, members) {
       h("p", { class: "crumbs" }, h("a", { href: link("episodes") }, "Episodes"), " / ",
         h("a", { href: link("group", run.groups[run.group[e]]) }, `group, ${place + 1} of ${members.length}`)),
       h("h1", {}, told(short(run.of("task", e) ?? "episode", 160))),
-      h("p", { class: "sub" }, outcome(run, e), run.episodes.truncated[e] ? " at a limit" : null, " · ", told(env)),
-      run.of("failed", e) ? h("p", { class: "failure" }, told(run.of("failed", e))) : null),
+      h("p", { class: "sub" }, outcome(run, e), run.episodes.truncated[e] ? ", at a limit" : null, " · ", told(env)),
+      run.of("failed", e) ? h("div", { class: "failure" }, passage(run.of("failed", e), 1500)) : null),
     h("div", {},
       h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
       beside ? h("p", { class: "besides" },
@@ -171,6 +171,7 @@ function rewards(group, i) {
     h("span", {}, `reward ${number(total)}`, told(terms)),
     penalty ? h("span", {}, `penalty ${number(penalty)}`) : null,
     group.at("prompt_tokens", i) === null ? null : h("span", {}, `${count(group.at("prompt_tokens", i))} tokens in${group.at("prompt_cut", i) ? " (cut)" : ""}, ${number(group.at("response_tokens", i))} out`),
+    group.at("extra", i) ? h("span", {}, told(short(group.at("extra", i), 300))) : null,
     cost.length ? h("span", {}, cost.map(([name, value]) => `${name} ${number(value)} s`).join(", ")) : null);
 }
 

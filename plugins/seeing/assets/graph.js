@@ -9,7 +9,8 @@ const NODE = { height: 44, line: 14, character: 6.7, least: 92, most: 190 };
 const EDGE = { height: 34, character: 6, most: 150 };
 
 function caption(edge, full) {
-  return [short(edge.action, 24), `${glyph(edge.mean, full)} ${number(edge.mean, true)} · ${edge.n}×`];
+  const credit = edge.mean === null ? "" : `${glyph(edge.mean, full)} ${number(edge.mean, true)} · `;
+  return [short(edge.action, 24), `${credit}${edge.n}×`];
 }
 
 /** SVG of what is visible, and the element of each node and edge; `picked` gets one. */

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.seeing import page
 from verl_turnkey.plugins.seeing.join import load
+from verl_turnkey.plugins.seeing.pack import task_name
 from verl_turnkey.plugins.seeing.page import ASSETS
 
 OWN = sorted(path for path in ASSETS.iterdir() if path.is_file())
@@ -163,6 +164,31 @@ def test_a_log_of_the_rollout_alone_makes_a_page(tmp_path):
     assert said["counts"].count(0) == 1
     assert said["parts"] == ["advantage"]
     assert [chart["title"] for chart in said["charts"]] == ["Success", "Return", "Length", "Invalid actions"]
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ('{"env_id": "turnkey/MiniGrid-v0", "kwargs": {"level": "Empty"}, "seed": 11}', "MiniGrid, level Empty"),
+        ('{"env_id": "FrozenLake-v0", "kwargs": {}}', "FrozenLake"),
+        ('{"env_id": 3}', '{"env_id": 3}'),
+        ("put a heated potato on the table", "put a heated potato on the table"),
+        ("[1]", "[1]"),
+    ],
+)
+def test_a_task_has_the_name_of_its_environment_or_its_own(task, name):
+    assert task_name(task) == name
+
+
+def test_numbers_keep_the_digits_they_have(run):
+    loaded = load(run)
+    data = page.blocks([loaded], 60)
+    first = json.loads(gzip.decompress(data["numbers-0-0"]))["columns"]
+    rows = loaded.turns[loaded.turns["at"].isin(np.flatnonzero(np.array(index(data)["group"]) == 0))]
+    for name in ("advantage", "ratio", "kl", "seconds_model", "reward"):
+        written = np.array([np.nan if value is None else value for value in first[name]], np.float32)
+        np.testing.assert_array_max_ulp(written, rows[name].to_numpy(np.float32), 4)
+    assert not {"step_x", "segment_x", "segment", "step", "at"} & set(first)
 
 
 def test_vendored_files_are_the_published_ones():
