@@ -11,7 +11,7 @@ from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS, TRAINERS, claim, g
 
 
 def register_search_path(module: ModuleType) -> None:
-    """Let Hydra find ``turnkey``, ``turnkey/loss``, ``turnkey/env`` and ``turnkey/device`` (hydra.core.plugins)."""
+    """Let Hydra find the groups ``turnkey``, ``turnkey/loss``, ``/env``, ``/preset`` and ``/device``."""
 
     def register() -> None:
         from verl_turnkey.plugins.config.search_path import TurnkeySearchPath

@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.plugins.config import command_line
+from verl_turnkey.plugins.config import command_line, presets
 
 # Sizes for a first run: on one node with GPUs, and on a CPU with a model of a few million parameters.
 SIZES: dict[str, dict[str, Any]] = {
@@ -169,6 +169,7 @@ def overrides(
     """
     chosen = {**SIZES[device]}
     given = {entry.lstrip("+~").partition("=")[0] for entry in further}
+    given |= {key for key in _preset(further) if not key.startswith("trainer.")}  # how long to train is said here
     batch = next((e.partition("=")[2] for e in further if e.startswith("data.train_batch_size=")), None)
     chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batch or chosen["data.train_batch_size"]
     if _prompt(played, further) == "conversation":  # which grows by turns and observations
@@ -200,6 +201,13 @@ def overrides(
     lines += [[entry] for entry in further]
     command_line.check([entry for line in lines for entry in line])
     return lines
+
+
+def _preset(further: Sequence[str]) -> set[str]:
+    """The keys that a preset among the overrides sets: values on the line would replace its own."""
+    switch = "+turnkey/preset="
+    chosen = [entry.removeprefix(switch) for entry in further if entry.startswith(switch)]
+    return {setting.key for name in chosen if name in presets.names() for setting in presets.read(name).settings}
 
 
 def _prompt(played: Played, further: Sequence[str]) -> str:

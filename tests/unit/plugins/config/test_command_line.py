@@ -14,6 +14,7 @@ from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.recipes import names
 from verl_turnkey.plugins.config.command_line import check, refuse
+from verl_turnkey.plugins.config.presets import read
 
 # line -> words of the message
 REFUSED = {
@@ -140,3 +141,18 @@ def test_turnkey_train_refuses_what_the_run_would():
     launch.overrides(played, model="m", method="gigpo", **sizes)
     with pytest.raises(ConfigError, match=r"no method 'grpo'; did you mean 'grpo_steps'"):
         launch.overrides(played, model="m", method="grpo", **sizes)
+
+
+def test_turnkey_train_leaves_to_a_preset_what_it_sets():
+    sizes: dict[str, Any] = {"device": "gpu", "gpus": 8, "steps": 7, "tasks": Path("t"), "out": Path("o")}
+    played = launch.Played("turnkey/Search-v0", recipe="search")
+    further = ["+turnkey/preset=gigpo_search_7b", "actor_rollout_ref.actor.optim.lr=2e-6"]
+    lines = launch.overrides(played, model="m", method="gigpo", further=further, **sizes)
+    words = [word for line in lines for word in line]
+    keys = {word.lstrip("+").partition("=")[0] for word in words}
+    own = {"actor_rollout_ref.rollout.gpu_memory_utilization", "trainer.total_training_steps", "trainer.test_freq"}
+    assert own <= keys
+    preset = {setting.key for setting in read("gigpo_search_7b").settings}
+    assert (keys & preset) - own == {"actor_rollout_ref.actor.optim.lr", "trainer.total_epochs", "trainer.save_freq"}
+    assert "turnkey.rollout.max_tokens_per_turn" not in keys
+    assert "trainer.total_training_steps=7" in words
