@@ -96,6 +96,10 @@ def engine_arguments(config: DictConfig) -> list[str]:
     plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
     given = {ours: plain.get(key) for key, ours in FROM_CONFIG.items()}
     given["max_model_len"] = plain.get("max_model_len") or plain["prompt_length"] + plain["response_length"]
+    if config.trainer.device == "cpu":
+        # A prefill in parts draws a token too many and rewinds the request's generator, which torch's on a CPU cannot.
+        given["enable_chunked_prefill"] = False
+        given["max_num_batched_tokens"] = max(given["max_num_batched_tokens"], given["max_model_len"])
     given["trust_remote_code"] = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
     return cli_words({**given, **((plain.get("engine_kwargs") or {}).get("vllm") or {})})
 

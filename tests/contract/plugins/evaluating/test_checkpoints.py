@@ -83,6 +83,18 @@ def test_our_server_answers_nobody_without_its_key(serving):
         asyncio.run(Completions(serving.url, server.NAME, concurrency=1).check())
 
 
+def test_many_long_seeded_requests_at_once_are_answered(serving):
+    """More tokens of prompts than vLLM computes at once."""
+
+    async def ask() -> list[list[int]]:
+        client = Completions(serving.url, server.NAME, concurrency=16, api_key_env="OURS", retries=0)
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8}
+        return await asyncio.gather(*(client.generate([5 + i] * 1190, sampling, i) for i in range(16)))
+
+    found = asyncio.run(ask())
+    assert len({tuple(ids) for ids in found}) == 16
+
+
 @pytest.fixture
 def sharded(strong_model_dir: Path, tmp_path: Path) -> Path:
     """The model as verl's FSDP checkpoints hold it."""
