@@ -19,16 +19,15 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 on_head=(srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}")
 ip="$("${on_head[@]}" hostname --ip-address)"
 ip="${ip%% *}"
-export RAY_ADDRESS="$ip:$PORT"
 
-# `ray start --head` takes no RAY_ADDRESS.
-"${on_head[@]}" env -u RAY_ADDRESS ray start --head --node-ip-address="$ip" --port="$PORT" --num-gpus="$GPUS" --block &
+"${on_head[@]}" ray start --head --node-ip-address="$ip" --port="$PORT" --num-gpus="$GPUS" --block &
 if [ "$NODES" -gt 1 ]; then
   sleep "${HEAD_SECONDS:-20}"
   srun --overlap --nodes="$((NODES - 1))" --ntasks="$((NODES - 1))" --exclude="${hosts[0]}" \
-    ray start --address="$RAY_ADDRESS" --num-gpus="$GPUS" --block &
+    ray start --address="$ip:$PORT" --num-gpus="$GPUS" --block &
 fi
 
+export RAY_ADDRESS="$ip:$PORT" # what `ray.init` joins, here and in verl
 # verl stops at once where the cluster has fewer GPUs than it asks for.
 count="import ray; ray.init(log_to_driver=False); print(int(ray.cluster_resources().get('GPU', 0)))"
 for _ in {1..60}; do

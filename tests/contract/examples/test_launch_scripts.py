@@ -139,7 +139,7 @@ def test_tasks_are_written_where_they_are_missing(tasks: Path):
 def test_slurm_starts_a_head_then_workers_then_the_run(tasks: Path):
     words = [" ".join(words) for words in noted("slurm", tasks, "turnkey.env.probe=false")]
     head, workers = (next(line for line in words if text in line) for text in ("--head", "ray start --address="))
-    assert "--nodelist=node1 env -u RAY_ADDRESS ray start --head --node-ip-address=10.0.0.1 --port=6379" in head
+    assert "--nodelist=node1 ray start --head --node-ip-address=10.0.0.1 --port=6379" in head
     assert "--nodes=1 --ntasks=1 --exclude=node1 ray start --address=10.0.0.1:6379 --num-gpus=8 --block" in workers
     assert "--nodelist=node1 python -m verl.trainer.main_ppo" in words[-1]
 
