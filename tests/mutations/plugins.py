@@ -14,6 +14,7 @@ WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_logged.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
+SEEING = "tests/unit/plugins/seeing"
 EVALUATING, UNIT_EVALUATING = f"{C}/evaluating/test_servers.py", "tests/unit/plugins/evaluating"
 TESTS = {
     "plugins/rollout/action_reader.py": f"{READER} {LOOP}",
@@ -68,6 +69,11 @@ TESTS = {
     "plugins/credit/table.py": "tests/unit/plugins/credit/test_table.py",
     "plugins/actor/updates.py": f"tests/unit/plugins/actor/test_updates.py {LOGGED}",
     "plugins/trainer/logged.py": LOGGED,
+    "plugins/seeing/join.py": f"{SEEING}/test_join.py {SEEING}/test_page.py",
+    "plugins/seeing/health.py": f"{SEEING}/test_health.py",
+    "plugins/seeing/pack.py": f"{SEEING}/test_page.py",
+    "plugins/seeing/page.py": f"{SEEING}/test_page.py",
+    "plugins/seeing/server.py": f"{C}/seeing/test_server.py",
     "plugins/evaluating/completions.py": EVALUATING,
     "plugins/evaluating/identity.py": f"{UNIT_EVALUATING} {EVALUATING}",
     "plugins/evaluating/player.py": EVALUATING,
@@ -76,6 +82,42 @@ TESTS = {
     "plugins/evaluating/schedule.py": UNIT_EVALUATING,
 }
 MUTATIONS = [
+    (
+        "plugins/seeing/join.py",
+        'drop_duplicates(["episode", "turn"], keep="last")',
+        'drop_duplicates(["episode", "turn"], keep="first")',
+    ),
+    ("plugins/seeing/join.py", 'ratio_max=("ratio_max", "max")', 'ratio_max=("ratio_max", "mean")'),
+    (
+        "plugins/seeing/join.py",
+        '(each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))',
+        "(turns, credit)",
+    ),
+    ("plugins/seeing/join.py", "step > newest,", "step >= newest,"),
+    (
+        "plugins/seeing/health.py",
+        "start = len(beyond) - int(np.argmin(beyond[::-1])) if not beyond.all() else 0",
+        "start = int(np.argmax(beyond))",
+    ),
+    ("plugins/seeing/health.py", '~flag(run.episodes["validation"])', '~flag(run.episodes["truncated"])'),
+    ("plugins/seeing/health.py", '(seen.turns["turn"] > 0) & ', ""),
+    ("plugins/seeing/health.py", 'same &= turns["state_key"] == before["state_key"]', ""),
+    ("plugins/seeing/pack.py", "np.where(finite, np.rint(", "np.where(finite | True, np.rint("),
+    (
+        "plugins/seeing/pack.py",
+        "sorted(drawn, key=lambda g: not telling[g])",
+        "sorted(drawn, key=lambda g: telling[g])",
+    ),
+    (
+        "plugins/seeing/pack.py",
+        "and (need := _on_page(len(blocks[g]))) <= left",
+        "and (need := _on_page(len(blocks[g])))",
+    ),
+    ("plugins/seeing/page.py", '"trusted-types": "\'none\'",\n', ""),
+    ("plugins/seeing/page.py", "hashlib.sha256(text.encode())", "hashlib.sha384(text.encode())"),
+    ("plugins/seeing/server.py", '            return self._answer(404, b"")\n', "            pass\n"),
+    ("plugins/seeing/server.py", 'not in (f"127.0.0.1:{port}", f"localhost:{port}")', "is None"),
+    ("plugins/seeing/server.py", "[self._built[-1], self._build()]", "[self._build()]"),
     ("plugins/evaluating/completions.py", "self._turn + 1", "self._turn"),
     ("plugins/evaluating/completions.py", '"min_p": 0.0, "seed": seed', '"min_p": 0.0, "seed": 0'),
     ("plugins/evaluating/identity.py", "_without_folders(rewards)", "rewards"),
