@@ -38,7 +38,7 @@ class Seen:
     """Training episodes and turns by step."""
 
     def __init__(self, run: Run) -> None:
-        train = run.episodes[~flag(run.episodes["validation"])]
+        train = run.episodes[run.whole & ~flag(run.episodes["validation"])]
         self.episodes = train.assign(
             success=flag(train["success"]), failed=train["failed"].notna(), truncated=flag(train["truncated"])
         )

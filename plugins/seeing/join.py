@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verl_turnkey.plugins.seeing.bounds import chosen
 from verl_turnkey.plugins.seeing.reading import read
 from verl_turnkey.plugins.seeing.schema import TABLES
 
@@ -52,8 +53,16 @@ class Run:
     episodes: pd.DataFrame
     turns: pd.DataFrame
     steps: pd.DataFrame
+    share: float = 1.0
+    """of the groups that was logged; of the others the log has their failed episodes alone"""
     notes: list[str] = field(default_factory=list)
     """what was left out on reading"""
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Which episodes are of groups that were logged: rates over all others would be rates of failure."""
+        of = {group: chosen(str(group), self.share) for group in self.episodes["group"].unique()}
+        return self.episodes["group"].map(of).to_numpy(bool)
 
     @property
     def parts(self) -> list[str]:
@@ -95,7 +104,10 @@ def load(folder: Path) -> Run:
     # A launch folder is named after the experiment; of a log on its own the parent says more than "turnkey_log".
     name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
     notes = list(dict.fromkeys(str(warning.message) for warning in said))
-    return Run(name, log, _about(log), episodes, join(episodes, turns, credit, updates), steps, notes)
+    about = _about(log)
+    share = about.get("share", 1.0)
+    share = float(share) if isinstance(share, int | float) else 1.0
+    return Run(name, log, about, episodes, join(episodes, turns, credit, updates), steps, share, notes)
 
 
 def join(episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, updates: pd.DataFrame) -> pd.DataFrame:

@@ -160,6 +160,7 @@ def _index(
         "texts": sorted(texts),
         "logged_texts": kept,
         "counts": count.tolist(),
+        "whole": run.whole.astype(int).tolist(),
         "group": group.tolist(),
         "episodes": {
             name: _plain(named if name == "task" else episodes[name], name in REPEATING) for name in OF_EPISODE

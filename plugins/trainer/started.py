@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.seeing.bounds import logged_share
 from verl_turnkey.plugins.seeing.schema import SCHEMA_VERSION
 from verl_turnkey.plugins.seeing.segments import UNNAMED, private, write_json, write_segment
 
@@ -74,6 +75,7 @@ def about(config: DictConfig) -> dict[str, Any]:
         "method": str(config.algorithm.adv_estimator) if estimator is None else estimator.name,
         "params": asdict(params) if is_dataclass(params) else {},  # type: ignore[arg-type]
         "modify": [{"name": one.spec.name, **asdict(one.params)} for one in credit_modify(config, turnkey)],
+        "share": logged_share(config),
         "loss": str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode")) if loss is None else loss.name,
     }
 

@@ -12,6 +12,7 @@ function choices(runs) {
   const found = new Map();
   runs.forEach((run, r) => {
     for (let e = 0; e < run.size; e++) {
+      if (!run.whole[e]) continue; // of its group only failures were logged
       const kind = run.episodes.validation[e] ? "v" : "t";
       const value = `${r}.${run.episodes.global_step[e]}.${kind}`;
       if (!found.has(value)) found.set(value, { value, run, rows: [], label: `${runs.length > 1 ? `${short(run.name, 30)}, ` : ""}step ${run.episodes.global_step[e]}${kind === "v" ? ", validation" : ""}` });

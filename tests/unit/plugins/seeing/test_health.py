@@ -10,6 +10,8 @@ import pytest
 import synthetic_run
 
 from verl_turnkey.plugins.seeing import health, join
+from verl_turnkey.plugins.seeing.bounds import chosen
+from verl_turnkey.plugins.seeing.curves import charts
 from verl_turnkey.plugins.seeing.schema import TABLES
 
 SIZE, TURNS = 4, 5
@@ -114,6 +116,32 @@ def test_failures_by_kind():
     assert (finding.steps, finding.filter) == ([2, 3], "outcome=failed")
     validation = make(8, lambda step, n: failing(step, n) and failing(step, n) | {"validation": True})
     assert found(validation, "failures") is None
+
+
+def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
+    """The log has all failed episodes, and of a share of the groups the others: rates are over these groups."""
+
+    def failing(step, n):
+        return {"failed": "hung", "failed_kind": "timeout", "success": None}
+
+    run = make(8)
+    other = make(8, failing)
+    foreign = other.episodes.assign(episode="x" + other.episodes["episode"], group="x" + other.episodes["group"])
+    episodes = pd.concat([run.episodes, foreign], ignore_index=True)
+    ours = set(run.episodes["group"])
+    kept = [group for group in ours if chosen(group, 0.5)]
+    assert 0 < len(kept) < len(ours)
+    logged = episodes[episodes["group"].isin(kept) | episodes["failed"].notna()].reset_index(drop=True)
+    logged = logged[~(logged["failed"].notna() & logged["group"].map(lambda group: chosen(group, 0.5)))]
+    logged = logged.reset_index(drop=True)
+    turns = run.turns.drop(columns=["at", "reason"])[list(table("turns", []))]
+    joined = join.join(logged, turns, table("credit", []), table("updates", []))
+    made = join.Run("made", Path(), {}, logged, joined, run.steps, 0.5)
+    assert logged["failed"].notna().sum() > 20
+    assert health.findings(made) == []
+    [success] = [chart for chart in charts(made) if chart["title"] == "Success"]
+    assert set(success["series"][0]["y"]) == {0.5}
+    assert health.findings(join.Run("made", Path(), {}, logged, joined, run.steps)) != []
 
 
 def test_episodes_that_end_at_a_limit():

@@ -18,11 +18,16 @@ def configured(folder: Path | None, **turnkey):
     return OmegaConf.create(
         {
             "algorithm": {"adv_estimator": "gigpo"},
-            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}},
+            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}, "rollout": {"n": 8}},
+            "data": {"train_batch_size": 16},
             "trainer": {"project_name": "babyai", "experiment_name": "gigpo", "epochs": "${algorithm.adv_estimator}"},
             "turnkey": {
                 "credit": {"gamma": 0.9, "modify": [{"name": "empg"}]},
-                "log": {"trajectories": None if folder is None else str(folder), "segment": SEGMENT},
+                "log": {
+                    "trajectories": None if folder is None else str(folder),
+                    "segment": SEGMENT,
+                    "episodes_per_step": 64,
+                },
                 "env": {"kwargs": {"api_key": "sk-1", "url": "https://me:pw@host/x"}},
                 **turnkey,
             },
@@ -73,6 +78,7 @@ def test_about_an_estimator_and_a_loss_of_others():
     config.actor_rollout_ref.actor.policy_loss.loss_mode = "gpg"
     said = about(config)
     assert (said["method"], said["params"], said["modify"], said["loss"]) == ("grpo", {}, [], "gpg")
+    assert said["share"] == 0.5
 
 
 def test_what_is_masked():
