@@ -46,25 +46,38 @@ function limits([low, high], least, most) {
 }
 
 function tidy(value) {
-  return value === null || value === undefined ? "–" : Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
+  return value === null || value === undefined
+    ? "–"
+    : Math.abs(value) >= 1000
+      ? value.toFixed(0)
+      : String(Number(value.toPrecision(3)));
 }
 
 /** A chart in a card. `picked` is called with the step of a click. */
 export function chart({ title, unit, series, range }, dark, picked = null) {
   const plot = h("div", { class: "plot" });
-  const card = h("section", { class: "card chart", "aria-label": `${title} by step` },
-    h("h3", {}, title, unit ? h("small", {}, unit) : null), plot);
+  const card = h(
+    "section",
+    { class: "card chart", "aria-label": `${title} by step` },
+    h("h3", {}, title, unit ? h("small", {}, unit) : null),
+    plot,
+  );
   const colour = palette();
   const axis = {
-    stroke: colour.soft, font: "11px system-ui, sans-serif", grid: { stroke: colour.line, width: 1 },
-    ticks: { show: false }, gap: 4,
+    stroke: colour.soft,
+    font: "11px system-ui, sans-serif",
+    grid: { stroke: colour.line, width: 1 },
+    ticks: { show: false },
+    gap: 4,
   };
   const last = (u, value, s, i) => {
     const values = u.data[s];
     return tidy(i === null ? values.findLast((each) => each !== null) : value);
   };
   const options = {
-    width: 320, height: HEIGHT, cursor: { sync: { key: "step" }, points: { size: 6 }, y: false },
+    width: 320,
+    height: HEIGHT,
+    cursor: { sync: { key: "step" }, points: { size: 6 }, y: false },
     legend: { live: true },
     scales: { x: { time: false }, y: range ? { range: (u, low, high) => limits(range, low, high) } : {} },
     axes: [
@@ -76,8 +89,13 @@ export function chart({ title, unit, series, range }, dark, picked = null) {
       ...series.map((each, i) => {
         const line = LINES[i % LINES.length];
         return {
-          label: each.label, stroke: dark ? line.dark : line.light, dash: line.dash, width: 1.75, spanGaps: true,
-          points: { show: each.x.length < 25, size: 4 }, value: last,
+          label: each.label,
+          stroke: dark ? line.dark : line.light,
+          dash: line.dash,
+          width: 1.75,
+          spanGaps: true,
+          points: { show: each.x.length < 25, size: 4 },
+          value: last,
         };
       }),
     ],

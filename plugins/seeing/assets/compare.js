@@ -15,7 +15,13 @@ function choices(runs) {
       if (!run.whole[e]) continue; // of its group only failures were logged
       const kind = run.episodes.validation[e] ? "v" : "t";
       const value = `${r}.${run.episodes.global_step[e]}.${kind}`;
-      if (!found.has(value)) found.set(value, { value, run, rows: [], label: `${runs.length > 1 ? `${short(run.name, 30)}, ` : ""}step ${run.episodes.global_step[e]}${kind === "v" ? ", validation" : ""}` });
+      if (!found.has(value))
+        found.set(value, {
+          value,
+          run,
+          rows: [],
+          label: `${runs.length > 1 ? `${short(run.name, 30)}, ` : ""}step ${run.episodes.global_step[e]}${kind === "v" ? ", validation" : ""}`,
+        });
       found.get(value).rows.push(e);
     }
   });
@@ -51,21 +57,51 @@ function tasks({ run, rows }) {
 export function compare({ runs, part, params, dark }) {
   const found = choices(runs);
   const [first, last] = usual(runs, found);
-  const sides = [["a", first], ["b", last]].map(([name, value]) => found.get(params.get(name) ?? value) ?? found.get(value));
-  const picker = (name, i) => h("label", {}, h("span", {}, name.toUpperCase()),
-    h("select", { name, onchange: (event) => go(link("compare", "", { ...Object.fromEntries(params), a: sides[0].value, b: sides[1].value, [name]: event.target.value })) },
-      [...found.values()].map((side) => h("option", { value: side.value, selected: side === sides[i] }, side.label))));
+  const sides = [
+    ["a", first],
+    ["b", last],
+  ].map(([name, value]) => found.get(params.get(name) ?? value) ?? found.get(value));
+  const picker = (name, i) =>
+    h(
+      "label",
+      {},
+      h("span", {}, name.toUpperCase()),
+      h(
+        "select",
+        {
+          name,
+          onchange: (event) =>
+            go(
+              link("compare", "", {
+                ...Object.fromEntries(params),
+                a: sides[0].value,
+                b: sides[1].value,
+                [name]: event.target.value,
+              }),
+            ),
+        },
+        [...found.values()].map((side) => h("option", { value: side.value, selected: side === sides[i] }, side.label)),
+      ),
+    );
   const [a, b] = sides.map(tasks);
   const both = [...a.keys()].filter((key) => b.has(key)).map((key) => ({ a: a.get(key), b: b.get(key) }));
   return {
     title: "Compare",
-    node: h("div", { class: "page" },
+    node: h(
+      "div",
+      { class: "page" },
       h("h1", {}, "Compare"),
       h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, picker("a", 0), picker("b", 1)),
-      both.length ? result(sides, both, params, part)
-        : h("p", { class: "notes" }, `No task was played on both sides: ${count(a.size)} only by A, ${count(b.size)} only by B. Validations play the same tasks.`),
+      both.length
+        ? result(sides, both, params, part)
+        : h(
+            "p",
+            { class: "notes" },
+            `No task was played on both sides: ${count(a.size)} only by A, ${count(b.size)} only by B. Validations play the same tasks.`,
+          ),
       runs.length > 1 ? together(runs, dark) : null,
-      runs.length > 1 ? differing(sides) : null),
+      runs.length > 1 ? differing(sides) : null,
+    ),
   };
 }
 
@@ -78,29 +114,82 @@ function kindOf({ a, b }) {
 }
 
 function result(sides, both, params, part) {
-  const byKind = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, both.filter((each) => kindOf(each) === kind)]));
+  const byKind = Object.fromEntries(
+    Object.keys(KINDS).map((kind) => [kind, both.filter((each) => kindOf(each) === kind)]),
+  );
   const wanted = params.get("kind");
   const rows = (KINDS[wanted] ? byKind[wanted] : both).sort((x, y) => y.b.share - y.a.share - (x.b.share - x.a.share));
   const mean = (side) => both.reduce((sum, each) => sum + each[side].share, 0) / both.length;
   const here = Object.fromEntries(params);
-  const tiles = Object.entries(KINDS).map(([kind, name]) => h("a", { class: `tile ${wanted === kind ? "chosen" : ""}`, href: link("compare", "", { ...here, a: sides[0].value, b: sides[1].value, kind: wanted === kind ? "" : kind }) },
-    h("b", {}, count(byKind[kind].length)), ` ${name}`));
-  return h("section", {},
-    h("p", { class: "lead" }, `On ${count(both.length)} common tasks A solves ${percent(mean("a"))} and B ${percent(mean("b"))}.`),
+  const tiles = Object.entries(KINDS).map(([kind, name]) =>
+    h(
+      "a",
+      {
+        class: `tile ${wanted === kind ? "chosen" : ""}`,
+        href: link("compare", "", { ...here, a: sides[0].value, b: sides[1].value, kind: wanted === kind ? "" : kind }),
+      },
+      h("b", {}, count(byKind[kind].length)),
+      ` ${name}`,
+    ),
+  );
+  return h(
+    "section",
+    {},
+    h(
+      "p",
+      { class: "lead" },
+      `On ${count(both.length)} common tasks A solves ${percent(mean("a"))} and B ${percent(mean("b"))}.`,
+    ),
     h("div", { class: "tiles" }, tiles),
     h("p", { class: "hint" }, "Solved: in at least half of the task's episodes on that side."),
-    h("div", { class: "sideways" }, h("table", { class: "plain" },
-      h("thead", {}, h("tr", {}, ["task", "seed", "A", "B", "change"].map((name, i) => h("th", { scope: "col", class: i ? "num" : null }, name)))),
-      h("tbody", {}, rows.slice(0, SHOWN).map((each) => row(sides, each, part))),
-      rows.length > SHOWN ? h("tfoot", {}, h("tr", {}, h("td", { colspan: 5 }, `and ${count(rows.length - SHOWN)} more`))) : null)));
+    h(
+      "div",
+      { class: "sideways" },
+      h(
+        "table",
+        { class: "plain" },
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            ["task", "seed", "A", "B", "change"].map((name, i) =>
+              h("th", { scope: "col", class: i ? "num" : null }, name),
+            ),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.slice(0, SHOWN).map((each) => row(sides, each, part)),
+        ),
+        rows.length > SHOWN
+          ? h("tfoot", {}, h("tr", {}, h("td", { colspan: 5 }, `and ${count(rows.length - SHOWN)} more`)))
+          : null,
+      ),
+    ),
+  );
 }
 
 function row(sides, each) {
-  const side = (name, i) => h("a", { href: `${link("group", sides[i].run.groups[sides[i].run.group[each[name].rows[0]]], { run: sides[i].run.number || "" })}` }, `${each[name].won} of ${each[name].rows.length}`);
-  return h("tr", {},
-    h("td", {}, told(short(each.a.task ?? "–", 90))), h("td", { class: "num" }, each.a.seed ?? "–"),
-    h("td", { class: "num" }, side("a", 0)), h("td", { class: "num" }, side("b", 1)),
-    h("td", { class: "num" }, badge(each.b.share - each.a.share, 1)));
+  const side = (name, i) =>
+    h(
+      "a",
+      {
+        href: `${link("group", sides[i].run.groups[sides[i].run.group[each[name].rows[0]]], { run: sides[i].run.number || "" })}`,
+      },
+      `${each[name].won} of ${each[name].rows.length}`,
+    );
+  return h(
+    "tr",
+    {},
+    h("td", {}, told(short(each.a.task ?? "–", 90))),
+    h("td", { class: "num" }, each.a.seed ?? "–"),
+    h("td", { class: "num" }, side("a", 0)),
+    h("td", { class: "num" }, side("b", 1)),
+    h("td", { class: "num" }, badge(each.b.share - each.a.share, 1)),
+  );
 }
 
 const percent = (share) => `${Math.round(100 * share)} %`;
@@ -113,7 +202,16 @@ function together(runs, dark) {
     const series = mine.flatMap((each, r) => (each ? [{ ...each.series[0], label: short(runs[r].name, 24) }] : []));
     return { title, unit: mine.find(Boolean).series[0].label, range: mine.find(Boolean).range, series };
   });
-  return h("section", {}, h("h2", {}, "Curves"), h("div", { class: "charts" }, drawn.filter((each) => each.series.length > 1).map((each) => chart(each, dark))));
+  return h(
+    "section",
+    {},
+    h("h2", {}, "Curves"),
+    h(
+      "div",
+      { class: "charts" },
+      drawn.filter((each) => each.series.length > 1).map((each) => chart(each, dark)),
+    ),
+  );
 }
 
 /** The keys of the configurations that differ. */
@@ -121,11 +219,42 @@ function differing(sides) {
   const [a, b] = sides.map((side) => flat(side.run.about.config ?? {}));
   const keys = [...new Set([...a.keys(), ...b.keys()])].filter((key) => a.get(key) !== b.get(key)).sort();
   if (!a.size || !b.size) return h("p", { class: "hint" }, "No configuration was logged.");
-  return h("section", {}, h("h2", {}, "What differs"),
-    keys.length ? h("div", { class: "sideways" }, h("table", { class: "plain" },
-      h("thead", {}, h("tr", {}, ["key", "A", "B"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, keys.slice(0, SHOWN).map((key) => h("tr", {}, h("th", { scope: "row" }, told(key)), [a, b].map((side) => h("td", {}, told(short(side.get(key) ?? "–", 80)))))))))
-      : h("p", {}, "The configurations are equal."));
+  return h(
+    "section",
+    {},
+    h("h2", {}, "What differs"),
+    keys.length
+      ? h(
+          "div",
+          { class: "sideways" },
+          h(
+            "table",
+            { class: "plain" },
+            h(
+              "thead",
+              {},
+              h(
+                "tr",
+                {},
+                ["key", "A", "B"].map((name) => h("th", { scope: "col" }, name)),
+              ),
+            ),
+            h(
+              "tbody",
+              {},
+              keys.slice(0, SHOWN).map((key) =>
+                h(
+                  "tr",
+                  {},
+                  h("th", { scope: "row" }, told(key)),
+                  [a, b].map((side) => h("td", {}, told(short(side.get(key) ?? "–", 80)))),
+                ),
+              ),
+            ),
+          ),
+        )
+      : h("p", {}, "The configurations are equal."),
+  );
 }
 
 function flat(value, prefix = "", found = new Map()) {

@@ -79,9 +79,13 @@ export class Run {
   summed(part) {
     const { values, scale } = this.columns[part];
     const valid = this.columns.valid.values;
-    const worst = [], best = [], invalid = [];
+    const worst = [],
+      best = [],
+      invalid = [];
     for (let e = 0; e < this.size; e++) {
-      let low = Infinity, high = -Infinity, bad = 0;
+      let low = Infinity,
+        high = -Infinity,
+        bad = 0;
       for (let t = this.first[e]; t < this.first[e + 1]; t++) {
         bad += 1 - valid[t];
         if (values[t] === MISSING) continue;
@@ -145,7 +149,9 @@ class Group {
 
   /** Its columns that begin with a prefix, without it. */
   family(prefix) {
-    return Object.keys(this.columns).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length));
+    return Object.keys(this.columns)
+      .filter((name) => name.startsWith(prefix))
+      .map((name) => name.slice(prefix.length));
   }
 }
 

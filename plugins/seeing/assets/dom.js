@@ -2,11 +2,56 @@
 // lead to fragments of this page: whatever a log holds can then only be shown.
 
 const ATTRIBUTES = new Set([
-  "autocomplete", "checked", "class", "colspan", "dir", "disabled", "for", "href", "id", "lang", "list", "max", "min",
-  "name", "open", "placeholder", "role", "scope", "selected", "spellcheck", "step", "tabindex", "title", "type", "value",
+  "autocomplete",
+  "checked",
+  "class",
+  "colspan",
+  "dir",
+  "disabled",
+  "for",
+  "href",
+  "id",
+  "lang",
+  "list",
+  "max",
+  "min",
+  "name",
+  "open",
+  "placeholder",
+  "role",
+  "scope",
+  "selected",
+  "spellcheck",
+  "step",
+  "tabindex",
+  "title",
+  "type",
+  "value",
   // of SVG
-  "cx", "cy", "d", "height", "marker-end", "markerHeight", "markerUnits", "markerWidth", "orient", "points", "r", "refX",
-  "refY", "rx", "text-anchor", "transform", "viewBox", "width", "x", "x1", "x2", "y", "y1", "y2",
+  "cx",
+  "cy",
+  "d",
+  "height",
+  "marker-end",
+  "markerHeight",
+  "markerUnits",
+  "markerWidth",
+  "orient",
+  "points",
+  "r",
+  "refX",
+  "refY",
+  "rx",
+  "text-anchor",
+  "transform",
+  "viewBox",
+  "width",
+  "x",
+  "x1",
+  "x2",
+  "y",
+  "y1",
+  "y2",
 ]);
 const SVG = "http://www.w3.org/2000/svg";
 const DRAWN = new Set(["circle", "defs", "g", "line", "marker", "path", "polygon", "polyline", "rect", "svg", "text"]);
@@ -38,19 +83,35 @@ export function clear(element, ...children) {
 }
 
 const NAMES = {
-  0x061c: "ALM", 0x200b: "ZWSP", 0x200e: "LRM", 0x200f: "RLM", 0x202a: "LRE", 0x202b: "RLE", 0x202c: "PDF", 0x202d: "LRO",
-  0x202e: "RLO", 0x2028: "LS", 0x2029: "PS", 0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0xfeff: "BOM",
+  0x061c: "ALM",
+  0x200b: "ZWSP",
+  0x200e: "LRM",
+  0x200f: "RLM",
+  0x202a: "LRE",
+  0x202b: "RLE",
+  0x202c: "PDF",
+  0x202d: "LRO",
+  0x202e: "RLO",
+  0x2028: "LS",
+  0x2029: "PS",
+  0x2066: "LRI",
+  0x2067: "RLI",
+  0x2068: "FSI",
+  0x2069: "PDI",
+  0xfeff: "BOM",
 };
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
 /** A text of others with control characters as pictures and those that turn the direction as their names. */
 export function plain(text) {
-  return String(text).replace(/\r\n/g, "\n").replace(HIDDEN, (character) => {
-    const code = character.codePointAt(0);
-    if (code < 0x20) return String.fromCharCode(0x2400 + code);
-    if (code === 0x7f) return "\u2421";
-    return `\u27e6${NAMES[code] ?? code.toString(16)}\u27e7`;
-  });
+  return String(text)
+    .replace(/\r\n/g, "\n")
+    .replace(HIDDEN, (character) => {
+      const code = character.codePointAt(0);
+      if (code < 0x20) return String.fromCharCode(0x2400 + code);
+      if (code === 0x7f) return "\u2421";
+      return `\u27e6${NAMES[code] ?? code.toString(16)}\u27e7`;
+    });
 }
 
 /** A text of others, whose direction is its own affair. */
@@ -68,8 +129,12 @@ const LONG = 20000;
 /** A text as written, of which the beginning is shown until all is asked for. */
 export function passage(text, limit = LONG) {
   const box = h("div", { class: "passage" });
-  if (text.length <= limit * 1.2) return clear(box, told(text)), box;
-  const more = h("button", { class: "quiet", onclick: () => clear(box, told(text)) }, `show all ${count(text.length)} characters`);
+  if (text.length <= limit * 1.2) return (clear(box, told(text)), box);
+  const more = h(
+    "button",
+    { class: "quiet", onclick: () => clear(box, told(text)) },
+    `show all ${count(text.length)} characters`,
+  );
   clear(box, told(text.slice(0, limit)), h("p", {}, "… ", more));
   return box;
 }
@@ -83,7 +148,14 @@ export function number(value, signed = false) {
   if (value === null || value === undefined) return "–";
   if (value === true || value === false) return value ? "yes" : "no";
   const size = Math.abs(value);
-  let text = size >= 1000 ? count(size) : size >= 100 ? size.toFixed(0) : size >= 0.095 || size === 0 ? size.toFixed(2) : size.toPrecision(2);
+  let text =
+    size >= 1000
+      ? count(size)
+      : size >= 100
+        ? size.toFixed(0)
+        : size >= 0.095 || size === 0
+          ? size.toFixed(2)
+          : size.toPrecision(2);
   if (!signed && Number.isInteger(size)) text = count(size);
   return value < 0 ? `−${text}` : signed && value > 0 ? `+${text}` : text;
 }

@@ -30,14 +30,25 @@ export function chosen(run, part, params, found = null) {
     if (kind !== null && (run.of("failed_kind", e) ?? "other") !== kind) continue;
     if (low !== null && (best[e] === null || best[e] < low)) continue;
     if (high !== null && (worst[e] === null || worst[e] > high)) continue;
-    if (query && !`${run.of("task", e)} ${run.of("seed", e)} ${run.of("episode", e)} ${run.of("env", e)}`.toLowerCase().includes(query)) continue;
+    if (
+      query &&
+      !`${run.of("task", e)} ${run.of("seed", e)} ${run.of("episode", e)} ${run.of("env", e)}`
+        .toLowerCase()
+        .includes(query)
+    )
+      continue;
     if (found && !found.has(e)) continue;
     rows.push(e);
   }
   const sort = given("sort") ?? "";
   const key = sort.replace(/^-/, "");
   const values = { worst, best, invalid, outcome: null }[key] ?? run.episodes[key];
-  if (key === "outcome" || values) sorted(rows, key === "outcome" ? (e) => run.outcome(e) : values.codes ? (e) => run.of(key, e) : (e) => values[e], sort.startsWith("-"));
+  if (key === "outcome" || values)
+    sorted(
+      rows,
+      key === "outcome" ? (e) => run.outcome(e) : values.codes ? (e) => run.of(key, e) : (e) => values[e],
+      sort.startsWith("-"),
+    );
   return rows;
 }
 
@@ -64,15 +75,54 @@ export function episodes({ run, part, params }) {
     onopen: open,
     opened: (e) => `${run.of("task", e)}, seed ${run.of("seed", e)}, ${OUTCOMES[run.outcome(e)]}`,
     columns: [
-      { key: "global_step", label: "step", className: "num slim", cell: (e) => [marked.includes(e) ? "● " : "", number(run.of("global_step", e))] },
-      { key: "task", label: "task", className: "task", cell: (e) => h("a", { href: link("episode", run.of("episode", e)) }, told(short(run.of("task", e) ?? run.of("env", e) ?? "–", 90))) },
-      { key: "seed", label: "seed", className: "num mid", cell: (e) => (run.of("seed", e) ?? "–") },
+      {
+        key: "global_step",
+        label: "step",
+        className: "num slim",
+        cell: (e) => [marked.includes(e) ? "● " : "", number(run.of("global_step", e))],
+      },
+      {
+        key: "task",
+        label: "task",
+        className: "task",
+        cell: (e) =>
+          h(
+            "a",
+            { href: link("episode", run.of("episode", e)) },
+            told(short(run.of("task", e) ?? run.of("env", e) ?? "–", 90)),
+          ),
+      },
+      { key: "seed", label: "seed", className: "num mid", cell: (e) => run.of("seed", e) ?? "–" },
       { key: "outcome", label: "outcome", className: "result", cell: (e) => outcome(run, e) },
       { key: "turns", label: "turns", className: "num slim", cell: (e) => number(run.of("turns", e)) },
-      { key: "return", label: "return", className: "num slim", title: "sum of the environment's rewards", cell: (e) => number(run.of("return", e)) },
-      { key: "invalid", label: "invalid", className: "num slim far", title: "share of turns without a valid action", cell: (e) => (invalid[e] ? `${Math.round(100 * invalid[e])} %` : "–") },
-      { key: "worst", label: "worst", className: "num mid", title: "lowest credit of a turn", cell: (e) => worth(worst[e]) },
-      { key: "best", label: "best", className: "num mid", title: "highest credit of a turn", cell: (e) => worth(best[e]) },
+      {
+        key: "return",
+        label: "return",
+        className: "num slim",
+        title: "sum of the environment's rewards",
+        cell: (e) => number(run.of("return", e)),
+      },
+      {
+        key: "invalid",
+        label: "invalid",
+        className: "num slim far",
+        title: "share of turns without a valid action",
+        cell: (e) => (invalid[e] ? `${Math.round(100 * invalid[e])} %` : "–"),
+      },
+      {
+        key: "worst",
+        label: "worst",
+        className: "num mid",
+        title: "lowest credit of a turn",
+        cell: (e) => worth(worst[e]),
+      },
+      {
+        key: "best",
+        label: "best",
+        className: "num mid",
+        title: "highest credit of a turn",
+        cell: (e) => worth(best[e]),
+      },
       { key: null, label: "credit by turn", className: "strip far", cell: (e) => bars(run, part, e) },
     ],
   });
@@ -93,7 +143,10 @@ export function episodes({ run, part, params }) {
     if (!keep) table.box.scrollTop = 0;
     table.show(rows, keep ? table.chosen : -1);
     clear(counted, h("b", {}, count(rows.length)), ` of ${count(run.size)} episodes`);
-    clear(distribution, histogram(run, part, rows, now.get("credit"), (credit) => update({ credit })));
+    clear(
+      distribution,
+      histogram(run, part, rows, now.get("credit"), (credit) => update({ credit })),
+    );
   }
 
   async function inTexts(event) {
@@ -104,28 +157,100 @@ export function episodes({ run, part, params }) {
     if (finished) refresh(parse().params, false);
   }
 
-  const select = (name, label, options) => h("label", {}, h("span", {}, label),
-    h("select", { name, onchange: (event) => update({ [name]: event.target.value }) },
-      h("option", { value: "" }, "all"),
-      options.map(([value, text]) => h("option", { value, selected: params.get(name) === value }, text))));
+  const select = (name, label, options) =>
+    h(
+      "label",
+      {},
+      h("span", {}, label),
+      h(
+        "select",
+        { name, onchange: (event) => update({ [name]: event.target.value }) },
+        h("option", { value: "" }, "all"),
+        options.map(([value, text]) => h("option", { value, selected: params.get(name) === value }, text)),
+      ),
+    );
   const steps = [...new Set(run.episodes.global_step)].filter((step) => step !== null).sort((a, b) => a - b);
   const kinds = [...new Set(run.episodes.failed_kind.values)].sort();
-  clear(filters,
-    select("step", "step", steps.map((step) => [String(step), String(step)])),
-    run.episodes.validation.some(Boolean) ? select("split", "played to", [["training", "train"], ["validation", "validate"]]) : null,
-    run.episodes.task.values.length < 400 ? select("task", "task", run.episodes.task.values.map((task) => [task, short(task, 50)])) : null,
+  clear(
+    filters,
+    select(
+      "step",
+      "step",
+      steps.map((step) => [String(step), String(step)]),
+    ),
+    run.episodes.validation.some(Boolean)
+      ? select("split", "played to", [
+          ["training", "train"],
+          ["validation", "validate"],
+        ])
+      : null,
+    run.episodes.task.values.length < 400
+      ? select(
+          "task",
+          "task",
+          run.episodes.task.values.map((task) => [task, short(task, 50)]),
+        )
+      : null,
     select("outcome", "outcome", Object.entries(OUTCOMES)),
-    kinds.length ? select("kind", "failure", kinds.map((kind) => [kind, short(kind, 40)])) : null,
-    h("label", {}, h("span", {}, "task, seed or key"),
-      h("input", { type: "search", name: "q", value: params.get("q") ?? "", autocomplete: "off", spellcheck: "false", oninput: (event) => update({ q: event.target.value }) })),
-    h("label", {}, h("span", {}, "in the texts (Enter)"),
-      h("input", { type: "search", name: "texts", placeholder: run.texts.length ? "" : "no texts here", disabled: !run.texts.length, autocomplete: "off", spellcheck: "false", onkeydown: inTexts,
-        oninput: (event) => event.target.value === "" && (search.stop(), clear(searched), refresh(parse().params)) })),
-    h("a", { href: link("episodes"), class: "button" }, "clear"));
-  const node = h("div", { class: "page full" },
-    h("div", { class: "over" }, h("h1", {}, "Episodes"), counted, searched), filters, distribution, table.box,
-    h("p", { class: "hint keys" }, h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " move, ", h("kbd", {}, "Enter"), " opens, ",
-      h("kbd", {}, "x"), " marks two for side by side, ", h("kbd", {}, "?"), " lists keys"));
+    kinds.length
+      ? select(
+          "kind",
+          "failure",
+          kinds.map((kind) => [kind, short(kind, 40)]),
+        )
+      : null,
+    h(
+      "label",
+      {},
+      h("span", {}, "task, seed or key"),
+      h("input", {
+        type: "search",
+        name: "q",
+        value: params.get("q") ?? "",
+        autocomplete: "off",
+        spellcheck: "false",
+        oninput: (event) => update({ q: event.target.value }),
+      }),
+    ),
+    h(
+      "label",
+      {},
+      h("span", {}, "in the texts (Enter)"),
+      h("input", {
+        type: "search",
+        name: "texts",
+        placeholder: run.texts.length ? "" : "no texts here",
+        disabled: !run.texts.length,
+        autocomplete: "off",
+        spellcheck: "false",
+        onkeydown: inTexts,
+        oninput: (event) => event.target.value === "" && (search.stop(), clear(searched), refresh(parse().params)),
+      }),
+    ),
+    h("a", { href: link("episodes"), class: "button" }, "clear"),
+  );
+  const node = h(
+    "div",
+    { class: "page full" },
+    h("div", { class: "over" }, h("h1", {}, "Episodes"), counted, searched),
+    filters,
+    distribution,
+    table.box,
+    h(
+      "p",
+      { class: "hint keys" },
+      h("kbd", {}, "j"),
+      " ",
+      h("kbd", {}, "k"),
+      " move, ",
+      h("kbd", {}, "Enter"),
+      " opens, ",
+      h("kbd", {}, "x"),
+      " marks two for side by side, ",
+      h("kbd", {}, "?"),
+      " lists keys",
+    ),
+  );
   refresh(params);
   const mark = () => {
     const e = table.rows[table.chosen];
@@ -139,7 +264,14 @@ export function episodes({ run, part, params }) {
   return {
     title: "Episodes",
     node,
-    keys: { j: () => table.move(1), k: () => table.move(-1), ArrowDown: () => table.move(1), ArrowUp: () => table.move(-1), Enter: () => table.open(), x: mark },
+    keys: {
+      j: () => table.move(1),
+      k: () => table.move(-1),
+      ArrowDown: () => table.move(1),
+      ArrowUp: () => table.move(-1),
+      Enter: () => table.open(),
+      x: mark,
+    },
     leave: () => search.stop(),
   };
 }

@@ -33,25 +33,62 @@ export function picture({ nodes, edges }, full, picked) {
   });
   dagre.layout(drawn);
   const at = new Map(nodes.map((node) => [node.id, drawn.node(node.id)]));
-  const lines = edges.map((edge, n) => (forward(edge) ? straight(edge, drawn.edge(edge.from, edge.to, String(n)), full, picked) : back(edge, at, full, picked)));
+  const lines = edges.map((edge, n) =>
+    forward(edge)
+      ? straight(edge, drawn.edge(edge.from, edge.to, String(n)), full, picked)
+      : back(edge, at, full, picked),
+  );
   const boxes = nodes.map((node) => box(node, at.get(node.id), full, picked));
   const { width, height } = drawn.graph();
   const room = edges.some((edge) => !forward(edge)) ? 90 : 0;
-  const svg = h("svg", { class: "graph", viewBox: `0 0 ${width + room} ${height}`, width: width + room, height, role: "group", "aria-label": "states and actions" },
-    markers(), lines, boxes);
+  const svg = h(
+    "svg",
+    {
+      class: "graph",
+      viewBox: `0 0 ${width + room} ${height}`,
+      width: width + room,
+      height,
+      role: "group",
+      "aria-label": "states and actions",
+    },
+    markers(),
+    lines,
+    boxes,
+  );
   const start = nodes.reduce((a, b) => (b.rank < a.rank ? b : a), nodes[0]);
-  return { svg, middle: start ? at.get(start.id).x : 0, elements: new Map([...edges.map((edge, n) => [edge, lines[n]]), ...nodes.map((node, n) => [node, boxes[n]])]) };
+  return {
+    svg,
+    middle: start ? at.get(start.id).x : 0,
+    elements: new Map([...edges.map((edge, n) => [edge, lines[n]]), ...nodes.map((node, n) => [node, boxes[n]])]),
+  };
 }
 
 /** Ends of edges: an arrow for more, a bar for less, a ring for neither. */
 function markers() {
-  const marker = (id, shape) => h("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 11, markerHeight: 11, markerUnits: "userSpaceOnUse", orient: "auto" }, shape);
+  const marker = (id, shape) =>
+    h(
+      "marker",
+      {
+        id,
+        viewBox: "0 0 10 10",
+        refX: 9,
+        refY: 5,
+        markerWidth: 11,
+        markerHeight: 11,
+        markerUnits: "userSpaceOnUse",
+        orient: "auto",
+      },
+      shape,
+    );
   const shapes = [];
   for (const step of [-3, -2, -1, 0, 1, 2, 3, "none"]) {
     const name = `fill${step}`;
-    const shape = step > 0 ? h("path", { class: name, d: "M0 0 L10 5 L0 10 z" })
-      : step < 0 ? h("path", { class: name, d: "M5 0 L9 0 L9 10 L5 10 z" })
-        : h("circle", { class: `${name} ring`, cx: 5, cy: 5, r: 3.6 });
+    const shape =
+      step > 0
+        ? h("path", { class: name, d: "M0 0 L10 5 L0 10 z" })
+        : step < 0
+          ? h("path", { class: name, d: "M5 0 L9 0 L9 10 L5 10 z" })
+          : h("circle", { class: `${name} ring`, cx: 5, cy: 5, r: 3.6 });
     shapes.push(marker(`end${step}`, shape));
   }
   return h("defs", {}, shapes);
@@ -63,8 +100,12 @@ function attributes(edge, full, picked) {
   return {
     step,
     group: {
-      class: `edge ${edge.won === 0 ? "unwon" : ""}`, tabindex: 0, role: "button",
-      "aria-label": said, onclick: () => picked(edge), onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(edge)),
+      class: `edge ${edge.won === 0 ? "unwon" : ""}`,
+      tabindex: 0,
+      role: "button",
+      "aria-label": said,
+      onclick: () => picked(edge),
+      onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(edge)),
     },
     line: (d) => {
       const path = h("path", { class: `line${step}`, d, "marker-end": `url(#end${step})` });
@@ -78,10 +119,14 @@ function attributes(edge, full, picked) {
 function straight(edge, { points, x, y, width }, full, picked) {
   const look = attributes(edge, full, picked);
   const lines = caption(edge, full);
-  return h("g", look.group, look.line(curve(points)),
+  return h(
+    "g",
+    look.group,
+    look.line(curve(points)),
     h("rect", { class: "plate", x: x - width / 2, y: y - 15, width, height: 30, rx: 4 }),
     h("text", { class: "what", x, y: y - 2, "text-anchor": "middle" }, lines[0]),
-    h("text", { class: `much ink${look.step}`, x, y: y + 11, "text-anchor": "middle" }, lines[1]));
+    h("text", { class: `much ink${look.step}`, x, y: y + 11, "text-anchor": "middle" }, lines[1]),
+  );
 }
 
 /** A smooth line through points: quadratic pieces between the middles. */
@@ -104,9 +149,20 @@ function back(edge, at, full, picked) {
   const wide = Math.min(84, 26 + Math.hypot(x1 - x2, y1 - y2) / 8);
   const right = Math.max(x1, x2) + wide;
   const low = from.y + from.height / 2;
-  const d = Math.abs(from.y - to.y) < 20 ? `M${from.x} ${low} C${from.x} ${low + 40} ${to.x} ${low + 40} ${to.x} ${to.y + to.height / 2}`
-    : `M${x1} ${y1} C${right} ${y1} ${right} ${y2} ${x2} ${y2}`;
-  const made = h("g", look.group, look.line(d), h("text", { class: "hover", x: (x1 + x2) / 2 + wide / 2, y: (y1 + y2) / 2, "text-anchor": "middle" }, caption(edge, full).join("  ")));
+  const d =
+    Math.abs(from.y - to.y) < 20
+      ? `M${from.x} ${low} C${from.x} ${low + 40} ${to.x} ${low + 40} ${to.x} ${to.y + to.height / 2}`
+      : `M${x1} ${y1} C${right} ${y1} ${right} ${y2} ${x2} ${y2}`;
+  const made = h(
+    "g",
+    look.group,
+    look.line(d),
+    h(
+      "text",
+      { class: "hover", x: (x1 + x2) / 2 + wide / 2, y: (y1 + y2) / 2, "text-anchor": "middle" },
+      caption(edge, full).join("  "),
+    ),
+  );
   made.classList.add("back");
   return made;
 }
@@ -123,15 +179,24 @@ function wrapped(label) {
 function box(node, { x, y, width, height, lines }, full, picked) {
   const stays = [...node.stays.values()];
   const idle = stays.reduce((sum, edge) => sum + edge.n, 0);
-  const visits = node.kind === "state" ? `${node.turns.length} ${node.turns.length === 1 ? "visit" : "visits"}` : `${node.turns.length}`;
+  const visits =
+    node.kind === "state"
+      ? `${node.turns.length} ${node.turns.length === 1 ? "visit" : "visits"}`
+      : `${node.turns.length}`;
   const second = idle ? `${visits} · ↻ ${idle}` : visits;
   const top = y - height / 2 + 18;
-  return h("g", {
-    class: `node ${node.kind} ${node.fork ? "fork" : ""}`, tabindex: 0, role: "button",
-    "aria-label": `${node.label}, ${visits}${node.fork ? ", a fork" : ""}`,
-    onclick: () => picked(node), onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(node)),
-  },
-  h("rect", { x: x - width / 2, y: y - height / 2, width, height, rx: node.kind === "state" ? 9 : 22 }),
-  lines.map((line, i) => h("text", { class: "name", x, y: top + i * NODE.line, "text-anchor": "middle" }, line)),
-  h("text", { class: "visits", x, y: top + lines.length * NODE.line, "text-anchor": "middle" }, second));
+  return h(
+    "g",
+    {
+      class: `node ${node.kind} ${node.fork ? "fork" : ""}`,
+      tabindex: 0,
+      role: "button",
+      "aria-label": `${node.label}, ${visits}${node.fork ? ", a fork" : ""}`,
+      onclick: () => picked(node),
+      onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(node)),
+    },
+    h("rect", { x: x - width / 2, y: y - height / 2, width, height, rx: node.kind === "state" ? 9 : 22 }),
+    lines.map((line, i) => h("text", { class: "name", x, y: top + i * NODE.line, "text-anchor": "middle" }, line)),
+    h("text", { class: "visits", x, y: top + lines.length * NODE.line, "text-anchor": "middle" }, second),
+  );
 }

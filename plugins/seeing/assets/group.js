@@ -1,12 +1,13 @@
 // A group: its episodes, the graph of their states with the credit of actions, and the same as a table.
 
 import { clear, count, h, number, short, told } from "./dom.js";
-import { turnList, unknown } from "./episode.js";
+import { unknown } from "./episode.js";
 import { outcome } from "./episodes.js";
 import { picture } from "./graph.js";
 import { go, link, parse, replace } from "./route.js";
 import { readable, stateGraph, visible } from "./states.js";
 import { badge, bars } from "./tone.js";
+import { turnList } from "./turn.js";
 
 /** The group of a key; without one, the first with mixed outcomes. */
 export async function groupPage({ run, part, params, key }) {
@@ -16,37 +17,90 @@ export async function groupPage({ run, part, params, key }) {
   const members = run.members[g];
   const won = members.filter((e) => run.outcome(e) === "won").length;
   const first = members[0];
-  const body = group.known ? graphPart(run, part, group, params)
-    : [h("p", { class: "notes" }, "The exact numbers of this group are not in this file, which would be too large with them.")];
+  const body = group.known
+    ? graphPart(run, part, group, params)
+    : [
+        h(
+          "p",
+          { class: "notes" },
+          "The exact numbers of this group are not in this file, which would be too large with them.",
+        ),
+      ];
   const others = [...new Set(run.group)];
-  const turn = (by) => others[others.indexOf(g) + by] !== undefined && go(link("group", run.groups[others[others.indexOf(g) + by]]));
+  const turn = (by) =>
+    others[others.indexOf(g) + by] !== undefined && go(link("group", run.groups[others[others.indexOf(g) + by]]));
   return {
     title: `group: ${short(run.of("task", first) ?? "", 50)}`,
-    node: h("div", { class: "page full" },
-      h("header", { class: "head" },
-        h("div", {},
-          h("p", { class: "crumbs" }, h("a", { href: link("episodes", "", { step: run.of("global_step", first) }) }, `Step ${number(run.of("global_step", first))}`), ` / group ${others.indexOf(g) + 1} of ${count(others.length)}`),
+    node: h(
+      "div",
+      { class: "page full" },
+      h(
+        "header",
+        { class: "head" },
+        h(
+          "div",
+          {},
+          h(
+            "p",
+            { class: "crumbs" },
+            h(
+              "a",
+              { href: link("episodes", "", { step: run.of("global_step", first) }) },
+              `Step ${number(run.of("global_step", first))}`,
+            ),
+            ` / group ${others.indexOf(g) + 1} of ${count(others.length)}`,
+          ),
           h("h1", {}, told(short(run.of("task", first) ?? "group", 160))),
-          h("p", { class: "sub" }, `${members.length} episodes of seed ${run.of("seed", first) ?? "–"}, ${won} solved`)),
-        h("p", { class: "besides" }, h("button", { onclick: () => turn(-1) }, "← previous"), h("button", { onclick: () => turn(1) }, "next →"))),
-      body, h("h2", {}, "Episodes"), memberTable(run, part, members)),
+          h("p", { class: "sub" }, `${members.length} episodes of seed ${run.of("seed", first) ?? "–"}, ${won} solved`),
+        ),
+        h(
+          "p",
+          { class: "besides" },
+          h("button", { onclick: () => turn(-1) }, "← previous"),
+          h("button", { onclick: () => turn(1) }, "next →"),
+        ),
+      ),
+      body,
+      h("h2", {}, "Episodes"),
+      memberTable(run, part, members),
+    ),
     keys: { n: () => turn(1), p: () => turn(-1), Escape: () => history.back() },
   };
 }
 
 /** The newest group to train in which some episodes solved the task and some did not. */
 function telling(run) {
-  const mixed = run.members.findLastIndex((members) => !run.episodes.validation[members[0]] && new Set(members.map((e) => run.outcome(e) === "won")).size > 1);
+  const mixed = run.members.findLastIndex(
+    (members) => !run.episodes.validation[members[0]] && new Set(members.map((e) => run.outcome(e) === "won")).size > 1,
+  );
   return mixed >= 0 ? mixed : run.members.length ? 0 : undefined;
 }
 
 function memberTable(run, part, members) {
-  const rows = members.map((e, n) => h("tr", {},
-    h("td", {}, h("a", { href: link("episode", run.of("episode", e)) }, `episode ${n + 1}`)),
-    h("td", {}, outcome(run, e)), h("td", { class: "num" }, number(run.of("turns", e))), h("td", { class: "num" }, number(run.of("return", e))),
-    h("td", { class: "far" }, bars(run, part, e, 300, 26))));
-  const heads = ["", "outcome", "turns", "return"].map((name, i) => h("th", { scope: "col", class: i > 1 ? "num" : null }, name));
-  return h("div", { class: "sideways" }, h("table", { class: "plain" }, h("thead", {}, h("tr", {}, heads, h("th", { scope: "col", class: "far" }, "credit by turn"))), h("tbody", {}, rows)));
+  const rows = members.map((e, n) =>
+    h(
+      "tr",
+      {},
+      h("td", {}, h("a", { href: link("episode", run.of("episode", e)) }, `episode ${n + 1}`)),
+      h("td", {}, outcome(run, e)),
+      h("td", { class: "num" }, number(run.of("turns", e))),
+      h("td", { class: "num" }, number(run.of("return", e))),
+      h("td", { class: "far" }, bars(run, part, e, 300, 26)),
+    ),
+  );
+  const heads = ["", "outcome", "turns", "return"].map((name, i) =>
+    h("th", { scope: "col", class: i > 1 ? "num" : null }, name),
+  );
+  return h(
+    "div",
+    { class: "sideways" },
+    h(
+      "table",
+      { class: "plain" },
+      h("thead", {}, h("tr", {}, heads, h("th", { scope: "col", class: "far" }, "credit by turn"))),
+      h("tbody", {}, rows),
+    ),
+  );
 }
 
 function graphPart(run, part, group, params) {
@@ -54,10 +108,27 @@ function graphPart(run, part, group, params) {
   const said = h("p", { class: "hint", "aria-live": "polite" });
   const turns = h("div", { class: "chosen-turns" });
   const table = h("div", { class: "sideways" });
-  const visits = h("input", { type: "number", min: 1, max: 99, name: "visits", oninput: () => draw({ visits: visits.value }) });
-  const forks = h("input", { type: "checkbox", name: "forks", checked: params.get("forks") === "1", onchange: () => draw({ forks: forks.checked ? 1 : "" }) });
-  const layout = h("select", { name: "states", onchange: () => draw({ states: layout.value, visits: "" }) },
-    [["", "merged"], ["all", "by turn"]].map(([value, name]) => h("option", { value, selected: (params.get("states") ?? "") === value }, name)));
+  const visits = h("input", {
+    type: "number",
+    min: 1,
+    max: 99,
+    name: "visits",
+    oninput: () => draw({ visits: visits.value }),
+  });
+  const forks = h("input", {
+    type: "checkbox",
+    name: "forks",
+    checked: params.get("forks") === "1",
+    onchange: () => draw({ forks: forks.checked ? 1 : "" }),
+  });
+  const layout = h(
+    "select",
+    { name: "states", onchange: () => draw({ states: layout.value, visits: "" }) },
+    [
+      ["", "merged"],
+      ["all", "by turn"],
+    ].map(([value, name]) => h("option", { value, selected: (params.get("states") ?? "") === value }, name)),
+  );
 
   function draw(changes) {
     if (changes) replace(changes);
@@ -77,33 +148,66 @@ function graphPart(run, part, group, params) {
     clear(box, shown.nodes.length ? svg : null);
     requestAnimationFrame(() => (box.scrollLeft = middle - box.clientWidth / 2));
     const { left } = shown;
-    clear(said, shown.nodes.length ? "Width: how often. Colour and end: mean credit. Dashed: in no solved episode. ↻: the state stayed. " : "Nothing fits these filters. ",
-      left.nodes || left.edges ? `Not drawn: ${count(left.nodes)} states and ${count(left.edges)} actions.` : "");
+    clear(
+      said,
+      shown.nodes.length
+        ? "Width: how often. Colour and end: mean credit. Dashed: in no solved episode. ↻: the state stayed. "
+        : "Nothing fits these filters. ",
+      left.nodes || left.edges ? `Not drawn: ${count(left.nodes)} states and ${count(left.edges)} actions.` : "",
+    );
     clear(table, edgeTable(run, graph, byId, select));
   }
 
   draw();
   return [
-    h("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
-      h("label", {}, h("span", {}, "states"), layout), h("label", {}, h("span", {}, "seen, at least"), visits),
-      h("label", { class: "check" }, forks, h("span", {}, "only forks"))),
-    box, said, turns,
+    h(
+      "form",
+      { class: "filters", onsubmit: (event) => event.preventDefault() },
+      h("label", {}, h("span", {}, "states"), layout),
+      h("label", {}, h("span", {}, "seen, at least"), visits),
+      h("label", { class: "check" }, forks, h("span", {}, "only forks")),
+    ),
+    box,
+    said,
+    turns,
     h("details", { class: "as-table" }, h("summary", {}, "The graph as a table"), table),
   ];
 }
 
 function edgeTable(run, graph, byId, select) {
   const edges = [...graph.edges, ...graph.nodes.flatMap((node) => [...node.stays.values()])];
-  edges.sort((a, b) => byId.get(a.from).rank - byId.get(b.from).rank || (a.from < b.from ? -1 : a.from > b.from ? 1 : b.n - a.n));
+  edges.sort(
+    (a, b) => byId.get(a.from).rank - byId.get(b.from).rank || (a.from < b.from ? -1 : a.from > b.from ? 1 : b.n - a.n),
+  );
   const rows = edges.slice(0, 500).map((edge, i) => {
     const from = byId.get(edge.from);
-    return h("tr", { class: edges[i - 1]?.from !== edge.from ? "first" : null },
-      h("td", {}, edges[i - 1]?.from === edge.from ? "" : [told(from.label), from.fork ? h("span", { class: "tag" }, "fork") : null]),
+    return h(
+      "tr",
+      { class: edges[i - 1]?.from !== edge.from ? "first" : null },
+      h(
+        "td",
+        {},
+        edges[i - 1]?.from === edge.from
+          ? ""
+          : [told(from.label), from.fork ? h("span", { class: "tag" }, "fork") : null],
+      ),
       h("td", {}, h("button", { class: "quiet", onclick: () => select(edge) }, told(short(edge.action, 60)))),
       h("td", {}, edge.to === edge.from ? "↻ stays" : told(byId.get(edge.to).label)),
-      h("td", { class: "num" }, edge.n), h("td", { class: "num" }, `${Math.round(100 * edge.won)} %`), h("td", { class: "num" }, badge(edge.mean, run.full)));
+      h("td", { class: "num" }, edge.n),
+      h("td", { class: "num" }, `${Math.round(100 * edge.won)} %`),
+      h("td", { class: "num" }, badge(edge.mean, run.full)),
+    );
   });
-  const heads = ["state", "action", "leads to", "times", "solved", "mean credit"].map((name, i) => h("th", { scope: "col", class: i > 2 ? "num" : null }, name));
-  return h("table", { class: "plain edges" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows),
-    edges.length > 500 ? h("tfoot", {}, h("tr", {}, h("td", { colspan: 6 }, `and ${edges.length - 500} rarer ones`))) : null);
+  const heads = ["state", "action", "leads to", "times", "solved", "mean credit"].map((name, i) =>
+    h("th", { scope: "col", class: i > 2 ? "num" : null }, name),
+  );
+  return h(
+    "table",
+    { class: "plain edges" },
+    h("thead", {}, h("tr", {}, heads)),
+    h("tbody", {}, rows),
+    edges.length > 500
+      ? h("tfoot", {}, h("tr", {}, h("td", { colspan: 6 }, `and ${edges.length - 500} rarer ones`)))
+      : null,
+  );
 }

@@ -24,11 +24,22 @@ export function histogram(run, part, rows, range, picked) {
   const most = Math.max(...bins);
   const middle = (i) => low + ((i + 0.5) / BINS) * (high - low);
   const tall = (n) => (n ? Math.max(1.5, HEIGHT * Math.sqrt(n / most)) : 0);
-  const drawn = bins.map((n, i) => h("rect", {
-    class: `fill${level(middle(i), run.full)}`, x: i + 0.1, y: HEIGHT - tall(n), width: 0.8, height: tall(n),
-  }));
+  const drawn = bins.map((n, i) =>
+    h("rect", {
+      class: `fill${level(middle(i), run.full)}`,
+      x: i + 0.1,
+      y: HEIGHT - tall(n),
+      width: 0.8,
+      height: tall(n),
+    }),
+  );
   const mask = h("rect", { class: "range", x: 0, y: 0, width: 0, height: HEIGHT });
-  const svg = h("svg", { viewBox: `0 0 ${BINS} ${HEIGHT}`, role: "img", "aria-label": `credit of ${count(turns)} turns` }, drawn, mask);
+  const svg = h(
+    "svg",
+    { viewBox: `0 0 ${BINS} ${HEIGHT}`, role: "img", "aria-label": `credit of ${count(turns)} turns` },
+    drawn,
+    mask,
+  );
   svg.setAttribute("preserveAspectRatio", "none");
   const show = (a, b) => {
     mask.setAttribute("x", Math.min(a, b));
@@ -56,6 +67,16 @@ export function histogram(run, part, rows, range, picked) {
     // The outer bins hold all that lies beyond.
     picked(to - from < 1 ? "" : `${from < 1 ? -1e9 : value(from)},${to > BINS - 1 ? 1e9 : value(to)}`);
   });
-  return h("figure", { class: "histogram" }, svg,
-    h("figcaption", {}, h("span", {}, number(low, true)), h("span", {}, `credit of ${count(turns)} turns, drag to filter`), h("span", {}, number(high, true))));
+  return h(
+    "figure",
+    { class: "histogram" },
+    svg,
+    h(
+      "figcaption",
+      {},
+      h("span", {}, number(low, true)),
+      h("span", {}, `credit of ${count(turns)} turns, drag to filter`),
+      h("span", {}, number(high, true)),
+    ),
+  );
 }

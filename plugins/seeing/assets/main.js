@@ -11,10 +11,23 @@ import { overview } from "./overview.js";
 import { go, link, parse, replace } from "./route.js";
 
 const PAGES = { run: overview, episodes, episode: conversation, beside, group: groupPage, compare };
-const MENU = [["run", "Run"], ["episodes", "Episodes"], ["group", "Group"], ["compare", "Compare"]];
+const MENU = [
+  ["run", "Run"],
+  ["episodes", "Episodes"],
+  ["group", "Group"],
+  ["compare", "Compare"],
+];
 const POLL = 5000;
 const FOLLOWING = new Set(["run", "episodes", "compare"]);
-const KEYS = [["j k", "next, previous row or turn"], ["Enter", "open"], ["n p", "next, previous episode or group"], ["g", "the episode's group"], ["x", "mark; two marked stand side by side"], ["1 2 3 4", "pages"], ["Esc", "back"]];
+const KEYS = [
+  ["j k", "next, previous row or turn"],
+  ["Enter", "open"],
+  ["n p", "next, previous episode or group"],
+  ["g", "the episode's group"],
+  ["x", "mark; two marked stand side by side"],
+  ["1 2 3 4", "pages"],
+  ["Esc", "back"],
+];
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 const root = document.documentElement;
@@ -50,7 +63,10 @@ async function show() {
     made = await make({ ...route, runs: loaded.runs, run, part, dark: isDark });
   } catch (error) {
     console.error(error);
-    made = { title: "error", node: h("div", { class: "page" }, h("h1", {}, "This page cannot be shown"), h("p", {}, told(String(error)))) };
+    made = {
+      title: "error",
+      node: h("div", { class: "page" }, h("h1", {}, "This page cannot be shown"), h("p", {}, told(String(error)))),
+    };
   }
   if (mine !== turn) return; // another page was asked for while this one was loading
   current = made;
@@ -66,18 +82,84 @@ async function show() {
 }
 
 function frame(route, run, part, isDark) {
-  const menu = MENU.map(([page, name]) => h("a", { href: link(page), "aria-current": page === route.page || (page === "episodes" && ["episode", "beside"].includes(route.page)) ? "page" : null }, name));
-  const runs = loaded.runs.length > 1 ? h("select", { "aria-label": "run", onchange: (event) => go(link("run", "", { run: event.target.value })) },
-    loaded.runs.map((each, i) => h("option", { value: i, selected: each === run }, short(each.name, 40)))) : null;
-  const parts = run.parts.length > 1 ? h("label", { class: "part-choice" }, h("span", {}, "credit "),
-    h("select", { "aria-label": "part of the credit", name: "part", onchange: (event) => { replace({ part: event.target.value }); show(); } },
-      run.parts.map((name) => h("option", { value: name, selected: name === part }, name === "advantage" ? "all parts" : name.replace("part.", "").replaceAll("_", " "))))) : null;
-  clear(bar,
-    h("a", { class: "skip", href: "#/" , onclick: (event) => { event.preventDefault(); main.focus(); } }, "to the content"),
+  const menu = MENU.map(([page, name]) =>
+    h(
+      "a",
+      {
+        href: link(page),
+        "aria-current":
+          page === route.page || (page === "episodes" && ["episode", "beside"].includes(route.page)) ? "page" : null,
+      },
+      name,
+    ),
+  );
+  const runs =
+    loaded.runs.length > 1
+      ? h(
+          "select",
+          { "aria-label": "run", onchange: (event) => go(link("run", "", { run: event.target.value })) },
+          loaded.runs.map((each, i) => h("option", { value: i, selected: each === run }, short(each.name, 40))),
+        )
+      : null;
+  const parts =
+    run.parts.length > 1
+      ? h(
+          "label",
+          { class: "part-choice" },
+          h("span", {}, "credit "),
+          h(
+            "select",
+            {
+              "aria-label": "part of the credit",
+              name: "part",
+              onchange: (event) => {
+                replace({ part: event.target.value });
+                show();
+              },
+            },
+            run.parts.map((name) =>
+              h(
+                "option",
+                { value: name, selected: name === part },
+                name === "advantage" ? "all parts" : name.replace("part.", "").replaceAll("_", " "),
+              ),
+            ),
+          ),
+        )
+      : null;
+  clear(
+    bar,
+    h(
+      "a",
+      {
+        class: "skip",
+        href: "#/",
+        onclick: (event) => {
+          event.preventDefault();
+          main.focus();
+        },
+      },
+      "to the content",
+    ),
     h("span", { class: "brand" }, runs ?? told(short(run.name, 40))),
-    h("nav", { "aria-label": "pages" }, menu), h("span", { class: "grow" }), parts,
-    h("button", { class: "quiet", name: "theme", "aria-label": isDark ? "light theme" : "dark theme", onclick: () => { replace({ theme: isDark ? "light" : "dark" }); show(); } }, isDark ? "☀" : "☾"),
-    h("button", { class: "quiet", "aria-label": "keys", onclick: keysShown }, "?"));
+    h("nav", { "aria-label": "pages" }, menu),
+    h("span", { class: "grow" }),
+    parts,
+    h(
+      "button",
+      {
+        class: "quiet",
+        name: "theme",
+        "aria-label": isDark ? "light theme" : "dark theme",
+        onclick: () => {
+          replace({ theme: isDark ? "light" : "dark" });
+          show();
+        },
+      },
+      isDark ? "☀" : "☾",
+    ),
+    h("button", { class: "quiet", "aria-label": "keys", onclick: keysShown }, "?"),
+  );
 }
 
 /** What the file leaves out, on every page. */
@@ -89,12 +171,36 @@ function banner(run) {
   if (texts < run.size) said.push(`texts of ${texts.toLocaleString("en-US")}`);
   if (!said.length) return null;
   const why = run.logged_texts > run.texts.length ? "more would exceed its size (--max-mb)" : "the log has no others";
-  return h("p", { class: "banner", role: "note" }, `In this page: ${said.join(" and ")} of ${run.size.toLocaleString("en-US")} episodes; ${why}.`);
+  return h(
+    "p",
+    { class: "banner", role: "note" },
+    `In this page: ${said.join(" and ")} of ${run.size.toLocaleString("en-US")} episodes; ${why}.`,
+  );
 }
 
 function keysShown() {
-  const dialog = h("dialog", { class: "keys" }, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, what]) => h("div", {}, h("dt", {}, key.split(" ").map((each) => h("kbd", {}, each))), h("dd", {}, what)))),
-    h("button", { onclick: () => dialog.close() }, "close"));
+  const dialog = h(
+    "dialog",
+    { class: "keys" },
+    h("h2", {}, "Keys"),
+    h(
+      "dl",
+      {},
+      KEYS.map(([key, what]) =>
+        h(
+          "div",
+          {},
+          h(
+            "dt",
+            {},
+            key.split(" ").map((each) => h("kbd", {}, each)),
+          ),
+          h("dd", {}, what),
+        ),
+      ),
+    ),
+    h("button", { onclick: () => dialog.close() }, "close"),
+  );
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();

@@ -14,23 +14,45 @@ export function overview({ run, dark }) {
   ];
   return {
     title: run.name,
-    node: h("div", { class: "page full" },
-      h("header", { class: "head" },
+    node: h(
+      "div",
+      { class: "page full" },
+      h(
+        "header",
+        { class: "head" },
         h("div", {}, h("h1", {}, told(run.name)), h("p", { class: "sub" }, told(told_method(run)))),
-        h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))),
-      run.notes.length ? h("ul", { class: "notes" }, run.notes.map((note) => h("li", {}, told(note)))) : null,
+        h(
+          "dl",
+          { class: "facts" },
+          facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+        ),
+      ),
+      run.notes.length
+        ? h(
+            "ul",
+            { class: "notes" },
+            run.notes.map((note) => h("li", {}, told(note))),
+          )
+        : null,
       health(run),
       h("h2", {}, "Curves"),
-      h("div", { class: "charts" }, run.charts.map((each) => chart(each, dark, picked))),
+      h(
+        "div",
+        { class: "charts" },
+        run.charts.map((each) => chart(each, dark, picked)),
+      ),
       h("p", { class: "hint" }, "A click on a curve opens the episodes of that step."),
-      failures(run)),
+      failures(run),
+    ),
   };
 }
 
 function told_method(run) {
   const { method, params, modify, loss } = run.about;
   if (!method) return "";
-  const named = Object.entries(params ?? {}).slice(0, 8).map(([key, value]) => `${key}=${value}`);
+  const named = Object.entries(params ?? {})
+    .slice(0, 8)
+    .map(([key, value]) => `${key}=${value}`);
   const changed = Array.isArray(modify) ? modify.map((each) => each.name) : [];
   return [method, ...named, ...changed, loss ? `loss ${loss}` : null].filter(Boolean).join(" · ");
 }
@@ -43,16 +65,24 @@ function steps(run) {
 }
 
 function health(run) {
-  if (!run.health.length) return h("p", { class: "fine" }, h("span", { "aria-hidden": "true" }, "✓ "), "No rule found anything wrong.");
-  return h("ul", { class: "health", "aria-label": "what is wrong" }, run.health.map((found) => {
-    const query = Object.fromEntries(new URLSearchParams(found.filter));
-    const step = found.steps.length ? { step: found.steps.at(-1) } : {};
-    const to = link("episodes", "", found.filter ? query : step);
-    return h("li", {},
-      h("span", { class: "mark", "aria-hidden": "true" }, "!"),
-      h("div", {}, h("p", {}, told(found.said)), h("p", { class: "hint" }, `Rule: ${found.threshold}`)),
-      h("a", { href: to, class: "button" }, "see episodes"));
-  }));
+  if (!run.health.length)
+    return h("p", { class: "fine" }, h("span", { "aria-hidden": "true" }, "✓ "), "No rule found anything wrong.");
+  return h(
+    "ul",
+    { class: "health", "aria-label": "what is wrong" },
+    run.health.map((found) => {
+      const query = Object.fromEntries(new URLSearchParams(found.filter));
+      const step = found.steps.length ? { step: found.steps.at(-1) } : {};
+      const to = link("episodes", "", found.filter ? query : step);
+      return h(
+        "li",
+        {},
+        h("span", { class: "mark", "aria-hidden": "true" }, "!"),
+        h("div", {}, h("p", {}, told(found.said)), h("p", { class: "hint" }, `Rule: ${found.threshold}`)),
+        h("a", { href: to, class: "button" }, "see episodes"),
+      );
+    }),
+  );
 }
 
 function failures(run) {
@@ -64,12 +94,18 @@ function failures(run) {
   }
   if (!kinds.size) return null;
   const most = Math.max(...kinds.values());
-  const rows = [...kinds].sort((a, b) => b[1] - a[1]).map(([kind, n]) => {
-    const bar = h("span", { class: "bar", "aria-hidden": "true" });
-    bar.style.width = `${(100 * n) / most}%`;
-    return h("tr", {},
-      h("th", { scope: "row" }, h("a", { href: link("episodes", "", { outcome: "failed", kind }) }, told(kind))),
-      h("td", {}, count(n)), h("td", { class: "wide" }, bar));
-  });
+  const rows = [...kinds]
+    .sort((a, b) => b[1] - a[1])
+    .map(([kind, n]) => {
+      const bar = h("span", { class: "bar", "aria-hidden": "true" });
+      bar.style.width = `${(100 * n) / most}%`;
+      return h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, h("a", { href: link("episodes", "", { outcome: "failed", kind }) }, told(kind))),
+        h("td", {}, count(n)),
+        h("td", { class: "wide" }, bar),
+      );
+    });
   return h("section", {}, h("h2", {}, "Failed episodes"), h("table", { class: "plain" }, h("tbody", {}, rows)));
 }

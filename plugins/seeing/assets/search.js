@@ -20,7 +20,7 @@ export class TextSearch {
   async over(words, rows, say) {
     const turn = ++this.turn;
     this.found = null;
-    if (!words) return say(""), true;
+    if (!words) return (say(""), true);
     const wanted = words.toLowerCase();
     const { run } = this;
     const groups = new Set(rows.map((e) => run.group[e]).filter((g) => run.withTexts.has(g)));

@@ -2,7 +2,10 @@
 
 import { plain, short } from "./dom.js";
 
-export const START = "start", WON = "won", LOST = "lost", FAILED = "failed";
+export const START = "start",
+  WON = "won",
+  LOST = "lost",
+  FAILED = "failed";
 const WIDE = 52;
 const LARGEST = { nodes: 150, edges: 300 };
 
@@ -43,12 +46,20 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
       const action = group.at("action", i) ?? "no action";
       const credit = run.credit(part, run.first[e] + t);
       const map = next === here ? here.stays : edges;
-      const edge = counted(map, `${here.id}\n${action}\n${next.id}`, { from: here.id, to: next.id, action }, i, result, credit);
+      const edge = counted(
+        map,
+        `${here.id}\n${action}\n${next.id}`,
+        { from: here.id, to: next.id, action },
+        i,
+        result,
+        credit,
+      );
       edge.episodes.add(e);
       if (last) next.turns.push(i);
     }
   }
-  for (const edge of [...edges.values(), ...[...nodes.values()].flatMap((each) => [...each.stays.values()])]) finish(run, edge);
+  for (const edge of [...edges.values(), ...[...nodes.values()].flatMap((each) => [...each.stays.values()])])
+    finish(run, edge);
   const common = new Map();
   for (const each of nodes.values()) {
     each.pieces = pieces(each.text);
@@ -79,7 +90,9 @@ const NAMES = { [WON]: "✓ solved", [LOST]: "✗ not solved", [FAILED]: "! fail
 
 /** Sentences and lines of a text. */
 function pieces(text) {
-  const found = plain(text ?? "").split(/\n+|(?<=[.!?;]) +/).map((piece) => piece.trim());
+  const found = plain(text ?? "")
+    .split(/\n+|(?<=[.!?;]) +/)
+    .map((piece) => piece.trim());
   return [...new Set(found.filter((piece) => piece.length > 3))].slice(0, 60);
 }
 
@@ -96,12 +109,18 @@ function label({ kind, state, pieces: said, first }, common) {
 /** What fits on a picture: states and actions that are common enough; `left` counts those that are not. */
 export function visible({ nodes, edges }, { visits = 1, forks = false }) {
   const byId = new Map(nodes.map((node) => [node.id, node]));
-  const wanted = new Set(nodes.filter((node) => node.kind !== "state" || node.turns.length >= visits).map((node) => node.id));
-  let kept = edges.filter((edge) => edge.n >= visits && wanted.has(edge.from) && wanted.has(edge.to) && (!forks || byId.get(edge.from).fork));
+  const wanted = new Set(
+    nodes.filter((node) => node.kind !== "state" || node.turns.length >= visits).map((node) => node.id),
+  );
+  let kept = edges.filter(
+    (edge) => edge.n >= visits && wanted.has(edge.from) && wanted.has(edge.to) && (!forks || byId.get(edge.from).fork),
+  );
   kept = kept.sort((a, b) => b.n - a.n).slice(0, LARGEST.edges);
   let used = new Set(kept.flatMap((edge) => [edge.from, edge.to]));
   if (used.size > LARGEST.nodes) {
-    used = new Set([...used].sort((a, b) => byId.get(b).turns.length - byId.get(a).turns.length).slice(0, LARGEST.nodes));
+    used = new Set(
+      [...used].sort((a, b) => byId.get(b).turns.length - byId.get(a).turns.length).slice(0, LARGEST.nodes),
+    );
     kept = kept.filter((edge) => used.has(edge.from) && used.has(edge.to));
   }
   const shown = nodes.filter((node) => used.has(node.id));

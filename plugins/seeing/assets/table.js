@@ -15,21 +15,30 @@ export class Table {
     this.body = h("tbody", {});
     this.head = h("tr", { "aria-rowindex": 1 });
     this.table = h("table", { class: "rows", "aria-label": label }, h("thead", {}, this.head), this.body);
-    this.box = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label, onscroll: () => this.draw() }, this.table);
+    this.box = h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": label, onscroll: () => this.draw() },
+      this.table,
+    );
     this.headings();
     new ResizeObserver(() => this.draw()).observe(this.box);
   }
 
   headings() {
-    clear(this.head, this.columns.map(({ key, label, className, title }) => {
-      const [name, down] = [this.sort?.replace(/^-/, ""), this.sort?.startsWith("-")];
-      const mine = key && name === key;
-      const order = mine ? (down ? "descending" : "ascending") : key ? "none" : null;
-      const next = mine && down ? key : mine ? `-${key}` : key;
-      const mark = h("span", { "aria-hidden": "true", class: "order" }, mine ? (down ? " ↓" : " ↑") : "");
-      const content = key ? h("button", { class: "sort", title: title ?? null, onclick: () => this.onsort(next) }, label, mark) : label;
-      return h("th", { scope: "col", class: className ?? null, "aria-sort": order }, content);
-    }));
+    clear(
+      this.head,
+      this.columns.map(({ key, label, className, title }) => {
+        const [name, down] = [this.sort?.replace(/^-/, ""), this.sort?.startsWith("-")];
+        const mine = key && name === key;
+        const order = mine ? (down ? "descending" : "ascending") : key ? "none" : null;
+        const next = mine && down ? key : mine ? `-${key}` : key;
+        const mark = h("span", { "aria-hidden": "true", class: "order" }, mine ? (down ? " ↓" : " ↑") : "");
+        const content = key
+          ? h("button", { class: "sort", title: title ?? null, onclick: () => this.onsort(next) }, label, mark)
+          : label;
+        return h("th", { scope: "col", class: className ?? null, "aria-sort": order }, content);
+      }),
+    );
   }
 
   show(rows, chosen = -1) {
@@ -57,7 +66,13 @@ export class Table {
       const open = () => this.onopen(row);
       const chosen = i === this.chosen;
       const at = { "aria-rowindex": i + 2, class: chosen ? "chosen" : null, "aria-current": chosen ? "true" : null };
-      rows.push(h("tr", { ...at, onclick: open }, this.columns.map(({ className, cell }) => h("td", { class: className ?? null }, cell(row)))));
+      rows.push(
+        h(
+          "tr",
+          { ...at, onclick: open },
+          this.columns.map(({ className, cell }) => h("td", { class: className ?? null }, cell(row))),
+        ),
+      );
     }
     return rows;
   }

@@ -3,7 +3,7 @@
 
 import { h, number } from "./dom.js";
 
-const GLYPHS = { none: "◌", "0": "○", "1": "▲", "2": "▲", "3": "▲", "-1": "▼", "-2": "▼", "-3": "▼" };
+const GLYPHS = { none: "◌", 0: "○", 1: "▲", 2: "▲", 3: "▲", "-1": "▼", "-2": "▼", "-3": "▼" };
 
 /** -3 to 3, or "none". `full` is the credit from which on the colour is full. */
 export function level(value, full) {
@@ -24,7 +24,12 @@ export function tone(value, full) {
 }
 
 export function badge(value, full) {
-  return h("span", { class: `badge ${tone(value, full)}` }, h("span", { "aria-hidden": "true" }, glyph(value, full)), ` ${number(value, true)}`);
+  return h(
+    "span",
+    { class: `badge ${tone(value, full)}` },
+    h("span", { "aria-hidden": "true" }, glyph(value, full)),
+    ` ${number(value, true)}`,
+  );
 }
 
 /** The credit of an episode's turns as bars, up for more and down for less, a ring for none. */
