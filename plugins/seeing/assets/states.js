@@ -2,10 +2,6 @@
 
 import { plain, short } from "./dom.js";
 
-export const START = "start",
-  WON = "won",
-  LOST = "lost",
-  FAILED = "failed";
 const WIDE = 52;
 const LARGEST = { nodes: 150, edges: 300 };
 
@@ -86,7 +82,7 @@ function fork(out) {
   return shares.length > 1 && Math.max(...shares) - Math.min(...shares) >= 0.25;
 }
 
-const NAMES = { [WON]: "✓ solved", [LOST]: "✗ not solved", [FAILED]: "! failed" };
+const NAMES = { won: "✓ solved", lost: "✗ not solved", failed: "! failed" };
 
 /** Sentences and lines of a text. */
 function pieces(text) {
