@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from verl_turnkey.losses import TokenLoss
 from verl_turnkey.losses.clipping import clamp_log_ratio, clipped
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit.rows import Rows
-from verl_turnkey.plugins.seeing.table_writer import Tables
+from verl_turnkey.plugins.seeing.table_writer import Counts, Tables
 from verl_turnkey.plugins.verl_api import internals
 
 ROW, TURN = "turnkey_row_id", "turnkey_turn_in_row"
@@ -50,14 +50,6 @@ def columns(rows: Rows, first_row: int, chosen: np.ndarray) -> TensorDict:
     size = len(rows.turns.index)
     turn = like(of_step[rows.turns.index.values()], rows.turns.index)
     return TensorDict({ROW: torch.arange(size) + first_row, TURN: turn}, batch_size=size)
-
-
-class Counts(NamedTuple):
-    """Rows that a process wrote and lost, and the seconds that writing took in the background, since its start."""
-
-    written: int = 0
-    lost: int = 0
-    seconds: float = 0.0
 
 
 class Recorder:
@@ -108,8 +100,7 @@ def hand_over(process: Any, drain: float = 0.0) -> Counts:
     _recorder.put()
     if drain:
         _recorder.tables.drain(drain)
-    tables = _recorder.tables
-    return Counts(tables.written, tables.lost, tables.seconds)
+    return _recorder.tables.counts
 
 
 def _recorded(

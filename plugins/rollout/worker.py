@@ -20,6 +20,7 @@ from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.prompts import ControlTokens
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, builder_of, learn
+from verl_turnkey.plugins.seeing.table_writer import Counts
 from verl_turnkey.plugins.verl_api import ledger
 
 FINISH_SECONDS = 10.0
@@ -142,6 +143,12 @@ def latest_failures(worker: Any) -> list[str]:
 def measure(worker: Any) -> list[Any]:
     """Run inside an agent-loop worker: references to the readings of its hosts (``EnvHost.measure``)."""
     return [] if _process is None else _process.pool.measure()
+
+
+def log_counts(worker: Any) -> Counts:
+    """Run inside an agent-loop worker: what its part of the log came to so far."""
+    tables = None if _process is None else _process.log.tables
+    return Counts() if tables is None else tables.counts
 
 
 def finish(worker: Any) -> None:

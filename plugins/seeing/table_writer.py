@@ -40,6 +40,14 @@ class _Item(NamedTuple):
     size: int
 
 
+class Counts(NamedTuple):
+    """Rows that a process wrote and lost, and the seconds that writing took in its thread, since its start."""
+
+    written: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+
+
 @dataclass
 class _File:
     """What the next file of a table and a step will hold."""
@@ -118,6 +126,10 @@ class Tables:
             self._queue.put(_Item(make, count, size))
         else:
             self._lose(count, f"writing hangs, and {self._most_bytes >> 20} MB wait")
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.written, self.lost, self.seconds)
 
     def drain(self, seconds: float) -> bool:
         """Wait until everything that was put is on the disk or lost; False: it took longer than ``seconds``."""

@@ -26,9 +26,10 @@ from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.table import TOKEN_FIELDS, Numbers, credit_columns, of_verl
+from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.seeing import bounds
 from verl_turnkey.plugins.seeing.segments import UNNAMED
-from verl_turnkey.plugins.seeing.table_writer import Tables
+from verl_turnkey.plugins.seeing.table_writer import Counts, Tables
 
 METRICS = "turnkey/log/"
 FINISH_SECONDS = 5.0
@@ -54,6 +55,7 @@ class Logged:
     config: DictConfig
     turnkey: TurnkeyConfig
     actor_rollout_wg: Any
+    agent_loop_manager: Any
     use_critic: bool
     global_steps: int
     _tables: Tables | None = None
@@ -69,8 +71,8 @@ class Logged:
             self._tables = Tables(log.trajectories, self._segment, "trainer")
             self._share = bounds.logged_share(config)
         self._numbers = Numbers()
-        self._pending: dict[Any, int] = {}  # answers of the ranks that are on their way, each with its rank
-        self._counts: dict[int, updates.Counts] = {}
+        self._pending: dict[Any, int] = {}  # answers that are on their way, each with the place of its process
+        self._counts: dict[int, Counts] = {}
 
     @property
     def logger(self) -> Any:
@@ -137,20 +139,21 @@ class Logged:
             self._tidying.start()
 
     def _metrics_of_log(self) -> dict[str, float]:
-        """Rows and seconds of the trainer and, as of their last answer, of the actor's ranks."""
+        """Rows and seconds of the trainer and, as of their last answer, of all other processes."""
         self._gather()
-        own = updates.Counts(self._tables.written, self._tables.lost, self._tables.seconds)
+        own = self._tables.counts
         total = [sum(column) for column in zip(own, *self._counts.values(), strict=True)]
         return {f"{METRICS}{name}": float(value) for name, value in zip(own._fields, total, strict=True)}
 
     def _flush_log(self, drain: float = 0.0) -> list[Any]:
-        """Have the ranks write what they recorded; returns their answers, which nobody has to wait for."""
+        """Have the ranks write what they recorded, and all tell their counts; nobody has to wait for these answers."""
         if self._tables is None:
             return []
         self._gather()
-        workers = self.actor_rollout_wg.workers
-        refs = [worker.__ray_call__.remote(updates.hand_over, drain) for worker in workers]
-        self._pending |= {ref: rank for rank, ref in enumerate(refs)}
+        refs = [worker.__ray_call__.remote(updates.hand_over, drain) for worker in self.actor_rollout_wg.workers]
+        players = self.agent_loop_manager.agent_loop_workers
+        refs += [worker.__ray_call__.remote(loop_worker.log_counts) for worker in players]
+        self._pending |= {ref: place for place, ref in enumerate(refs)}
         return refs
 
     def _gather(self) -> None:
@@ -158,9 +161,9 @@ class Logged:
             return
         done, _ = ray.wait([*self._pending], num_returns=len(self._pending), timeout=0)
         for ref in done:
-            rank = self._pending.pop(ref)
-            with suppress(ray.exceptions.RayError):  # a rank that died says so elsewhere
-                self._counts[rank] = ray.get(ref)
+            place = self._pending.pop(ref)
+            with suppress(ray.exceptions.RayError):  # a process that died says so elsewhere
+                self._counts[place] = ray.get(ref)
 
 
 def _derived(step: CreditStep, scores: torch.Tensor) -> Rows | None:

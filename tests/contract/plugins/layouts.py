@@ -298,6 +298,7 @@ def start(made: Any, ranks: Ranks, monkeypatch: Any) -> None:
         engines = f"{actor.model.use_remove_padding} {actor.actor.use_dynamic_bsz} {sizes}"
         ranks.ask_all("build", engines, actor, config.critic)
         self.actor_rollout_wg = WorkerGroup(ranks, "actor")
+        self.agent_loop_manager = SimpleNamespace(agent_loop_workers=[])
         self.ref_in_actor = False
         self.distillation_config = None
         if self.use_critic:

@@ -21,9 +21,12 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.plugins.actor import updates
+from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.seeing import reading
 from verl_turnkey.plugins.seeing.bounds import chosen
 from verl_turnkey.plugins.seeing.segments import new_segment, write_segment
+from verl_turnkey.plugins.seeing.table_writer import Counts
 
 SEGMENT = new_segment()
 KEY = ["train_step", "row_id", "turn_in_row"]
@@ -321,17 +324,34 @@ def test_every_number_that_verl_logs_is_in_the_table_of_steps(trainer, tmp_path)
     assert (step, second["a"], second["turnkey/log/lost"]) == (1, 7.0, 0.0)
 
 
-def test_metrics_of_the_log_count_the_rows_of_all_ranks(ready, rollout, tmp_path):
+def test_metrics_of_the_log_count_the_rows_of_all_processes(ready, rollout, tmp_path):
     made = ready(2, *log(tmp_path))
+    player = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda function: ray.put(Counts(1000, 7, 0.5))))
+    made.agent_loop_manager.agent_loop_workers = [player, player]
     made.logger = Loggers()
     Trained(made, rollout)
     written = {name: len(table(made, tmp_path, name)) for name in ("credit", "updates")}
     assert min(written.values()) > 10
     made.logger.log(data={}, step=5)
     (_, said) = made._logger._inner.said[-1]
-    assert said["turnkey/log/written"] == sum(written.values())
-    assert said["turnkey/log/lost"] == 0
-    assert said["turnkey/log/seconds"] > 0
+    assert said["turnkey/log/written"] == sum(written.values()) + 2000
+    assert said["turnkey/log/lost"] == 14
+    assert said["turnkey/log/seconds"] > 1
+
+
+def test_what_an_agent_loop_worker_tells_of_its_log(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_worker, "_process", None)
+    assert loop_worker.log_counts(None) == (0, 0, 0)
+    for folder in (None, tmp_path):
+        tables = TrajectoryLog(
+            trainer(*(log(folder) if folder else [])).config,
+            SimpleNamespace(trajectories=folder and str(folder), segment=SEGMENT),
+        )
+        monkeypatch.setattr(loop_worker, "_process", SimpleNamespace(log=tables))
+        assert loop_worker.log_counts(None).written == 0
+    tables.tables.put("steps", 1, {"train_step": [1, 1], "name": ["a", "b"], "value": [0.0, 1.0]})
+    assert tables.drain(5.0)
+    assert loop_worker.log_counts(None).written == 2
 
 
 def test_texts_of_long_ago_are_deleted_as_steps_are_logged(trainer, tmp_path):
