@@ -6,8 +6,8 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
@@ -29,7 +29,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class TrajectoryLog:
-    """Logs the episodes of this process, or of nobody's if ``turnkey.log.trajectories`` is null.
+    """Logs the episodes of this process; none of them if ``turnkey.log.trajectories`` is null.
 
     Args:
         config: verl's whole configuration.
@@ -65,7 +65,9 @@ class TrajectoryLog:
         extra_info = row.get("extra_info") or {}
         records = [] if failed else [output.extra_fields["turnkey"]["steps"] for output in outputs]
         played = Logged(
-            episode=episode,
+            # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
+            episode=replace(episode, steps=[]),
+            turns=[_Turn.of(step, t) for t, step in enumerate(episode.steps)],
             key=f"{group}_{row['session_id']}",
             group=group,
             global_step=int(row["global_steps"]),
@@ -84,11 +86,49 @@ class TrajectoryLog:
         return self.tables is None or self.tables.drain(seconds)
 
 
+class _Turn(NamedTuple):
+    """What is logged of a step."""
+
+    record: Mapping[str, Any]
+    prompt: Sequence[int]
+    """ids of its end; of the first turn all"""
+    cut: bool
+    prompt_tokens: int
+    response_tokens: int
+    text: str
+    observation: str
+    invalid: str | None
+    oldest: int | None
+    newest: int | None
+    seconds_model: float
+    seconds_env: float
+
+    @classmethod
+    def of(cls, step: PlayedStep, t: int) -> _Turn:
+        prompt, turn = step.prompt, step.turn
+        return cls(
+            step.record,
+            prompt.ids[-TAIL:] if t else prompt.ids,
+            prompt.cut,
+            len(prompt.ids),
+            len(turn.ids),
+            turn.text,
+            step.observation,
+            step.invalid,
+            turn.extra_fields.get("min_global_steps"),
+            turn.version,
+            turn.seconds,
+            step.seconds,
+        )
+
+
 @dataclass(frozen=True)
 class Logged:
     """An episode that has ended, until it is in the tables."""
 
     episode: Episode
+    """but for its steps"""
+    turns: Sequence[_Turn]
     key: str
     group: str
     global_step: int
@@ -103,26 +143,24 @@ class Logged:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, roughly: a character takes one to four, an id in a list eight, with its log-prob forty."""
-        steps = self.episode.steps
-        texts = sum(len(step.turn.text) + len(step.observation) for step in steps)
-        return 2 * texts + sum(8 * len(step.prompt.ids) + 40 * len(step.turn.ids) + _OF_TURN for step in steps)
+        """Bytes in memory, roughly: a character takes one to four, an id in a list eight."""
+        texts = sum(len(turn.text) + len(turn.observation) for turn in self.turns)
+        return 2 * texts + sum(8 * len(turn.prompt) + _OF_TURN for turn in self.turns)
 
     def tables(self) -> Iterator[Rows]:
         """The rows of all three tables. Reads versions of packages from the disk."""
-        steps = self.episode.steps
-        keys = {"episode": [self.key] * len(steps), "turn": list(range(len(steps)))}
+        count = len(self.turns)
+        keys = {"episode": [self.key] * count, "turn": list(range(count))}
         yield "episodes", self.global_step, {name: [value] for name, value in self._episode().items()}
-        if steps:
+        if count:
             yield "turns", self.global_step, keys | self._turns()
             yield "texts", self.global_step, keys | self._texts()
 
     def _episode(self) -> dict[str, Any]:
-        episode, steps, task = self.episode, self.episode.steps, self.task
+        episode, turns, task = self.episode, self.turns, self.task
         spec = {} if task is None else spec_of(task.env_id, task.kwargs)
-        written = [step.turn.extra_fields for step in steps]
-        oldest = [v for v in (fields.get("min_global_steps") for fields in written) if v is not None]
-        newest = [v for v in (step.turn.version for step in steps) if v is not None]
+        oldest = [turn.oldest for turn in turns if turn.oldest is not None]
+        newest = [turn.newest for turn in turns if turn.newest is not None]
         return {
             "episode": self.key,
             "group": self.group,
@@ -138,25 +176,25 @@ class Logged:
             "weights_max": max(newest, default=None),
             "host": socket.gethostname(),
             "started": episode.started,
-            "seconds_model": sum(step.turn.seconds for step in steps),
-            "seconds_env": episode.seconds_start + sum(step.seconds for step in steps),
+            "seconds_model": sum(turn.seconds_model for turn in turns),
+            "seconds_env": episode.seconds_start + sum(turn.seconds_env for turn in turns),
             "seconds_waiting": episode.seconds_waiting,
-            "turns": len(steps),
-            "return": sum(step.record["reward"] for step in steps),
-            "score": None if self.failed else sum(step.record["composed_reward"] for step in steps),
+            "turns": len(turns),
+            "return": sum(turn.record["reward"] for turn in turns),
+            "score": None if self.failed else sum(turn.record["composed_reward"] for turn in turns),
             "success": None if self.failed else episode.success,
-            "truncated": bool(steps) and steps[-1].record["truncated"],
+            "truncated": bool(turns) and turns[-1].record["truncated"],
             "failed": self.failed,
             "failed_kind": failure_kind(self.failed) if self.failed else None,
         }
 
     def _turns(self) -> dict[str, list[Any]]:
-        columns = [self._turn(step) for step in self.episode.steps]
+        columns = [self._turn(turn) for turn in self.turns]
         parts = {f"reward.{label}": list(values) for label, values in self.episode.parts.items()}
         return {name: [each[name] for each in columns] for name in columns[0]} | parts
 
-    def _turn(self, step: PlayedStep) -> dict[str, Any]:
-        record, extra = step.record, dict(step.record["extra"])
+    def _turn(self, turn: _Turn) -> dict[str, Any]:
+        record, extra = turn.record, dict(turn.record["extra"])
         extra.pop("text", None)  # the observation, which is among the texts
         next_key = extra.pop("next_anchor", None)
         row, place = self.rows.get(record["step"], (None, None))
@@ -167,33 +205,32 @@ class Logged:
             "next_key": next_key,
             "action": record["action"],
             "valid": record["valid"],
-            "parse_note": step.invalid,
+            "parse_note": turn.invalid,
             "penalty": record["penalty"],
             "env_reward": record["reward"],
             "reward": record.get("composed_reward"),
             "extra": json.dumps(extra, sort_keys=True) if extra else None,
             "terminated": record["terminated"],
             "truncated": record["truncated"],
-            "weights": step.turn.version,
-            "prompt_tokens": len(step.prompt.ids),
-            "prompt_cut": step.prompt.cut,
-            "response_tokens": len(step.turn.ids),
-            "seconds_model": step.turn.seconds,
-            "seconds_env": step.seconds,
+            "weights": turn.newest,
+            "prompt_tokens": turn.prompt_tokens,
+            "prompt_cut": turn.cut,
+            "response_tokens": turn.response_tokens,
+            "seconds_model": turn.seconds_model,
+            "seconds_env": turn.seconds_env,
         }
 
     def _texts(self) -> dict[str, list[Any]]:
-        steps = self.episode.steps
         return {
             "prompt_tail": [
-                self.decode(step.prompt.ids) if t == 0 else self._end(step.prompt.ids) for t, step in enumerate(steps)
+                self.decode(turn.prompt) if t == 0 else self._end(turn.prompt) for t, turn in enumerate(self.turns)
             ],
-            "response": [step.turn.text for step in steps],
-            "observation": [step.observation for step in steps],
+            "response": [turn.text for turn in self.turns],
+            "observation": [turn.observation for turn in self.turns],
         }
 
     def _end(self, ids: Sequence[int]) -> str:
         """The last characters of a text; decodes more of it only where tokens are short."""
         few = ids[-TAIL // 3 :]
         text = self.decode(few)
-        return (text if len(text) >= TAIL or len(few) == len(ids) else self.decode(ids[-TAIL:]))[-TAIL:]
+        return (text if len(text) >= TAIL or len(few) == len(ids) else self.decode(ids))[-TAIL:]
