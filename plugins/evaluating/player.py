@@ -20,6 +20,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.evaluating.completions import Completions, SeededTurns
 from verl_turnkey.plugins.evaluating.identity import text_digest
 from verl_turnkey.plugins.rollout import worker
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.seeing.segments import new_segment
 
 LOOP = "turnkey_env"
@@ -74,7 +75,7 @@ class Player:
             data_config=DictConfigWrap(self._config.data),
             tools=ToolListWrap(self._worker.tools),
         )
-        outputs = await loop.run(dict(self._sampling), **row, global_steps=0)
+        outputs = await loop.run(dict(self._sampling), **row, **{VALIDATION: True}, global_steps=0)
         failed = outputs[0].extra_fields["turnkey"]["failed"]
         return outcome(outputs) if failed is None else failed
 

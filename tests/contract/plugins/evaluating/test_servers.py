@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.evaluating import schedule
+from verl_turnkey.plugins.seeing.reading import read
 
 MOVES = ("up", "down", "left", "right")
 SMALL = ["data.max_prompt_length=1200", "turnkey.rollout.max_turns=6"]
@@ -76,7 +77,10 @@ def test_a_result_is_what_the_samples_say(lake):
     assert len({task["seed"] for task in found["tasks"]}) == 3
     assert all(1 <= s["turns"] <= 6 for s in samples)
     assert sum(s["turns"] for s in samples) == len(lake.asked) - 1  # one token for the check
-    assert any((lake.out / "turnkey_log").rglob("*")), "the episodes are in the trajectory log"
+    logged = read(lake.out / "turnkey_log", "episodes")
+    assert logged["validation"].all()
+    assert sorted(logged["turns"]) == sorted(s["turns"] for s in samples)
+    assert [*logged.groupby("group").size()] == [4, 4, 4]
     assert "pass@4" in done.output
     assert "3 tasks: below 20" in done.output
 
