@@ -15,6 +15,7 @@ from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, pars
 from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
 from verl_turnkey.plugins.config.presets import PresetConfig
+from verl_turnkey.plugins.config.stop import StopConfig
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
@@ -205,6 +206,7 @@ class TurnkeyConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
     rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
     """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""

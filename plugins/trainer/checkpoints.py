@@ -72,6 +72,8 @@ class Checkpoints:
         Raises:
             CheckpointError: a file could not be written; verl's tracker names the checkpoint before.
         """
+        if self._saved == self.global_steps:  # a run that has to stop did not wait for verl
+            return
         folder = credit_state.folder_of(self.config, self.global_steps)
         try:
             with kept(folder.parent / TRACKER):

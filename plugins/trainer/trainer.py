@@ -50,13 +50,14 @@ from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
 from verl_turnkey.plugins.trainer.dealt import Dealt
 from verl_turnkey.plugins.trainer.hosts import host_metrics
 from verl_turnkey.plugins.trainer.logged import FINISH_SECONDS, Logged
+from verl_turnkey.plugins.trainer.stopping import Stopping
 from verl_turnkey.plugins.trainer.validation import PlayedValidation
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of every step
 
 
-class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Checkpoints):
+class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
     """Mixin; ``base_mode`` is the mode of the stock trainer that it extends."""
 
     base_mode: ClassVar[str]

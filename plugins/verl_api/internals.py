@@ -58,9 +58,7 @@ SEAMS = (
     Seam(_BASE, "PPOTrainer._setup", "self", "worker groups are wrapped once they exist"),
     Seam(_BASE, "PPOTrainer._compute_advantage", "self, batch, metrics", "steps and records reach the estimator"),
     Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined"),
-    Seam(
-        _BASE, "PPOTrainer._balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch", "episodes are dealt"
-    ),
+    Seam(_BASE, "PPOTrainer._balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch", "deals episodes"),
     Seam(
         "verl.single_controller.base.worker",
         "Worker._query_dispatch_info",
@@ -76,6 +74,9 @@ SEAMS = (
     Seam("verl.utils.seqlen_balancing", "log_seqlen_unbalance", "seqlen_list, partitions, prefix", "verl's metrics"),
     Seam(_BASE, "PPOTrainer._compute_ref_log_prob", "self, batch, metrics", "its adapter setting is removed"),
     Seam(_BASE, "PPOTrainer._add_prompts_to_generate", "self, num_prompts", "lost batches are replaced"),
+    Seam(_BASE, "PPOTrainer.on_step_begin", "self", "a run that has to stop ends there"),
+    Seam(_BASE, "PPOTrainer._rollout_server_managers", "self", "inference servers are asked whether they are alive"),
+    Seam("verl.trainer.main_ppo", "run_ppo", "config, task_runner_class", "signals end the run after a step"),
     Seam(_BASE, "PPOTrainer._save_checkpoint", "self", "a run that stops writes a checkpoint"),
     Seam(_BASE, "PPOTrainer._load_checkpoint", "self", "rows without prompts are cleared after it"),
     Seam(
@@ -137,9 +138,7 @@ SEAMS = (
             ("optimizer_zero_grad", "self"),
         )
     ),
-    Seam(
-        "verl.experimental.agent_loop.agent_loop", "_agent_loop_registry", "", "the agent loop is registered by target"
-    ),
+    Seam("verl.experimental.agent_loop.agent_loop", "_agent_loop_registry", "", "our agent loop's target goes there"),
     Seam("verl.utils.config", "validate_config", "config, use_reference_policy, use_critic", "checks in the driver"),
     Seam(
         "verl.trainer.ppo.v1.agent_loop_tq",

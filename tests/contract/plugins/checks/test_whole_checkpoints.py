@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import warnings
 from pathlib import Path
@@ -31,6 +32,9 @@ def save(root: Path, step: int, *, roles: tuple[str, ...] = ("actor",), tracker:
                 held = {"weight": torch.arange(5000) + step}
                 torch.save(held, folder / role / f"{content}_world_size_{RANKS}_rank_{rank}.pt")
     torch.save({"position": step}, folder / "data.pt")
+    (folder / "transfer_queue").mkdir()
+    (folder / "transfer_queue" / "metadata.json").write_text("{}")
+    (folder / "transfer_queue" / "controller_state.pkl").write_bytes(pickle.dumps({"partitions": list(range(50))}))
     (folder / "turnkey_credit.json").write_text(json.dumps({"method": "rae", "state": {"a": 0.5}}))
     if tracker:
         (root / "latest_checkpointed_iteration.txt").write_text(str(step))
@@ -74,6 +78,8 @@ FAULTS = [
     ("data.pt", Path.unlink, "is missing"),
     ("data.pt", halve, "is truncated"),
     ("turnkey_credit.json", halve, "is truncated"),
+    ("transfer_queue/metadata.json", Path.unlink, "is missing"),
+    ("transfer_queue/controller_state.pkl", halve, "is truncated"),
     ("actor", shutil.rmtree, "is missing"),
     ("", shutil.rmtree, "there is no such folder"),
 ]
@@ -162,6 +168,21 @@ def test_ranks_of_other_nodes_may_have_their_files_there(compose: Compose, tmp_p
         check(config)
 
 
+def test_other_engines_have_files_of_other_names(config: Any, tmp_path: Path):
+    config.actor_rollout_ref.actor.strategy = "megatron"
+    before, newest = save(tmp_path, 3), save(tmp_path, 4)
+    for folder in (before, newest):
+        shutil.rmtree(folder / "actor")
+        (folder / "actor" / "huggingface").mkdir(parents=True)
+        save_file({"a": torch.zeros(100)}, folder / "actor" / "huggingface" / "model.safetensors")
+    assert check(config) == []
+    halve(newest / "actor" / "huggingface" / "model.safetensors")
+    assert "model.safetensors is truncated" in check(config)[0]
+    config.trainer.resume_mode = "auto"
+    shutil.rmtree(newest / "actor")
+    assert "global_step_4/actor is missing" in check(config)[0]
+
+
 def test_nothing_is_looked_at_by_a_run_that_begins_anew(compose: Compose, tmp_path: Path):
     assert check(composed(compose, tmp_path)) == []
     halve(save(tmp_path, 4) / ACTOR)
@@ -190,16 +211,26 @@ def test_verl_never_keeps_a_single_one(compose: Compose, tmp_path: Path):
     assert not config.trainer.remove_previous_ckpt_in_save
 
 
-def test_two_are_as_many_as_verl_has_while_it_saves_one(tmp_path: Path):
-    """verl's own bookkeeping: a whole one is always there, and never more than two."""
+@pytest.mark.parametrize("keep", [2, 3])
+def test_verl_has_all_but_one_of_them_while_it_saves(tmp_path: Path, keep: int):
+    """verl's own bookkeeping: two take the space of one and its successor. It forgets those before a resume."""
     from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
+
+    def there() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir())
 
     manager = BaseCheckpointManager.__new__(BaseCheckpointManager)
     manager.previous_saved_paths = []
-    for step in range(1, 6):
-        manager.ensure_checkpoint_capacity(2)
-        before = sorted(path.name for path in tmp_path.iterdir())
-        assert before == [f"{step - 1}"] * (step > 1)
+    for step in range(1, 10):
+        manager.ensure_checkpoint_capacity(keep)
+        if step > keep:
+            assert there() == [str(each) for each in range(1, step)][1 - keep :]
         (tmp_path / str(step)).mkdir()
-        manager.register_checkpoint(str(tmp_path / str(step)), 2)
-        assert str(step) in {path.name for path in tmp_path.iterdir()}
+        manager.register_checkpoint(str(tmp_path / str(step)), keep)
+    left, manager.previous_saved_paths = there(), []
+    for step in range(10, 20):
+        manager.ensure_checkpoint_capacity(keep)
+        (tmp_path / str(step)).mkdir()
+        manager.register_checkpoint(str(tmp_path / str(step)), keep)
+    assert len(left) == keep
+    assert set(left) < set(there())

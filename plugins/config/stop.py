@@ -1,0 +1,21 @@
+"""The node ``turnkey.stop``: how a run ends before its last step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_turnkey.advantage.params import check
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When a run stops before its last step."""
+
+    grace: float = 600.0
+    """seconds from SIGTERM or SIGINT in which the step may end and save a checkpoint; then the run stops without"""
+    patience: float | None = 900.0
+    """seconds without any progress before the run looks for dead processes, and stops if there are any; null: never"""
+
+    def __post_init__(self) -> None:
+        check(self.grace > 0, "grace", "positive seconds", self.grace)
+        check(self.patience is None or self.patience > 0, "patience", "null or positive seconds", self.patience)

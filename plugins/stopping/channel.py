@@ -1,0 +1,46 @@
+"""What driver and trainer tell each other about the end of a run: two entries in the key-value store of the Ray job.
+
+The driver waits in ``ray.get`` and the trainer is an actor that may stand still, on another machine. A file would need
+a folder that both see.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import ray
+from ray.experimental import internal_kv
+
+NAMESPACE = b"verl_turnkey"
+
+STOPPED = 75
+"""exit status after a signal, with a checkpoint: sysexits' EX_TEMPFAIL, "try again" """
+DEAD = 69
+"""exit status when a process of the run is dead: sysexits' EX_UNAVAILABLE"""
+
+Entry = Literal["signal", "dead"]
+"""signal: name of the one that the driver got; dead: the trainer's sentence about dead processes"""
+
+
+class StoppedError(RuntimeError):
+    """The run stopped because it was asked to; the message says after which step."""
+
+
+def tell(entry: Entry, text: str) -> None:
+    """Leave ``text`` for the other side."""
+    internal_kv._internal_kv_put(_key(entry), text.encode(), namespace=NAMESPACE)
+
+
+def told(entry: Entry) -> str | None:
+    """What the other side left."""
+    found = internal_kv._internal_kv_get(_key(entry), namespace=NAMESPACE)
+    return None if found is None else found.decode()
+
+
+def forget(entry: Entry) -> None:
+    """Remove what was left: a second run in the same job begins anew."""
+    internal_kv._internal_kv_del(_key(entry), namespace=NAMESPACE)
+
+
+def _key(entry: Entry) -> bytes:
+    return f"{ray.get_runtime_context().get_job_id()}:{entry}".encode()

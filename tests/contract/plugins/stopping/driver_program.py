@@ -1,0 +1,50 @@
+"""A driver like verl's main program: ``run_ppo`` starts Ray and waits for an actor. Arguments: what it does, grace."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+
+import ray
+
+from verl_turnkey.plugins.stopping import channel, driver
+
+WHAT, GRACE = sys.argv[1], float(sys.argv[2])
+
+
+@ray.remote
+class Runner:
+    def run(self, config: dict) -> None:
+        if WHAT == "fails":
+            raise ValueError("as it was")
+        if WHAT == "reports":
+            channel.tell("dead", "dead are: inference server 0")
+        while True:
+            time.sleep(0.2)
+            if WHAT == "listens" and (name := channel.told("signal")):
+                raise channel.StoppedError(f"{name}: stopped after step 3")
+
+
+def run_ppo(config, task_runner_class) -> None:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    runner = task_runner_class.options(num_cpus=1).remote()
+    call = runner.run.remote(config)
+    print("waiting", file=sys.stderr, flush=True)
+    ray.get(call)
+
+
+def main() -> None:
+    driver.guard_run()  # where verl's main program calls validate_config
+    driver.guard_run()
+    run_ppo({"turnkey": {"stop": {"grace": GRACE}}}, task_runner_class=Runner)
+
+
+if __name__ == "__main__":
+    folder = tempfile.mkdtemp(prefix="tks", dir="/tmp")
+    try:
+        main()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,76 @@
+"""Signals to a driver that waits for Ray, each in a process and a Ray of its own; and what it says when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).with_name("driver_program.py")
+
+
+def run(tmp_path: Path, what: str, *signals: signal.Signals, grace: float = 300) -> tuple[int, str]:
+    """Exit status and stderr of a driver whose actor does ``what``; each signal is sent when the last was noticed."""
+    log = tmp_path / "stderr"
+    with log.open("w") as stderr:
+        command = [sys.executable, DRIVER, what, str(grace), "trainer.resume_mode=resume_path", "a=b c"]
+        process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        for number, each in enumerate(signals):
+            wait_for(log, "waiting" if number == 0 else f"verl-turnkey: {signals[0].name}", process)
+            time.sleep(1.5 * (number > 0))  # a signal right after the first counts as its echo
+            os.kill(process.pid, each)
+        process.wait(timeout=90)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    return process.returncode, log.read_text()
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen) -> None:
+    for _ in range(600):
+        if text in log.read_text():
+            return
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    pytest.fail(f"no {text!r} in {log.read_text()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_actor_and_the_driver_says_how_to_resume(tmp_path: Path, number: signal.Signals):
+    code, said = run(tmp_path, "listens", number)
+    assert code == 75
+    assert f"verl-turnkey: {number.name}: the run stops after this step, with a checkpoint" in said
+    assert f"verl-turnkey: {number.name}: stopped after step 3. To resume:\n{sys.executable} {DRIVER} listens" in said
+    assert said.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c' trainer.resume_mode=auto")
+    assert "Traceback" not in said
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path):
+    code, said = run(tmp_path, "sleeps", signal.SIGTERM, signal.SIGINT)
+    assert code == 128 + signal.SIGINT
+    assert "SIGINT: stopped at once by a second signal, without a new checkpoint. To resume:" in said
+
+
+def test_the_grace_ends(tmp_path: Path):
+    code, said = run(tmp_path, "sleeps", signal.SIGTERM, grace=1)
+    assert code == 128 + signal.SIGTERM
+    assert "the step did not end within 1 s (turnkey.stop.grace): stopped without a new checkpoint" in said
+
+
+def test_word_of_dead_processes_ends_the_waiting(tmp_path: Path):
+    code, said = run(tmp_path, "reports")
+    assert code == 69
+    assert "verl-turnkey: dead are: inference server 0. To resume:" in said
+
+
+def test_another_error_is_left_alone(tmp_path: Path):
+    code, said = run(tmp_path, "fails")
+    assert code == 1
+    assert "ValueError: as it was" in said
+    assert "To resume" not in said

@@ -1,0 +1,149 @@
+"""A trainer whose driver got a signal: a checkpoint where the step ends, then the end; what the watchdog looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from verl_turnkey.plugins.stopping import channel
+from verl_turnkey.plugins.stopping.watchdog import examine
+
+MODES = ("sync", "colocate_async", "separate_async")
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def build(queue, compose: Compose, tmp_path: Path) -> Iterator[Build]:
+    """A trainer before its fourth step that has not started its workers and saves below ``tmp_path``."""
+
+    def made(mode: str, *overrides: str) -> Any:
+        overrides = (
+            *(SEPARATE if mode == "separate_async" else ()),
+            f"trainer.default_local_dir={tmp_path}",
+            *overrides,
+        )
+        config = compose("+turnkey=gigpo", f"trainer.v1.trainer_mode=turnkey_{mode}", *overrides)
+        trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+        trainer.checkpoint_manager = trainer.actor_rollout_wg = trainer.train_dataloader = Saves()
+        trainer.agent_loop_manager = SimpleNamespace(agent_loop_workers=[])
+        trainer.on_sample_end = lambda: None  # puts the servers to sleep
+        trainer.global_steps, trainer._saved, trainer.timing_raw = 4, 1, {}
+        return trainer
+
+    yield made
+    for entry in ("signal", "dead"):
+        channel.forget(entry)
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's own step ends at once."""
+    monkeypatch.setattr(PPOTrainer, "step", lambda *_: batch_of({}))
+
+
+def saved(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in tmp_path.glob("global_step_*"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_step_ends_with_a_checkpoint_and_the_next_one_does_not_begin(
+    build: Build, stepping, tmp_path: Path, mode: str
+):
+    trainer = build(mode, "trainer.save_freq=100")
+    trainer.step({}, {})
+    assert saved(tmp_path) == []
+    channel.tell("signal", "SIGTERM")
+    trainer.step({}, {})
+    assert saved(tmp_path) == ["global_step_4"]
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
+    calls = list(trainer.actor_rollout_wg.calls)
+    trainer._save_checkpoint()  # verl's own turn, where save_freq has one here
+    trainer.global_steps = 5
+    with pytest.raises(
+        channel.StoppedError, match=r"^SIGTERM: stopped after step 4; the newest checkpoint is global_step_4$"
+    ):
+        trainer.on_step_begin()
+    assert trainer.actor_rollout_wg.calls == calls
+    assert trainer.global_steps == 5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_signal_after_the_step_still_saves_it(build: Build, tmp_path: Path, mode: str):
+    """During validation, or the transfer of weights."""
+    trainer = build(mode, "trainer.save_freq=100")
+    trainer.global_steps = 5
+    channel.tell("signal", "SIGINT")
+    with pytest.raises(channel.StoppedError, match=r"^SIGINT: stopped after step 4; .* is global_step_4$"):
+        trainer.on_step_begin()
+    assert saved(tmp_path) == ["global_step_4"]
+
+
+@pytest.mark.parametrize(("step", "freq"), [(5, -1), (1, 100)])
+def test_nothing_is_saved_unasked_or_before_the_first_step(
+    build: Build, stepping, tmp_path: Path, step: int, freq: int
+):
+    trainer = build("sync", f"trainer.save_freq={freq}")
+    trainer.global_steps, trainer._saved = step, 0
+    channel.tell("signal", "SIGTERM")
+    if freq < 0:
+        trainer.step({}, {})
+    with pytest.raises(channel.StoppedError, match=rf"stopped after step {step - 1}; there is no checkpoint$"):
+        trainer.on_step_begin()
+    assert saved(tmp_path) == []
+
+
+def test_progress_is_steps_their_phases_and_rollouts(build: Build):
+    trainer = build("sync")
+    seen = [trainer._progress()]
+    trainer.timing_raw["gen"] = 1.0
+    seen.append(trainer._progress())
+    trainer.replay_buffer.partitions[PARTITION]["a_0_0"] = {}
+    seen.append(trainer._progress())
+    trainer.replay_buffer.finished_keys[PARTITION].add("a")
+    seen.append(trainer._progress())
+    trainer.global_steps += 1
+    seen.append(trainer._progress())
+    assert len({str(each) for each in seen}) == len(seen)
+    assert trainer._progress() == seen[-1]
+
+
+@ray.remote(num_cpus=0)
+class Actor:
+    pass
+
+
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
+    trainer = build(mode)
+    actors = [Actor.remote() for _ in range(6)]
+
+    def group(actor: Any) -> Any:
+        return SimpleNamespace(workers=[actor])
+
+    def servers(actor: Any) -> Any:
+        return SimpleNamespace(get_replicas=lambda: [SimpleNamespace(servers=[actor])])
+
+    trainer.actor_rollout_wg, trainer.critic_wg = group(actors[0]), group(actors[1])
+    trainer.agent_loop_manager.agent_loop_workers = [actors[2], actors[3]]
+    trainer.llm_server_manager = servers(actors[4])
+    names = ["process 0 of the trainer", "process 0 of the critic", "agent-loop worker 0", "agent-loop worker 1"]
+    names += ["inference server 0"]
+    if mode == "separate_async":
+        trainer.standalone_server_manager = servers(actors[5])
+        names += ["inference server 1"]
+    processes = dict(trainer._processes())
+    assert list(processes) == names
+    for actor in processes.values():
+        ray.kill(actor)
+    dead, silent = examine(processes, 60)
+    assert (sorted(dead), silent) == (sorted(names), [])
+    trainer._died("dead are: inference server 0")
+    assert channel.told("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
