@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,21 @@ def minigrid(out: Path, *levels: dict[str, Any], train: int, val: int, seed: int
 
 
 def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:
+    """A run to its end."""
+    with started(out, *overrides, modules=modules, env=env) as process:
+        code = process.wait(timeout=900)
+    assert code == 0, f"verl exited with {code}:\n{(out / 'log.txt').read_text()[-6000:]}"
+    found: dict[int, dict[str, float]] = {}
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        found.setdefault(entry["step"], {}).update(entry["data"])
+    return Run(out, found)
+
+
+@contextmanager
+def started(
+    out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen]:
     """``python -m verl.trainer.main_ppo +turnkey=... +turnkey/device=cpu ...`` in a process and a Ray of its own."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "spy").mkdir(exist_ok=True)
@@ -155,14 +171,11 @@ def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}
     try:
         with (out / "log.txt").open("w") as log:
-            code = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=900, check=False
-            ).returncode
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
     finally:
         shutil.rmtree(ray_dir, ignore_errors=True)
-    assert code == 0, f"verl exited with {code}:\n{(out / 'log.txt').read_text()[-6000:]}"
-    found: dict[int, dict[str, float]] = {}
-    for line in metrics.read_text().splitlines():
-        entry = json.loads(line)
-        found.setdefault(entry["step"], {}).update(entry["data"])
-    return Run(out, found)
