@@ -181,6 +181,7 @@ class EnvAgentLoop(AgentLoopBase):
             turn=turn,
             record=record,
             observation=seen.observation,
+            answer=answer.observation,
             invalid=None if valid else parsed.reason or "the environment refused the action",
             unparsed=not parsed.valid and parsed.kind == "format",
             seconds=seconds,

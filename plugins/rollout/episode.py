@@ -54,6 +54,9 @@ class PlayedStep:
     turn: Generated
     record: dict[str, Any]
     observation: str
+    """what the agent saw before it"""
+    answer: str
+    """what the environment said to it; the observation again if the action never got there"""
     invalid: str | None
     """why the step had no valid action; None if it had one"""
     unparsed: bool

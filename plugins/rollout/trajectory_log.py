@@ -96,7 +96,7 @@ class _Turn(NamedTuple):
     prompt_tokens: int
     response_tokens: int
     text: str
-    observation: str
+    answer: str
     invalid: str | None
     oldest: int | None
     newest: int | None
@@ -113,7 +113,7 @@ class _Turn(NamedTuple):
             len(prompt.ids),
             len(turn.ids),
             turn.text,
-            step.observation,
+            step.answer,
             step.invalid,
             turn.extra_fields.get("min_global_steps"),
             turn.version,
@@ -144,7 +144,7 @@ class Logged:
     @property
     def size(self) -> int:
         """Bytes in memory, roughly: a character takes one to four, an id in a list eight."""
-        texts = sum(len(turn.text) + len(turn.observation) for turn in self.turns)
+        texts = sum(len(turn.text) + len(turn.answer) for turn in self.turns)
         return 2 * texts + sum(8 * len(turn.prompt) + _OF_TURN for turn in self.turns)
 
     def tables(self) -> Iterator[Rows]:
@@ -226,7 +226,7 @@ class Logged:
                 self.decode(turn.prompt) if t == 0 else self._end(turn.prompt) for t, turn in enumerate(self.turns)
             ],
             "response": [turn.text for turn in self.turns],
-            "observation": [turn.observation for turn in self.turns],
+            "observation": [turn.answer for turn in self.turns],
         }
 
     def _end(self, ids: Sequence[int]) -> str:

@@ -98,7 +98,7 @@ def test_every_episode_is_played_to_its_end_in_the_real_engine(run: Run) -> None
 def test_the_rollouts_of_a_group_begin_alike(run: Run) -> None:
     starts: dict[str, set[str]] = {}
     for episode in run.episodes("train"):
-        starts.setdefault(episode["group"], set()).add(episode["texts"][0]["observation"])
+        starts.setdefault(episode["group"], set()).add(episode["texts"][0]["prompt_tail"])
     assert len(starts) == 2 * STEPS
     assert all(len(seen) == 1 for seen in starts.values())
     assert len(set.union(*starts.values())) > 1

@@ -353,7 +353,7 @@ def played(*prompts: Prompt | list[int], said: tuple[int, ...] = (7, 8), version
         )
         record = make_step(step=t, reward=1.0, composed_reward=0.5, version=turn.version)
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-        episode.steps.append(PlayedStep(prompt, turn, record, "", None, False, 0.25, {}, {}))
+        episode.steps.append(PlayedStep(prompt, turn, record, "", "", None, False, 0.25, {}, {}))
     episode.rewards = {"step": 1.5}
     episode.end(None)
     return episode

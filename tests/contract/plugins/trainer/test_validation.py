@@ -32,6 +32,7 @@ def step(t: int, won: bool) -> PlayedStep:
         turn=Generated([7], None, "go", {"min_global_steps": 1, "max_global_steps": 1}, -1, 0.0),
         record=make_step(step=t, reward=float(last), terminated=last, success=won, composed_reward=float(last)),
         observation="ice",
+        answer="ice",
         invalid=None,
         unparsed=False,
         seconds=0.0,
