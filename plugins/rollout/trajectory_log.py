@@ -13,6 +13,7 @@ from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.notices import failure_kind
 from verl_turnkey.plugins.seeing.bounds import chosen, logged_share
+from verl_turnkey.plugins.seeing.masking import masked, masked_json
 from verl_turnkey.plugins.seeing.segments import UNNAMED
 from verl_turnkey.plugins.seeing.table_writer import Rows, Tables
 
@@ -167,9 +168,9 @@ class Logged:
             "split": None if self.split is None else str(self.split),
             "validation": self.validation,
             "global_step": self.global_step,
-            "task": None if self.row_task is None else str(self.row_task),
+            "task": None if self.row_task is None else masked_json(str(self.row_task)),
             "env": spec.get("id"),
-            "kwargs": json.dumps(spec["kwargs"], sort_keys=True, default=str) if spec else None,
+            "kwargs": json.dumps(masked(spec["kwargs"]), sort_keys=True, default=str) if spec else None,
             "seed": None if task is None else task.seed,
             "package": " ".join(filter(None, (spec.get("package"), spec.get("version")))) or None,
             "weights_min": min(oldest, default=None),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-import re
 import subprocess
 import threading
-from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -18,19 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.seeing.bounds import logged_share
+from verl_turnkey.plugins.seeing.masking import masked
 from verl_turnkey.plugins.seeing.schema import SCHEMA_VERSION
 from verl_turnkey.plugins.seeing.segments import UNNAMED, private, write_json, write_segment
 
 SECONDS = 10.0
 """for which training waits for the disk before it starts"""
 PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")
-MASK = "***"
-_SECRET = re.compile(
-    r"(^|[_.-])(tokens?|passwords?|passwd|secrets?|credentials?|authorization|cookies?|headers)($|[_.-])"
-    r"|(api|access|private|secret)[_-]?key",
-    re.IGNORECASE,
-)
-_IN_ADDRESS = re.compile(r"//[^/@\s]+@")
 
 
 def write_start(config: DictConfig, resumed_from: int) -> None:
@@ -78,17 +70,6 @@ def about(config: DictConfig) -> dict[str, Any]:
         "share": logged_share(config),
         "loss": str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode")) if loss is None else loss.name,
     }
-
-
-def masked(value: Any, secret: bool = False) -> Any:
-    """Plain configuration data without secrets: texts under keys like ``api_key``, and logins in addresses."""
-    if isinstance(value, Mapping):
-        return {key: masked(entry, secret or bool(_SECRET.search(str(key)))) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [masked(entry, secret) for entry in value]
-    if isinstance(value, str) and value:
-        return MASK if secret else _IN_ADDRESS.sub(f"//{MASK}@", value)
-    return value
 
 
 def _version(package: str) -> str | None:

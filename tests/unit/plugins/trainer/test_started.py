@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from verl_turnkey.plugins.seeing.segments import read_segments
-from verl_turnkey.plugins.trainer.started import about, masked, write_start
+from verl_turnkey.plugins.trainer.started import about, write_start
 
 SEGMENT = "20260102T030405_00ff"
 
@@ -79,17 +79,3 @@ def test_about_an_estimator_and_a_loss_of_others():
     said = about(config)
     assert (said["method"], said["params"], said["modify"], said["loss"]) == ("grpo", {}, [], "gpg")
     assert said["share"] == 0.5
-
-
-def test_what_is_masked():
-    kept = {
-        "max_token_len": 5, "tokenizer_path": "x", "stop_token_ids": [1], "loss_agg_mode": "token-mean",
-        "weight_by": "token", "key": "state", "file": "a@b", "token": None,
-    }  # fmt: skip
-    assert masked(kept) == kept
-    for name in ("token", "hf_token", "WANDB_API_KEY", "apikey", "password", "client-secret", "AWS_SECRET_ACCESS_KEY"):
-        assert masked({name: "x"}) == {name: "***"}, name
-    assert masked({"headers": {"X-Mine": "y", "n": 3}, "tokens": ["a"]}) == {
-        "headers": {"X-Mine": "***", "n": 3},
-        "tokens": ["***"],
-    }
