@@ -51,6 +51,6 @@ LINE=(
   "trainer.default_local_dir=$OUT/checkpoints"
   "trainer.project_name=$ENVIRONMENT"
   "trainer.experiment_name=${PRESET:-$METHOD}"
-  "turnkey.log.trajectories=$OUT/trajectories"
+  "turnkey.log.trajectories=$OUT/turnkey_log"
   "hydra.run.dir=$OUT/hydra"
 )

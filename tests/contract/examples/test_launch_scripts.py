@@ -81,6 +81,12 @@ def is_the_presets(config: DictConfig, printed: str, name: str) -> None:
     assert kept.count("(published") == len(differs), kept
 
 
+def has_a_log_that_is_found(config: DictConfig) -> None:
+    """By ``turnkey view RUN``, where RUN is the folder that the checkpoints are in."""
+    log = Path(config.turnkey.log.trajectories)
+    assert (log.parent, log.name) == (Path(config.trainer.default_local_dir).parent, "turnkey_log")
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_bash_reads_it(path: Path):
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=True).stderr == ""
@@ -116,6 +122,7 @@ def test_a_script_starts_what_passes(tasks: Path, script: str, env: dict[str, st
     assert config.trainer.nnodes == (2 if script == "slurm" else 1)
     assert config.trainer.n_gpus_per_node == (8 if script == "slurm" else 2)
     assert config.turnkey.env.kwargs.get("url") == env.get("URL")
+    has_a_log_that_is_found(config)
 
 
 def test_without_a_preset_the_line_is_the_callers(tasks: Path):
@@ -162,6 +169,7 @@ def test_the_line_of_the_kubernetes_job_passes(ray_job: dict[str, Any], tasks: P
     line = [word.replace("/shared/data/alfworld", str(tasks)) for word in overrides(words)]
     config, printed = driven([*line, "turnkey.env.probe=false"])
     is_the_presets(config, printed, "gigpo_alfworld_7b")
+    has_a_log_that_is_found(config)
 
 
 def test_the_cluster_of_the_kubernetes_job_has_what_the_line_asks_for(ray_job: dict[str, Any]):
