@@ -107,14 +107,20 @@ def load(folder: Path) -> Run:
     about = _about(log)
     share = about.get("share", 1.0)
     share = float(share) if isinstance(share, int | float) else 1.0
-    return Run(name, log, about, episodes, join(episodes, turns, credit, updates), steps, share, notes)
+    joined = join(episodes, turns, credit, updates, _staleness(about))
+    return Run(name, log, about, episodes, joined, steps, share, notes)
 
 
-def join(episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, updates: pd.DataFrame) -> pd.DataFrame:
+def join(
+    episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, updates: pd.DataFrame, staleness: float = 0
+) -> pd.DataFrame:
     """Turns left join credit left join updates, in the order of ``episodes``, with ``at`` and ``reason``.
 
     A turn that several steps trained shows the last. Of several passes over a batch: mean ratio and clip share, largest
     ratio, and the entropy of the first.
+
+    Args:
+        staleness: steps after which an episode may still be trained; at least those that one in the log has waited.
     """
     at = dict(zip(episodes["episode"], range(len(episodes)), strict=True))
     # Where a row was written tells nothing here, and the step of one table is not that of another.
@@ -132,25 +138,26 @@ def join(episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, upda
     ).reset_index()  # fmt: skip
     update = update.rename(columns={"turn_in_row": "trained_turn"})
     table = table.merge(update, on=["train_step", "row_id", "trained_turn"], how="left")
-    return table.assign(reason=_reasons(episodes, table)).reset_index(drop=True)
+    return table.assign(reason=_reasons(episodes, table, staleness)).reset_index(drop=True)
 
 
-def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame) -> np.ndarray:
+def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame, staleness: float) -> np.ndarray:
     trained = turns["advantage"].notna().to_numpy()
     at = turns["at"].to_numpy()
     of_episode = np.zeros(len(episodes), bool)
     np.logical_or.at(of_episode, at, trained)
     of_group = episodes["group"].map(episodes["group"][of_episode].value_counts()).notna().to_numpy()
     step = episodes["global_step"].fillna(-1).to_numpy()
-    # Groups that began with the newest weights that anything was trained of, or later, may still be on their way.
-    newest = step[of_episode].max(initial=-1)
+    trained_at = turns["train_step"].to_numpy(np.float64)[trained]
+    newest = trained_at.max(initial=-1)
+    waits = (trained_at - step[at[trained]]).max(initial=staleness)
     reason = np.select(
         [
             episodes["failed"].notna().to_numpy(),
             flag(episodes["validation"]),
             of_episode,
             of_group,
-            step > newest,
+            step + waits > newest,  # the next batch may hold it
         ],
         [FAILED, VALIDATION, TURN_LOST, EPISODE_LOST, NOT_YET],
         GROUP_LOST,
@@ -161,6 +168,18 @@ def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame) -> np.ndarray:
 def flag(column: pd.Series) -> np.ndarray:
     """A column of booleans, null as False."""
     return column.map(lambda value: value is True or value == True).to_numpy(bool)  # noqa: E712 - numpy's own True
+
+
+def _staleness(about: dict[str, Any]) -> float:
+    """Steps that an episode may wait for its update: none under a synchronous trainer."""
+    node: Any = about.get("config")
+    for key in ("trainer", "v1"):
+        node = node.get(key) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or not str(node.get("trainer_mode")).endswith("async"):
+        return 0
+    sampler = node.get("sampler")
+    most = sampler.get("max_off_policy_threshold") if isinstance(sampler, dict) else None
+    return most if isinstance(most, int) else np.inf  # null: however old it is
 
 
 def _about(log: Path) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import synthetic_run
 
@@ -16,9 +19,11 @@ def table(name: str, rows: list[dict]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def joined(credit: list[dict], updates: list[dict] = (), **of_episode: object) -> pd.DataFrame:
+def joined(
+    credit: list[dict], updates: list[dict] = (), begun: int = 1, staleness: float = 0, **of_episode: object
+) -> pd.DataFrame:
     """Episodes a and b of one group, c of another; a turn of each, and a second one of a."""
-    keys = [("a", "g", 1), ("b", "g", 1), ("c", "h", 1)]
+    keys = [("a", "g", begun), ("b", "g", begun), ("c", "h", begun)]
     episodes = [{"episode": e, "group": g, "global_step": s, "validation": False} for e, g, s in keys]
     for name, value in of_episode.items():
         episodes[2][name] = value
@@ -26,7 +31,7 @@ def joined(credit: list[dict], updates: list[dict] = (), **of_episode: object) -
     tables = [
         table(n, r) for n, r in (("episodes", episodes), ("turns", turns), ("credit", credit), ("updates", updates))
     ]
-    return join.join(*tables)
+    return join.join(*tables, staleness)
 
 
 def credit(episode: str, turn: int, step: int = 1, row: int = 0, advantage: float = 0.0) -> dict:
@@ -52,6 +57,47 @@ def test_zero_credit_and_none_are_two_things():
 )
 def test_why_a_turn_has_no_credit(of_episode, reason):
     assert joined([credit("a", 0)], **of_episode)["reason"].tolist()[3] == reason
+
+
+@pytest.mark.parametrize(
+    ("begun", "trained", "staleness", "played", "reason"),
+    [
+        (5, 5, 0, 5, join.GROUP_LOST),
+        (5, 5, 2, 5, join.NOT_YET),  # in the first steps of a run nothing has waited yet
+        (7, 7, 2, 5, join.GROUP_LOST),
+        (7, 7, 2, 6, join.NOT_YET),
+        (9, 9, float("inf"), 1, join.NOT_YET),
+        (5, 7, 0, 5, join.GROUP_LOST),  # episodes a and b waited two steps
+        (5, 7, 0, 6, join.NOT_YET),
+    ],
+)
+def test_under_an_asynchronous_trainer_a_group_in_flight_is_not_lost(begun, trained, staleness, played, reason):
+    found = joined([credit("a", 0, step=trained)], begun=begun, staleness=staleness, global_step=played)
+    assert found["reason"].tolist()[3] == reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "threshold", "reason"),
+    [
+        ("turnkey_sync", 8, join.GROUP_LOST),
+        ("turnkey_separate_async", 8, join.NOT_YET),
+        ("colocate_async", None, join.NOT_YET),
+        ("colocate_async", 1, join.GROUP_LOST),
+    ],
+)
+def test_the_configuration_says_how_long_an_episode_may_wait(tmp_path, mode, threshold, reason):
+    folder = synthetic_run.write(tmp_path / "run", episodes=40, steps=2)
+    said = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    sampler = {"max_off_policy_threshold": threshold}
+    said["config"]["trainer"] = {"v1": {"trainer_mode": mode, "sampler": sampler}}
+    (folder / "run.json").write_text(json.dumps(said), encoding="utf-8")
+    [path] = folder.glob("credit/step=000001/*.parquet")
+    rows = pq.ParquetFile(path).read()
+    group = rows["episode"][0].as_py().partition("_")[0]
+    pq.write_table(rows.filter([not key.startswith(group) for key in rows["episode"].to_pylist()]), path)
+    run = join.load(tmp_path / "run")
+    lost = run.turns["episode"].str.startswith(group) & (run.turns["reason"] != join.FAILED)
+    assert set(run.turns["reason"][lost]) == {reason}
 
 
 def test_without_any_credit_nothing_is_trained_yet():
