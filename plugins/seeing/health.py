@@ -88,8 +88,9 @@ def no_signal(seen: Seen) -> Iterator[Finding]:
     """Groups whose episodes all have the same score: a comparison within them says nothing."""
     ok = seen.episodes[~seen.episodes["failed"]]
     groups = ok.groupby(["global_step", "group"]).agg(
-        low=("score", "min"), high=("score", "max"), won=("success", "max")
+        size=("score", "size"), low=("score", "min"), high=("score", "max"), won=("success", "max")
     )
+    groups = groups[groups["size"] > 1]  # one episode alone is compared with nothing
     groups = groups.assign(same=groups["low"] == groups["high"]).reset_index()
     limit = 0.4
     if steps := _tail(seen.by_step(groups["same"], groups["global_step"]), limit):

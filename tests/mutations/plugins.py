@@ -96,7 +96,9 @@ MUTATIONS = [
         '(each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))',
         "(turns, credit)",
     ),
-    ("plugins/seeing/join.py", "step > newest,", "step >= newest,"),
+    ("plugins/seeing/join.py", "step + waits > newest,", "step + waits >= newest,"),
+    ("plugins/seeing/join.py", ".max(initial=staleness)", ".max(initial=0)"),
+    ("plugins/seeing/health.py", 'groups[groups["size"] > 1]', 'groups[groups["size"] > 0]'),
     (
         "plugins/seeing/health.py",
         "start = len(beyond) - int(np.argmin(beyond[::-1])) if not beyond.all() else 0",

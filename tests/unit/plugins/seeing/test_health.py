@@ -59,6 +59,18 @@ def test_groups_without_signal_are_told_with_the_steps_from_which_on():
     assert found(make(8, lambda step, n: {"score": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
 
 
+def test_a_group_of_one_finished_episode_is_no_group_without_signal():
+    def alone(step, n):
+        return {"failed": "hung", "failed_kind": "timeout", "success": None} if n % SIZE else {}
+
+    for run in (make(8, lambda step, n: {"group": f"{step}-{n}"}), make(8, alone)):
+        assert "no_signal" not in {finding["rule"] for finding in health.findings(run)}
+    # of the two groups with several episodes one has no signal, however many of one there are
+    pairs = make(8, lambda step, n: {"group": f"{step}-{n // 2 if n < 4 else n}", "score": float(n == 0)})
+    [said] = [finding["said"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
+    assert "50 % of the groups" in said
+
+
 def test_states_that_do_not_repeat():
     alone = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}"})
     assert "only 0.0 %" in found(alone, "states_do_not_repeat").said
