@@ -15,6 +15,8 @@ from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 
 COLUMN = "turnkey_task"
 _MAX_SEED = 2**31 - 1
+HELD_OUT = 2**16
+"""so many of the largest seeds are for evaluations alone"""
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,30 @@ def _bad(text: Any, reason: str) -> TaskFormatError:
 
 
 def split_seeds(n_train: int, n_val: int, seed: int) -> tuple[list[int], list[int]]:
-    """``n_train`` and ``n_val`` environment seeds without repeats, the same for the same ``seed``."""
+    """``n_train`` and ``n_val`` environment seeds without repeats, the same for the same ``seed``.
+
+    None of them is one of :func:`held_out_seeds`.
+    """
     if n_train < 0 or n_val < 0:
         raise ValueError(f"the numbers of tasks must not be negative: {n_train} and {n_val} came")
     rng = np.random.default_rng(seed)
     seeds: dict[int, None] = {}  # a set that remembers its order
     while len(seeds) < n_train + n_val:
-        seeds[int(rng.integers(_MAX_SEED))] = None
+        if (drawn_seed := int(rng.integers(_MAX_SEED))) < _MAX_SEED - HELD_OUT:
+            seeds[drawn_seed] = None
     drawn = list(seeds)
     return drawn[:n_train], drawn[n_train:]
+
+
+def held_out_seeds(n: int) -> list[int]:
+    """``n`` environment seeds without repeats that :func:`split_seeds` never draws; more of them begin with the same.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    if not 0 <= n <= HELD_OUT:
+        raise ValueError(f"there are {HELD_OUT} held-out seeds: {n} came")
+    return [_MAX_SEED - 1 - int(place) for place in np.random.default_rng(0).permutation(HELD_OUT)[:n]]
 
 
 def write_parquet(path: str | PathLike[str], tasks: Sequence[Task], data_source: str, split: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +11,12 @@ import typer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
+from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.evaluating import checkpoint as checkpoints
 
 app = typer.Typer()
 
-TRAINING_TASKS = 1024
-"""of `turnkey train`; the tasks after them are its validation tasks"""
+METHOD = "+turnkey="
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
@@ -43,7 +43,8 @@ def evaluate(
         raise typer.BadParameter("give either --checkpoint or --server")
     if checkpoint is None and model is None:
         raise typer.BadParameter("--server needs --model, the name of the model there")
-    further = [*_sampling(greedy, temperature, samples), *(overrides or ())]
+    method, given = _method(overrides or ())
+    further = [*_sampling(greedy, temperature, samples), *given]
     played = launch.resolve(environment, further)
     name = model.rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
     folder = (out or Path("evals") / f"{played.name}-{name}").absolute()
@@ -56,17 +57,25 @@ def evaluate(
         lines = launch.overrides(
             played,
             model=path,
-            method="base",
+            method=method,
             device=here,
             gpus=max(1, gpus),
             steps=1,
             tasks=folder,
             out=folder,
+            sizes="gpu" if server else None,  # whatever is here, the model runs there
             further=[log, *further],
         )
         return [word for line in lines for word in line]
 
-    words(tokenizer or model or str(checkpoint))  # a misspelt key is refused before anything is written or merged
+    # A misspelt key is refused before anything is written or merged.
+    config = composed(words(tokenizer or model or str(checkpoint)))
+    prompt, response = (int(config.data[f"max_{name}_length"]) for name in ("prompt", "response"))
+    typer.echo(
+        f"prompts of at most {prompt} tokens (data.max_prompt_length), responses of {response} "
+        "(data.max_response_length)",
+        err=True,
+    )
     from verl_turnkey.plugins.evaluating.run import Asked
     from verl_turnkey.plugins.evaluating.run import evaluate as run
 
@@ -90,21 +99,31 @@ def evaluate(
     raise typer.Exit(0 if found["complete"] else 1)
 
 
+def _method(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """The recipe that the overrides choose, as ``+turnkey=gigpo`` on a launch line does, and the other overrides.
+
+    Which it is does not matter to playing, but only its own keys of ``turnkey.credit`` are known.
+    """
+    chosen = [entry.partition("=")[2] for entry in overrides if entry.startswith(METHOD)]
+    return (chosen or ["base"])[-1], [entry for entry in overrides if not entry.startswith(METHOD)]
+
+
 def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str]:
     """The sampling of the options as overrides; without options it is that of training."""
     if greedy and temperature is not None:
         raise typer.BadParameter("--greedy and --temperature exclude each other")
-    if greedy and samples > 1:
-        raise typer.BadParameter(f"--greedy writes the same each time: leave out --samples {samples}")
+    if samples > 1 and (greedy or temperature == 0):
+        option = "--greedy" if greedy else "--temperature 0"
+        raise typer.BadParameter(f"{option} writes the same each time: leave out --samples {samples}")
     if greedy:
         return [f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.top_p=1.0", f"{ROLLOUT}.top_k=-1"]
     return [] if temperature is None else [f"{ROLLOUT}.temperature={temperature}"]
 
 
 def _task_file(tasks: str, played: launch.Played, folder: Path) -> Path:
-    """The file of tasks; for a number those on which `turnkey train` validates, written to ``folder``."""
+    """The file of tasks; for a number tasks with seeds that no training tasks have, written to ``folder``."""
     from verl_turnkey.envs import make
-    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+    from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet
     from verl_turnkey.plugins.checks.probe import first_task
 
     if not tasks.isdecimal():
@@ -114,12 +133,11 @@ def _task_file(tasks: str, played: launch.Played, folder: Path) -> Path:
         if (env_id := first_task(str(file)).env_id) != played.id:
             raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}")
         return file
-    if int(tasks) < 1:
-        raise ConfigError("--tasks: expected at least one task")
+    if not 1 <= int(tasks) <= HELD_OUT:
+        raise ConfigError(f"--tasks {tasks}: expected 1 to {HELD_OUT} tasks, or a parquet file")
     make(played.id, played.kwargs).close()
     file = folder / "tasks.parquet"
-    seeds = split_seeds(TRAINING_TASKS, int(tasks), 0)[1]
-    write_parquet(file, [Task(played.id, seed) for seed in seeds], played.name, "val")
+    write_parquet(file, [Task(played.id, seed) for seed in held_out_seeds(int(tasks))], played.name, "test")
     return file
 
 

@@ -160,14 +160,17 @@ def overrides(
     steps: int,
     tasks: Path,
     out: Path,
+    sizes: str | None = None,
     further: Sequence[str] = (),
 ) -> list[list[str]]:
     """The overrides of the launch line, one list per line as it is shown; ``further`` come last and win.
 
+    ``sizes``: of :data:`SIZES`; None: those of ``device``.
+
     Raises:
         ConfigError: the line would be refused, as a misspelt ``method``.
     """
-    chosen = {**SIZES[device]}
+    chosen = {**SIZES[sizes or device]}
     given = {entry.lstrip("+~").partition("=")[0] for entry in further}
     given |= {key for key in _preset(further) if not key.startswith("trainer.")}  # how long to train is said here
     batch = next((e.partition("=")[2] for e in further if e.startswith("data.train_batch_size=")), None)

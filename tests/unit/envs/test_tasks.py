@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from verl_turnkey.envs import TaskFormatError
-from verl_turnkey.envs.tasks import COLUMN, Task, split_seeds, write_parquet
+from verl_turnkey.envs.tasks import COLUMN, HELD_OUT, Task, held_out_seeds, split_seeds, write_parquet
 
 
 def test_a_task_survives_json():
@@ -43,6 +43,20 @@ def test_seeds_are_disjoint_and_reproducible():
     assert (len(set(train)), len(set(val)), set(train) & set(val)) == (500, 200, set())
     assert split_seeds(500, 200, seed=3) == (train, val)
     assert split_seeds(500, 200, seed=4)[0] != train
+
+
+def test_held_out_seeds_are_drawn_by_no_split(monkeypatch):
+    held_out = held_out_seeds(HELD_OUT)
+    assert len({*held_out}) == HELD_OUT
+    assert held_out[:9] == held_out_seeds(9)
+    assert all(0 <= seed < 2**31 for seed in held_out)
+    with pytest.raises(ValueError, match="65536 held-out seeds"):
+        held_out_seeds(HELD_OUT + 1)
+    # Of so few seeds a split draws each one that it may draw.
+    monkeypatch.setattr("verl_turnkey.envs.tasks._MAX_SEED", HELD_OUT + 50)
+    drawn = [seed for split in split_seeds(30, 20, 0) for seed in split]
+    assert sorted(drawn) == [*range(50)]
+    assert not {*drawn} & {*held_out_seeds(HELD_OUT)}
 
 
 def test_parquet_as_verl_reads_it(tmp_path):

@@ -90,7 +90,7 @@ def test_requests_are_what_training_would_send(lake, tokenizer):
     good(lake("--tasks", "1", "--temperature", "0.7", "actor_rollout_ref.rollout.top_k=5"))
     first = lake.asked[1]
     assert (first["temperature"], first["top_k"], first["top_p"], first["min_p"]) == (0.7, 5, 1, 0.0)
-    assert first["max_tokens"] == 32  # the size of `turnkey train` on a CPU
+    assert first["max_tokens"] == 512  # the size of `turnkey train` on GPUs
     assert first["return_token_ids"] is True
     text = tokenizer.decode(first["prompt"])
     assert text.startswith("<|im_start|>user\nYou walk over a frozen lake")

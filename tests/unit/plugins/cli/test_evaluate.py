@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.tasks import split_seeds
+from verl_turnkey.envs.tasks import COLUMN, Task, split_seeds
 from verl_turnkey.plugins.checks.files import rows
 from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
@@ -22,6 +22,8 @@ SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
         (SERVER[:2], "needs --model"),
         ([*SERVER, "--greedy", "--temperature", "1"], "exclude each other"),
         ([*SERVER, "--greedy", "--samples", "2"], "leave out --samples 2"),
+        ([*SERVER, "--temperature", "0", "--samples", "2"], "--temperature 0 writes the same each time"),
+        ([*SERVER, "+turnkey=gigpoo"], "did you mean 'gigpo'"),
         ([*SERVER, "turnkey.rollout.histori=3"], "turnkey.rollout.histori: unknown key; did you mean 'history'"),
         (["--checkpoint", "nowhere"], "neither a Hugging Face folder"),
     ],
@@ -34,22 +36,17 @@ def test_what_is_refused_before_anything_is_written(tmp_path, arguments, said):
     assert not out.exists()
 
 
-def test_tasks_are_those_on_which_training_validates(tmp_path):
-    """Whatever their number; no task of them is one that `turnkey train` trains on."""
+def test_tasks_are_none_of_training(tmp_path):
+    """However many training had."""
     played = launch.resolve("frozenlake")
-    launch.write_tasks(played, tmp_path / "train", 1024, 8)
-
-    def texts(file):
-        return [text for (text,) in rows(str(file), ["turnkey_task"])]
-
-    validation = texts(tmp_path / "train" / "val.parquet")
-    assert texts(evaluate._task_file("8", played, tmp_path)) == validation
-    assert texts(evaluate._task_file("3", played, tmp_path)) == validation[:3]
-    assert evaluate.TRAINING_TASKS == 1024
-    assert not {*split_seeds(1024, 128, 0)[0]} & {*split_seeds(1024, 128, 0)[1]}
+    tasks = [Task.from_json(text) for (text,) in rows(str(evaluate._task_file("200", played, tmp_path)), [COLUMN])]
+    assert {task.env_id for task in tasks} == {played.id}
+    assert not {task.seed for task in tasks} & {seed for split in split_seeds(20_000, 128, 0) for seed in split}
+    fewer = [Task.from_json(text) for (text,) in rows(str(evaluate._task_file("3", played, tmp_path)), [COLUMN])]
+    assert fewer == tasks[:3]
 
 
-@pytest.mark.parametrize("tasks", ["0", "none.parquet", "-3"])
+@pytest.mark.parametrize("tasks", ["0", "none.parquet", "-3", "65537"])
 def test_tasks_that_are_none(tmp_path, tasks):
     with pytest.raises(ConfigError, match="--tasks"):
         evaluate._task_file(tasks, launch.resolve("frozenlake"), tmp_path)
@@ -59,3 +56,20 @@ def test_sampling_without_options_is_that_of_training():
     assert evaluate._sampling(False, None, 4) == []
     assert evaluate._sampling(False, 0.5, 4) == ["actor_rollout_ref.rollout.temperature=0.5"]
     assert "actor_rollout_ref.rollout.temperature=0" in evaluate._sampling(True, None, 1)
+
+
+def test_the_recipe_of_a_launch_line_is_taken_over():
+    line = ["+turnkey=gigpo", "turnkey.credit.gamma=0.9"]
+    assert evaluate._method(line) == ("gigpo", ["turnkey.credit.gamma=0.9"])
+    assert evaluate._method(line[1:]) == ("base", line[1:])
+
+
+def test_the_sizes_on_a_server_are_those_of_gpus(tmp_path, monkeypatch):
+    """Whatever is here, the model runs elsewhere; what a training line says of its method is no obstacle."""
+    monkeypatch.setattr(launch, "device_here", lambda: ("cpu", 0))
+    monkeypatch.setenv("TURNKEY_DEVICE", "cpu")
+    line = [*SERVER, "--out", str(tmp_path), "--tasks", "none.parquet", "+turnkey=gigpo", "turnkey.credit.gamma=0.9"]
+    done = CliRunner().invoke(app, ["eval", "frozenlake", *line])
+    assert "--tasks none.parquet" in str(done.exception)
+    sizes = "prompts of at most 2048 tokens (data.max_prompt_length), responses of 512 (data.max_response_length)"
+    assert sizes in done.output
