@@ -79,7 +79,10 @@ def evaluate(
     from verl_turnkey.plugins.evaluating.run import Asked
     from verl_turnkey.plugins.evaluating.run import evaluate as run
 
-    weights = None if checkpoint is None else checkpoints.resolve(checkpoint, folder)
+    weights = None
+    if checkpoint is not None:
+        trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
+        weights = checkpoints.resolve(checkpoint, folder, trusted)
     asked = Asked(
         words=words(str(weights or tokenizer or model)),
         tasks=_task_file(tasks, played, folder),

@@ -14,6 +14,8 @@ from verl_turnkey.advantage import ConfigError
 WEIGHTS = ("*.safetensors", "*.bin")
 NEWEST = "latest_checkpointed_iteration.txt"
 MERGED, SOURCE = "model", "source.json"
+ADAPTER = "lora_adapter"
+"""where verl's merger writes what LoRA has learnt, beside the weights that it started from"""
 
 
 def weights(folder: Path) -> list[Path]:
@@ -36,26 +38,53 @@ def name(checkpoint: Path) -> str:
     return next((part for part in reversed(locate(checkpoint).parts) if part not in ("actor", "huggingface")), "model")
 
 
-def resolve(checkpoint: Path, out: Path) -> Path:
-    """The Hugging Face folder behind ``checkpoint``; shards of verl are merged into ``<out>/model``, once.
+def find(checkpoint: Path) -> tuple[Path, str | None]:
+    """The folder behind ``checkpoint`` and the backend of its shards; None: it is one of Hugging Face.
 
     ``checkpoint``: a Hugging Face folder; or of verl's the folder with all checkpoints (the newest counts), one
     ``global_step_N``, or its ``actor``.
 
     Raises:
-        ConfigError: it is none of these, or verl's merger fails.
+        ConfigError: it is none of these, or has a LoRA adapter beside the weights.
     """
     folder = locate(checkpoint)
     for place in (folder, folder / "huggingface"):
         if weights(place):
-            return place
-    backend = _backend(folder)
-    if backend is None:
+            return _whole(place), None
+    if (backend := _backend(folder)) is None:
         raise ConfigError(
             f"--checkpoint {checkpoint}: neither a Hugging Face folder (config.json and *.safetensors) nor a "
             "checkpoint of verl's (global_step_N with actor/model_world_size_*.pt); one of the hub has to be downloaded"
         )
-    return _merged(folder, backend, out / MERGED)
+    return folder, backend
+
+
+def resolve(checkpoint: Path, out: Path, trust_remote_code: bool = False) -> Path:
+    """The Hugging Face folder behind ``checkpoint``; shards of verl are merged into ``<out>/model``, once.
+
+    Raises:
+        ConfigError: as :func:`find`, or verl's merger fails.
+    """
+    folder, backend = find(checkpoint)
+    return folder if backend is None else _whole(_merged(folder, backend, out / MERGED, trust_remote_code))
+
+
+def _whole(folder: Path) -> Path:
+    """``folder``, if its weights are all there is: vLLM would load them without an adapter that lies beside them."""
+    for adapter in (folder, folder / ADAPTER):
+        if (adapter / "adapter_config.json").is_file():
+            base, merged = ("BASE" if adapter == folder else str(folder)), f"{folder}-with-adapter"
+            raise ConfigError(
+                f"{adapter} is a LoRA adapter, which would be left out. Merge it into the weights with peft, and give "
+                f"--checkpoint {merged}:\n"
+                "  from peft import PeftModel\n"
+                "  from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+                f"  model = AutoModelForCausalLM.from_pretrained({base!r}, dtype='auto')\n"
+                f"  model = PeftModel.from_pretrained(model, {str(adapter)!r}).merge_and_unload()\n"
+                f"  model.save_pretrained({merged!r})\n"
+                f"  AutoTokenizer.from_pretrained({base!r}).save_pretrained({merged!r})"
+            )
+    return folder
 
 
 def _backend(folder: Path) -> str | None:
@@ -64,7 +93,7 @@ def _backend(folder: Path) -> str | None:
     return "megatron" if any((folder / place).is_dir() for place in ("dist_ckpt", "model/dist_ckpt")) else None
 
 
-def _merged(folder: Path, backend: str, target: Path) -> Path:
+def _merged(folder: Path, backend: str, target: Path, trust_remote_code: bool) -> Path:
     """Merge unless ``target`` is what these very shards came to."""
     shards = sorted(path for path in folder.rglob("*") if path.is_file() and "optim" not in path.name)
     source = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in shards]
@@ -75,6 +104,7 @@ def _merged(folder: Path, backend: str, target: Path) -> Path:
     part.mkdir(parents=True)
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", backend]
     command += ["--local_dir", str(folder), "--target_dir", str(part)]
+    command += ["--trust-remote-code"] if trust_remote_code else []
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
     if done.returncode or not weights(part):
         raise ConfigError(f"verl's merger cannot merge {folder}:\n{done.stdout[-3000:]}")

@@ -41,9 +41,10 @@ def test_a_folder_that_is_neither_is_refused(tmp_path):
         checkpoint.resolve(tmp_path, tmp_path / "out")
 
 
-def test_shards_are_merged_once_for_as_long_as_they_are_the_same(tmp_path, monkeypatch):
-    """verl's merger is replaced: that it merges is tested with the real one."""
-    actor, out = tmp_path / "global_step_3" / "actor", tmp_path / "out"
+@pytest.fixture
+def merger(tmp_path, monkeypatch):
+    """A checkpoint of verl's, and the commands of its merger, which is replaced: the real one is tested with vLLM."""
+    actor = tmp_path / "global_step_3" / "actor"
     actor.mkdir(parents=True)
     (actor / "model_world_size_1_rank_0.pt").write_bytes(b"1")
     calls: list[list[str]] = []
@@ -53,17 +54,47 @@ def test_shards_are_merged_once_for_as_long_as_they_are_the_same(tmp_path, monke
         target = checkpoint.Path(command[command.index("--target_dir") + 1])
         (target / "config.json").write_text("{}")
         (target / "model.safetensors").write_bytes((actor / "model_world_size_1_rank_0.pt").read_bytes())
+        if (actor / "lora_train_meta.json").exists():
+            (target / "lora_adapter").mkdir()
+            (target / "lora_adapter" / "adapter_config.json").write_text("{}")
         return type("Done", (), {"returncode": 0, "stdout": ""})
 
     monkeypatch.setattr(checkpoint.subprocess, "run", merge)
+    return actor, calls
+
+
+def test_shards_are_merged_once_for_as_long_as_they_are_the_same(merger, tmp_path):
+    (actor, calls), out = merger, tmp_path / "out"
     for _ in range(2):
         assert checkpoint.resolve(tmp_path / "global_step_3", out) == out / "model"
     assert len(calls) == 1
     assert calls[0][calls[0].index("--backend") + 1] == "fsdp"
+    assert "--trust-remote-code" not in calls[0]
     (actor / "model_world_size_1_rank_0.pt").write_bytes(b"22")
-    checkpoint.resolve(actor, out)
+    checkpoint.resolve(actor, out, trust_remote_code=True)
     assert len(calls) == 2
+    assert "--trust-remote-code" in calls[1]
     assert (out / "model" / "model.safetensors").read_bytes() == b"22"
+
+
+def test_an_adapter_that_the_merger_leaves_beside_the_weights_is_refused(merger, tmp_path):
+    """At each call, without merging again; the folder that the message names stays."""
+    (actor, calls), out = merger, tmp_path / "out"
+    (actor / "lora_train_meta.json").write_text("{}")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"(?s)model/lora_adapter is a LoRA adapter.*merge_and_unload"):
+            checkpoint.resolve(actor, out)
+    assert len(calls) == 1
+    assert (out / "model" / "lora_adapter" / "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize("place", [".", "lora_adapter"])
+def test_a_folder_of_hugging_face_with_an_adapter_is_refused(tmp_path, place):
+    folder = hugging_face(tmp_path / "model")
+    (folder / place).mkdir(exist_ok=True)
+    (folder / place / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a LoRA adapter, which would be left out"):
+        checkpoint.resolve(folder, tmp_path / "out")
 
 
 def test_options_of_vllm_as_words():
