@@ -12,7 +12,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, rows
+from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, rows, taken
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 
@@ -119,8 +119,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[s
 
 def _check_number(config: DictConfig, key: str, rows: int) -> None:
     """Refuse data that fill no batch: verl divides by the number of batches."""
-    limit = config.data.get(key.replace("files", "max_samples"), -1)
-    rows = min(rows, limit) if limit > 0 else rows
+    rows = taken(config, key, rows)
     for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():
         wanted = config.data.get(size)
         if wanted and rows < wanted:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
+from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.seeing.segments import new_segment
 from verl_turnkey.plugins.stopping.driver import guard_run
 
@@ -59,6 +60,7 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
     if OmegaConf.select(config, "turnkey.log.trajectories"):
         with open_dict(config):  # one name for all processes
             config.turnkey.log.segment = new_segment()
+            config.turnkey.log.validation_tasks = tasks(config, "val_files")
     if str(OmegaConf.select(config, "trainer.v1.trainer_mode")).startswith("turnkey_"):
         guard_run()
     if lines := header(config, said):

@@ -49,6 +49,20 @@ def rows(file: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
 
+def tasks(config: DictConfig, key: str) -> int | None:
+    """How many rows of ``data.<key>`` verl takes; None where files are elsewhere or read by a class of the user's."""
+    files = [Path(file).expanduser() for file in listed(config, key)]
+    if (config.data.get("custom_cls") or {}).get("path") or not all(file.is_file() for file in files):
+        return None
+    return taken(config, key, sum(1 for file in map(str, files) for _ in rows(file, columns(file)[:1])))
+
+
+def taken(config: DictConfig, key: str, rows: int) -> int:
+    """How many of the ``rows`` in the files of ``data.<key>`` verl takes."""
+    limit = config.data.get(key.replace("files", "max_samples"), -1)
+    return min(rows, limit) if limit > 0 else rows
+
+
 def _json_rows(path: Path) -> list[Mapping[str, Any]]:
     """The rows of a JSON file: one list of objects, or an object per line."""
     text = path.read_text()

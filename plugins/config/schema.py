@@ -186,10 +186,12 @@ class LogConfig:
     """last steps whose prompts, responses and observations stay, beside those of every tenth step; null: all"""
     segment: str | None = None
     """set by the driver: the name of this start of the trainer, which the log's files begin with"""
+    validation_tasks: int | None = None
+    """set by the driver: how many tasks a validation plays, of which episodes_per_step are logged; null: not known"""
 
     def __post_init__(self) -> None:
         check(0 <= self.share <= 1, "share", "a number in [0, 1]", self.share)
-        for name in ("episodes_per_step", "keep_texts"):
+        for name in ("episodes_per_step", "keep_texts", "validation_tasks"):
             value = getattr(self, name)
             check(value is None or value > 0, name, "null or positive", value)
 

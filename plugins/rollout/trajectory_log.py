@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.notices import failure_kind
-from verl_turnkey.plugins.seeing.bounds import chosen, logged_share
+from verl_turnkey.plugins.seeing.bounds import Shares, chosen, logged_shares
 from verl_turnkey.plugins.seeing.masking import masked, masked_json
 from verl_turnkey.plugins.seeing.segments import UNNAMED
 from verl_turnkey.plugins.seeing.table_writer import Rows, Tables
@@ -38,7 +38,7 @@ class TrajectoryLog:
     """
 
     def __init__(self, config: Mapping[str, Any], log: Any) -> None:
-        self._share = logged_share(config) if log.trajectories else 0.0
+        self._shares = logged_shares(config) if log.trajectories else Shares()
         process = f"{socket.gethostname()}-{os.getpid()}"
         self.tables = Tables(log.trajectories, log.segment or UNNAMED, process) if log.trajectories else None
 
@@ -61,7 +61,9 @@ class TrajectoryLog:
             decode: the tokenizer's; called later, in another thread.
         """
         group = str(row["uid"])
-        if self.tables is None or not (failed or chosen(group, self._share)):
+        validation = bool(row.get(VALIDATION))
+        share = self._shares.validation if validation else self._shares.training
+        if self.tables is None or not (failed or chosen(group, share)):
             return
         extra_info = row.get("extra_info") or {}
         records = [] if failed else [output.extra_fields["turnkey"]["steps"] for output in outputs]
@@ -73,7 +75,7 @@ class TrajectoryLog:
             group=group,
             global_step=int(row["global_steps"]),
             split=extra_info.get("split") if isinstance(extra_info, Mapping) else None,
-            validation=bool(row.get(VALIDATION)),
+            validation=validation,
             row_task=row.get(COLUMN),
             task=task,
             failed=failed,

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.seeing.reading import STEP
@@ -21,17 +21,31 @@ def chosen(group: str, share: float) -> bool:
     return int.from_bytes(place, "big") < share * 2**64
 
 
-def logged_share(config: Mapping[str, Any]) -> float:
-    """The share of groups that a run with this configuration logs.
+class Shares(NamedTuple):
+    """Of all groups, those that are logged."""
 
-    ``turnkey.log.share``, and less where a step of ``data.train_batch_size`` groups has more than
-    ``turnkey.log.episodes_per_step`` episodes; a group's share at least.
+    training: float = 1.0
+    validation: float = 1.0
+
+
+def logged_shares(config: Mapping[str, Any]) -> Shares:
+    """The shares of groups that a run with this configuration logs.
+
+    ``turnkey.log.share``, and less where a step of ``data.train_batch_size`` groups, or a validation, has more than
+    ``turnkey.log.episodes_per_step`` episodes; a group's share at least. A validation whose size the driver could not
+    count is taken for as large as a step.
     """
-    log = turnkey_config(config).log
-    if log.episodes_per_step is None:
-        return log.share
-    n = int(config["actor_rollout_ref"]["rollout"]["n"])
-    return min(log.share, max(n, log.episodes_per_step) / (n * int(config["data"]["train_batch_size"])))
+    log, rollout = turnkey_config(config).log, config["actor_rollout_ref"]["rollout"]
+    groups = int(config["data"]["train_batch_size"])
+
+    def share(n: int, groups: int) -> float:
+        if log.episodes_per_step is None:
+            return log.share
+        return min(log.share, max(n, log.episodes_per_step) / (n * groups))
+
+    return Shares(
+        share(int(rollout["n"]), groups), share(int(rollout["val_kwargs"]["n"]), log.validation_tasks or groups)
+    )
 
 
 def keep_texts(folder: str | Path, step: int, last: int = 20, every: int = 10) -> list[int]:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_turnkey.plugins.seeing.bounds import chosen
+from verl_turnkey.plugins.seeing.bounds import Shares, chosen
 from verl_turnkey.plugins.seeing.reading import read
 from verl_turnkey.plugins.seeing.schema import TABLES
+from verl_turnkey.plugins.seeing.segments import read_segments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,16 +54,18 @@ class Run:
     episodes: pd.DataFrame
     turns: pd.DataFrame
     steps: pd.DataFrame
-    share: float = 1.0
-    """of the groups that was logged; of the others the log has their failed episodes alone"""
+    shares: dict[str, Shares] = field(default_factory=dict)
+    """of the groups that each segment logged, "" for others; of the other groups there are failed episodes alone"""
     notes: list[str] = field(default_factory=list)
     """what was left out on reading"""
 
     @property
     def whole(self) -> np.ndarray:
         """Which episodes are of groups that were logged: rates over all others would be rates of failure."""
-        of = {group: chosen(str(group), self.share) for group in self.episodes["group"].unique()}
-        return self.episodes["group"].map(of).to_numpy(bool)
+        episodes, others = self.episodes, self.shares.get("", Shares())
+        keys = [*zip(episodes["group"], episodes["segment"], flag(episodes["validation"]), strict=True)]
+        of = {key: chosen(str(key[0]), self.shares.get(key[1], others)[int(key[2])]) for key in set(keys)}
+        return np.array([of[key] for key in keys], bool)
 
     @property
     def parts(self) -> list[str]:
@@ -105,10 +108,9 @@ def load(folder: Path) -> Run:
     name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
     notes = list(dict.fromkeys(str(warning.message) for warning in said))
     about = _about(log)
-    share = about.get("share", 1.0)
-    share = float(share) if isinstance(share, int | float) else 1.0
+    shares = {name: found for name, said in {**read_segments(log), "": about}.items() if (found := _shares(said))}
     joined = join(episodes, turns, credit, updates, _staleness(about))
-    return Run(name, log, about, episodes, joined, steps, share, notes)
+    return Run(name, log, about, episodes, joined, steps, shares, notes)
 
 
 def join(
@@ -180,6 +182,14 @@ def _staleness(about: dict[str, Any]) -> float:
     sampler = node.get("sampler")
     most = sampler.get("max_off_policy_threshold") if isinstance(sampler, dict) else None
     return most if isinstance(most, int) else np.inf  # null: however old it is
+
+
+def _shares(said: dict[str, Any]) -> Shares | None:
+    """The shares that ``run.json`` or a segment's file names."""
+    share = said.get("share")
+    validation = said.get("validation_share", share)
+    known = isinstance(share, int | float) and isinstance(validation, int | float)
+    return Shares(float(share), float(validation)) if known else None
 
 
 def _about(log: Path) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Logged:
         self._segment = log.segment or UNNAMED
         if log.trajectories:
             self._tables = Tables(log.trajectories, self._segment, "trainer")
-            self._share = bounds.logged_share(config)
+            self._share = bounds.logged_shares(config).training
         self._numbers = Numbers()
         self._pending: dict[Any, int] = {}  # answers that are on their way, each with the place of its process
         self._counts: dict[int, Counts] = {}

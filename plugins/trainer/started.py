@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.seeing.bounds import logged_share
+from verl_turnkey.plugins.seeing.bounds import logged_shares
 from verl_turnkey.plugins.seeing.masking import masked
 from verl_turnkey.plugins.seeing.schema import SCHEMA_VERSION
 from verl_turnkey.plugins.seeing.segments import UNNAMED, private, write_json, write_segment
@@ -40,6 +40,7 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
         "resumed_from": resumed_from,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "commit": _commit(),
+        **_shares(config),
         "config": whole,
     }
 
@@ -67,9 +68,15 @@ def about(config: DictConfig) -> dict[str, Any]:
         "method": str(config.algorithm.adv_estimator) if estimator is None else estimator.name,
         "params": asdict(params) if is_dataclass(params) else {},  # type: ignore[arg-type]
         "modify": [{"name": one.spec.name, **asdict(one.params)} for one in credit_modify(config, turnkey)],
-        "share": logged_share(config),
+        **_shares(config),
         "loss": str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode")) if loss is None else loss.name,
     }
+
+
+def _shares(config: DictConfig) -> dict[str, float]:
+    """What a reader needs to tell logged groups from others, of which only failed episodes are there."""
+    shares = logged_shares(config)
+    return {"share": shares.training, "validation_share": shares.validation}
 
 
 def _version(package: str) -> str | None:

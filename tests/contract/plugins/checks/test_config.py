@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from contract_tools import AWKWARD, Compose
 from omegaconf import OmegaConf
+from pyarrow import parquet
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import need_critic
 
@@ -125,6 +126,22 @@ def test_the_driver_names_each_start_of_a_logged_run(compose: Compose, tmp_path:
     assert all(SEGMENT.fullmatch(name) for name in named)
     assert len(set(named)) == 3
     assert not (tmp_path / "log").exists()  # only the run itself writes
+
+
+def test_the_driver_counts_the_tasks_of_a_validation(compose: Compose, tmp_path: Path, task_files: Path):
+    """Of which turnkey.log.episodes_per_step are logged; verl takes data.val_max_samples of them."""
+    held = parquet.read_metadata(task_files / "val.parquet").num_rows
+    assert held > 1
+    counted = []
+    for line in (
+        [],
+        ["data.val_max_samples=1"],
+        [f"data.val_files=[{task_files}/val.parquet,{task_files}/val.parquet]"],
+    ):
+        config = compose("+turnkey=gigpo", f"turnkey.log.trajectories={tmp_path}/log", *line)
+        driver.validate(config, False, need_critic(config), lambda *_: None)
+        counted.append(config.turnkey.log.validation_tasks)
+    assert counted == [held, 1, 2 * held]
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce_plus_plus"])

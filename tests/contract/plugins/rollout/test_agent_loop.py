@@ -35,6 +35,7 @@ from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import agent_loop
 from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.seeing.bounds import chosen
 from verl_turnkey.plugins.seeing.reading import read
 from verl_turnkey.plugins.seeing.table_writer import Tables
@@ -1005,6 +1006,12 @@ def test_groups_are_logged_whole_or_not_and_failed_episodes_always(play, tmp_pat
         play(["win"], awkward(), f"turnkey.log.trajectories={tmp_path}/few", *halved, fields=fields)
     expected = {f"group {number}" for number in range(12) if chosen(f"group {number}", 1 / 16)}
     assert {*read(tmp_path / "few", "episodes")["group"]} == expected
+    for number in range(12):
+        fields = {"uid": f"group {number}", VALIDATION: True}
+        bound = [*halved, "turnkey.log.validation_tasks=2"]
+        play(["win"], awkward(), f"turnkey.log.trajectories={tmp_path}/validation", *bound, fields=fields)
+    expected = {f"group {number}" for number in range(12) if chosen(f"group {number}", 1 / 2)}
+    assert {*read(tmp_path / "validation", "episodes")["group"]} == expected
 
 
 def test_the_log_says_in_what_the_episode_was_played(play, tmp_path: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_turnkey.plugins.seeing.bounds import chosen, keep_texts, logged_share
+from verl_turnkey.plugins.seeing.bounds import Shares, chosen, keep_texts, logged_shares
 
 GROUPS = [f"group {i}" for i in range(4000)]
 
@@ -24,7 +24,7 @@ def test_a_group_is_chosen_by_its_name_alone():
 
 
 @pytest.mark.parametrize(
-    ("share", "most", "batch", "n", "expected"),
+    ("share", "most", "groups", "n", "expected"),
     [
         (1.0, 256, 16, 8, 1.0),  # 128 episodes
         (1.0, 256, 128, 8, 0.25),
@@ -33,10 +33,19 @@ def test_a_group_is_chosen_by_its_name_alone():
         (1.0, 4, 10, 8, 0.1),  # a group is larger than the bound
     ],
 )
-def test_the_bound_of_a_step_is_a_share(share, most, batch, n, expected):
-    log = {"share": share, "episodes_per_step": most}
-    config = {"data": {"train_batch_size": batch}, "actor_rollout_ref": {"rollout": {"n": n}}, "turnkey": {"log": log}}
-    assert logged_share(config) == pytest.approx(expected)
+def test_the_bound_of_a_step_and_of_a_validation_is_a_share(share, most, groups, n, expected):
+    def shares(batch: int, tasks: int | None, n: int, of_validation: int) -> Shares:
+        return logged_shares(
+            {
+                "data": {"train_batch_size": batch},
+                "actor_rollout_ref": {"rollout": {"n": n, "val_kwargs": {"n": of_validation}}},
+                "turnkey": {"log": {"share": share, "episodes_per_step": most, "validation_tasks": tasks}},
+            }
+        )
+
+    assert shares(groups, 1, n, 1) == pytest.approx((expected, share))
+    assert shares(1, groups, 1, n) == pytest.approx((share, expected))
+    assert shares(groups, None, 1, n).validation == pytest.approx(expected), "not counted: as large as a step"
 
 
 def test_texts_of_the_last_steps_and_of_some_stay(tmp_path: Path):

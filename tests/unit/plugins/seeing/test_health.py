@@ -10,7 +10,7 @@ import pytest
 import synthetic_run
 
 from verl_turnkey.plugins.seeing import health, join
-from verl_turnkey.plugins.seeing.bounds import chosen
+from verl_turnkey.plugins.seeing.bounds import Shares, chosen
 from verl_turnkey.plugins.seeing.curves import charts
 from verl_turnkey.plugins.seeing.schema import TABLES
 
@@ -35,7 +35,7 @@ def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, met
                 turns.append(played | {"valid": True, "prompt_cut": False} | turn(step, n, t))
     tables = [table("episodes", episodes), table("turns", turns), table("credit", []), table("updates", [])]
     logged = table("steps", [{"train_step": s, "name": name, "value": v} for s, name, v in metrics])
-    return join.Run("made", Path(), {}, tables[0], join.join(*tables), logged)
+    return join.Run("made", Path(), {}, tables[0].assign(segment=""), join.join(*tables), logged)
 
 
 def found(run: join.Run, rule: str) -> health.Finding | None:
@@ -148,7 +148,7 @@ def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
     logged = logged.reset_index(drop=True)
     turns = run.turns.drop(columns=["at", "reason"])[list(table("turns", []))]
     joined = join.join(logged, turns, table("credit", []), table("updates", []))
-    made = join.Run("made", Path(), {}, logged, joined, run.steps, 0.5)
+    made = join.Run("made", Path(), {}, logged, joined, run.steps, {"": Shares(0.5, 0.5)})
     assert logged["failed"].notna().sum() > 20
     assert health.findings(made) == []
     [success] = [chart for chart in charts(made) if chart["title"] == "Success"]

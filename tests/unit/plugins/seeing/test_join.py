@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import synthetic_run
 
 from verl_turnkey.plugins.seeing import join
+from verl_turnkey.plugins.seeing.bounds import chosen
 from verl_turnkey.plugins.seeing.page import blocks
 from verl_turnkey.plugins.seeing.schema import TABLES
+from verl_turnkey.plugins.seeing.segments import write_segment
 
 
 def table(name: str, rows: list[dict]) -> pd.DataFrame:
@@ -152,6 +155,30 @@ def test_a_damaged_or_odd_run_json_costs_nothing_else(tmp_path, content):
     run = join.load(tmp_path / "run")
     assert run.about in ({}, {"params": {"clip": "NaN", "top": "Infinity"}})
     assert blocks([run], 60)
+
+
+def test_what_a_segment_logged_decides_which_of_its_episodes_are_of_whole_groups(tmp_path):
+    """run.json is of the latest start, and stands for those of which nothing else is known."""
+    folder = synthetic_run.write(tmp_path / "run", episodes=80, steps=3)
+    all_of_it = join.load(folder)
+    assert all_of_it.whole.all()
+    [segment] = all_of_it.episodes["segment"].unique()
+    groups, validation = all_of_it.episodes["group"], all_of_it.episodes["validation"].to_numpy(bool)
+    half, tenth = (groups.map(lambda group, share=share: chosen(group, share)).to_numpy() for share in (0.5, 0.1))
+    assert validation.any()
+
+    def whole(of_run: dict, of_segment: dict | None = None) -> list[bool]:
+        (folder / "run.json").write_text(json.dumps(of_run), encoding="utf-8")
+        if of_segment is not None:
+            write_segment(folder, segment, of_segment)
+        return join.load(folder).whole.tolist()
+
+    assert whole({"share": 0.5}) == half.tolist()
+    both = np.where(validation, tenth, half).tolist()
+    assert both != half.tolist()
+    assert whole({"share": 0.5, "validation_share": 0.1}) == both
+    assert whole({"share": 1.0}, {"share": 0.5, "validation_share": 0.1}) == both
+    assert whole({"share": 0.5}, {}) == half.tolist()
 
 
 def test_what_cannot_be_read_is_left_out_and_noted(tmp_path):

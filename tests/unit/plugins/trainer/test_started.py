@@ -18,7 +18,10 @@ def configured(folder: Path | None, **turnkey):
     return OmegaConf.create(
         {
             "algorithm": {"adv_estimator": "gigpo"},
-            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}, "rollout": {"n": 8}},
+            "actor_rollout_ref": {
+                "actor": {"policy_loss": {"loss_mode": "vanilla"}},
+                "rollout": {"n": 8, "val_kwargs": {"n": 1}},
+            },
             "data": {"train_batch_size": 16},
             "trainer": {"project_name": "babyai", "experiment_name": "gigpo", "epochs": "${algorithm.adv_estimator}"},
             "turnkey": {
@@ -27,6 +30,7 @@ def configured(folder: Path | None, **turnkey):
                     "trajectories": None if folder is None else str(folder),
                     "segment": SEGMENT,
                     "episodes_per_step": 64,
+                    "validation_tasks": 640,
                 },
                 "env": {"kwargs": {"api_key": "sk-1", "url": "https://me:pw@host/x"}},
                 **turnkey,
@@ -51,6 +55,8 @@ def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
     assert run["params"]["gamma"] == 0.9
     assert [one["name"] for one in run["modify"]] == ["empg"]
     assert run["config"] == said["config"]
+    for each in (run, said):
+        assert (each["share"], each["validation_share"]) == (0.5, 0.1)
     assert run["config"]["trainer"]["epochs"] == "gigpo"
     assert run["config"]["turnkey"]["env"]["kwargs"] == {"api_key": "***", "url": "https://***@host/x"}
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "log", tmp_path / "log" / "segments")} == {0o700}
@@ -78,4 +84,3 @@ def test_about_an_estimator_and_a_loss_of_others():
     config.actor_rollout_ref.actor.policy_loss.loss_mode = "gpg"
     said = about(config)
     assert (said["method"], said["params"], said["modify"], said["loss"]) == ("grpo", {}, [], "gpg")
-    assert said["share"] == 0.5
