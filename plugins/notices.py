@@ -25,6 +25,9 @@ if logger.level == logging.NOTSET:  # else somebody chose it
     logger.setLevel(logging.WARNING)
 logger.addHandler(_Console())
 
+MOST_SAID = 100
+"""different texts of :func:`warn_once` in a process"""
+
 _KIND = re.compile(r"^(?:\w+: )?environment failure \((\w+)\)|^(\w+(?:Error|Exception|Failure))\b")
 
 
@@ -36,6 +39,16 @@ def failure_kind(reason: str) -> str:
     """
     found = _KIND.search(reason)
     return (found[1] or found[2]) if found else "other"
+
+
+_said: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """Warn of something that may happen again and again; each text is said once in a process."""
+    if text not in _said and len(_said) < MOST_SAID:
+        _said.add(text)
+        logger.warning("%s", text)
 
 
 class Failures:

@@ -23,6 +23,7 @@ from verl_turnkey.losses import TokenLoss
 from verl_turnkey.losses.clipping import clamp_log_ratio, clipped
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.seeing.table_writer import Counts, Tables
 from verl_turnkey.plugins.verl_api import internals
 
@@ -119,8 +120,11 @@ def _recorded(
     finally:
         _terms.reset(token)
     if ROW in data and "log_probs" in model_output:
-        tokens = of_tokens(model_output, data, terms[-1] if terms else None, _verls_clip(config))
-        recorder.add(int(data[STEP]), of_turns(tokens.cpu().numpy()))
+        try:
+            tokens = of_tokens(model_output, data, terms[-1] if terms else None, _verls_clip(config))
+            recorder.add(int(data[STEP]), of_turns(tokens.cpu().numpy()))
+        except Exception as error:  # the log costs itself, never the run
+            warn_once(f"an update is not in turnkey.log.trajectories: {type(error).__name__}: {error}")
     return result
 
 

@@ -83,6 +83,12 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_checkpoints(config, turnkey, use_critic=use_critic)
         check_algorithm(config)
         check_limits(config, turnkey, use_critic=use_critic, use_reference=need_reference_policy(config))
+    elif turnkey.log.trajectories:
+        warnings.warn(
+            f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "
+            f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
+            stacklevel=2,
+        )
     check_update(config, turnkey, mode)
     files = check_data(config, turnkey, agent_loops(config))
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
@@ -125,6 +131,11 @@ def absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         if not shipped and Path(turnkey.rollout.template).is_file():
             OmegaConf.update(config, "turnkey.rollout.template", absolute(turnkey.rollout.template))
         if turnkey.log.trajectories:
+            if "://" in turnkey.log.trajectories:
+                raise ConfigError(
+                    f"turnkey.log.trajectories={turnkey.log.trajectories} is an address: expected a folder that every "
+                    "node sees, such as one on a mounted file system"
+                )
             config.turnkey.log.trajectories = absolute(turnkey.log.trajectories)
 
 

@@ -11,25 +11,40 @@ import ray
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
 PREFIX = "hosts/"
-SECONDS = 2.0  # a worker or host that does not answer by then is left out: no step waits for a metric
+SECONDS = 0.5  # a worker or host that has not answered by then is left out: no step waits for a metric
 
 
-def host_metrics(workers: Sequence[Any]) -> dict[str, float]:
-    """What the hosts of the agent-loop ``workers`` measured since the last call, as ``hosts/...``.
+class HostMetrics:
+    """What the hosts of the agent-loop ``workers`` measured since they were asked last."""
 
-    Empty where no environment runs in a host. ``hosts/silent``: hosts and workers that did not answer in time.
-    """
-    asked = [worker.__ray_call__.remote(loop_worker.measure) for worker in workers]
-    there, mute = _answers(asked)
-    readings, silent = _answers([reading for host in there for reading in host])
-    found = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
-    return found | {f"{PREFIX}silent": float(mute + silent)} if found or mute + silent else {}
+    def __init__(self, workers: Sequence[Any] = ()) -> None:
+        self._workers = tuple(workers)
+        self._asked: dict[int, Any] = {}
+
+    def ask(self) -> None:
+        """Ask all but those that still owe an answer. To be called when the rollouts of a step are over."""
+        for worker in self._workers:
+            if id(worker) not in self._asked:
+                self._asked[id(worker)] = worker.__ray_call__.remote(loop_worker.measure)
+
+    def read(self) -> dict[str, float]:
+        """The answers as metrics ``hosts/...``; ``hosts/silent`` counts workers and hosts without one.
+
+        Empty where no environment runs in a host.
+        """
+        refs = list(self._asked.values())
+        there, dead, late = _answers(refs)
+        readings, gone, slow = _answers([reading for host in there for reading in host])
+        self._asked = {worker: ref for worker, ref in self._asked.items() if ref in late}
+        found = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
+        silent = dead + gone + len(late) + len(slow)
+        return found | {f"{PREFIX}silent": float(silent)} if found or silent else {}
 
 
-def _answers(refs: list[Any]) -> tuple[list[Any], int]:
-    """What came in time without an error, and the number of the others."""
+def _answers(refs: list[Any]) -> tuple[list[Any], int, list[Any]]:
+    """What came in time, how many ended with an error, and those that have not answered."""
     if not refs:
-        return [], 0
+        return [], 0, []
     ready, late = ray.wait(refs, num_returns=len(refs), timeout=SECONDS)
     answers, dead = [], 0
     for ref in ready:
@@ -37,7 +52,7 @@ def _answers(refs: list[Any]) -> tuple[list[Any], int]:
             answers.append(ray.get(ref))
         except ray.exceptions.RayError:
             dead += 1
-    return answers, len(late) + dead
+    return answers, dead, late
 
 
 def summary(hosts: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.table import TOKEN_FIELDS, Numbers, credit_columns, of_verl
+from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.seeing import bounds
 from verl_turnkey.plugins.seeing.segments import UNNAMED
@@ -71,7 +72,7 @@ class Logged:
             self._tables = Tables(log.trajectories, self._segment, "trainer")
             self._share = bounds.logged_shares(config).training
         self._numbers = Numbers()
-        self._pending: dict[Any, int] = {}  # answers that are on their way, each with the place of its process
+        self._pending: dict[Any, int] = {}  # answers that are on their way, each with its process
         self._counts: dict[int, Counts] = {}
 
     @property
@@ -99,6 +100,14 @@ class Logged:
         """Write the credit of the batch to the log, and to the queue whose turn each token is."""
         if self._tables is None:
             return batch
+        try:
+            return self._write_credit(batch, step)
+        except Exception as error:  # the log costs itself, never the run
+            warn_once(f"the credit of a batch is not in turnkey.log.trajectories: {type(error).__name__}: {error}")
+            return batch
+
+    def _write_credit(self, batch: KVBatchMeta, step: CreditStep) -> KVBatchMeta:
+        assert self._tables is not None
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         rows, credit, kl = step.rows, step.credit, None
         if credit is None:
@@ -153,7 +162,9 @@ class Logged:
         refs = [worker.__ray_call__.remote(updates.hand_over, drain) for worker in self.actor_rollout_wg.workers]
         players = self.agent_loop_manager.agent_loop_workers
         refs += [worker.__ray_call__.remote(loop_worker.log_counts) for worker in players]
-        self._pending |= {ref: place for place, ref in enumerate(refs)}
+        # Ranks by their place; the agent-loop workers take turns at the first one.
+        owners = [*range(len(refs) - len(players)), *map(id, players)]
+        self._pending |= dict(zip(refs, owners, strict=True))
         return refs
 
     def _gather(self) -> None:
@@ -161,9 +172,9 @@ class Logged:
             return
         done, _ = ray.wait([*self._pending], num_returns=len(self._pending), timeout=0)
         for ref in done:
-            place = self._pending.pop(ref)
+            owner = self._pending.pop(ref)
             with suppress(ray.exceptions.RayError):  # a process that died says so elsewhere
-                self._counts[place] = ray.get(ref)
+                self._counts[owner] = ray.get(ref)
 
 
 def _derived(step: CreditStep, scores: torch.Tensor) -> Rows | None:
@@ -175,6 +186,7 @@ def _derived(step: CreditStep, scores: torch.Tensor) -> Rows | None:
 
 def _number(value: Any) -> float | None:
     """A metric as a number; None for anything but a scalar."""
-    if isinstance(value, Real):
-        return float(value)
-    return float(value) if isinstance(value, np.ndarray | torch.Tensor) and math.prod(value.shape) == 1 else None
+    scalar = isinstance(value, Real) or (isinstance(value, np.ndarray | torch.Tensor) and math.prod(value.shape) == 1)
+    with suppress(TypeError, ValueError):  # an array of something else
+        return float(value) if scalar else None
+    return None

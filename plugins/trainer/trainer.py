@@ -48,7 +48,7 @@ from verl_turnkey.plugins.trainer import started, starvation, worker_setup
 from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
 from verl_turnkey.plugins.trainer.dealt import Dealt
-from verl_turnkey.plugins.trainer.hosts import host_metrics
+from verl_turnkey.plugins.trainer.hosts import HostMetrics
 from verl_turnkey.plugins.trainer.logged import FINISH_SECONDS, Logged
 from verl_turnkey.plugins.trainer.stopping import Stopping
 from verl_turnkey.plugins.trainer.validation import PlayedValidation
@@ -92,6 +92,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
         self._real_rows = 0
         self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
         self._table: Rows | None = None
+        self._hosts = HostMetrics()
         spec = self.estimator
         self._columns = () if spec is None else spec.columns(self.credit_params, self.credit_modify)
         self._in_phases = self.turnkey.update.order == "reverse_turns" or self._carries_log_ratios
@@ -125,6 +126,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
         texts = bool(getattr(self.credit_params, "compares_texts", False))
         before = () if self.estimator is None else self.estimator.names_before
         workers = agent_loop_manager.agent_loop_workers
+        self._hosts = HostMetrics(workers)
         ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
         started.write_start(self.config, self.global_steps)
         internals.deal_in_turn(agent_loop_manager)
@@ -135,6 +137,8 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
             left = [worker.__ray_call__.remote(loop_worker.finish) for worker in workers]
             left += self._flush_log(FINISH_SECONDS)
             ray.wait(left, num_returns=len(left), timeout=2 * loop_worker.FINISH_SECONDS)
+            if self._tables is not None:
+                self._tables.drain(FINISH_SECONDS)
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """verl's own, with the metrics of episodes and credit of several updates combined by our rules."""
@@ -146,7 +150,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
             self._save_stopping(self.global_steps - 1)
             raise
         metrics.update(combine(self._updates))
-        metrics.update(host_metrics(self.agent_loop_manager.agent_loop_workers))
+        metrics.update(self._hosts.read())
         self._flush_log()
         return batch
 
@@ -185,6 +189,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's own advantage step, inside a :class:`CreditStep` that holds the records."""
+        self._hosts.ask()
         fields = ["extra_fields", "response_mask"]
         fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
         fields += ["values"] if self.use_critic else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
@@ -192,3 +193,10 @@ class Saves:
 
     def load_state_dict(self, state: Any) -> None:
         pass
+
+
+def hanging() -> Any:
+    """The answer of a process that hangs, to be ended with ``ray.cancel(answer, force=True)``."""
+    import ray
+
+    return ray.remote(num_cpus=0)(lambda: time.sleep(600)).remote()

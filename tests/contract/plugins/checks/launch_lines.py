@@ -215,6 +215,7 @@ PARAMETERS = [
     ("'turnkey.rewards=[{name: mine:bonus}]'", "turnkey.rewards[0].name | mine:bonus"),
     ("'turnkey.rewards=[{name: judge}]'", "turnkey.rewards[0] | url"),
     ("turnkey.log.trajectories=3", "turnkey.log.trajectories | 3"),
+    ("turnkey.log.trajectories=hdfs://nn/log", "turnkey.log.trajectories=hdfs://nn/log | folder | every node"),
     ("turnkey.log.share=1.5", "turnkey.log.share | [0, 1] | 1.5"),
     ("turnkey.log.episodes_per_step=0", "turnkey.log.episodes_per_step | null or positive | 0"),
     ("turnkey.log.keep_text=5", "turnkey.log | keep_text"),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
+from contract_tools import hanging
 
-from verl_turnkey.plugins.trainer.hosts import summary
+from verl_turnkey.plugins.trainer import hosts
+from verl_turnkey.plugins.trainer.hosts import HostMetrics, summary
 
 
 def reading(step: list[float], reset: list[float], **counts: int) -> dict[str, object]:
@@ -45,3 +50,26 @@ def test_hosts_that_did_nothing_have_no_latency():
     assert found["steps"] == found["resets"] == 0
     assert not [name for name in found if "_ms" in name]
     assert summary([]) == {}
+
+
+def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
+    monkeypatch.setattr(hosts, "SECONDS", 0.2)
+    answer, never, asked = ray.put([ray.put(reading([0.01], [0.1], open=2))]), hanging(), []
+
+    def worker(ref: Any) -> Any:
+        def remote(_: Any) -> Any:
+            asked.append(ref)
+            return ref
+
+        return SimpleNamespace(__ray_call__=SimpleNamespace(remote=remote))
+
+    half = ray.put([ray.put(reading([0.03], [], open=1)), never])  # of its two hosts one is blocked
+    made = HostMetrics([worker(answer), worker(never), worker(half)])
+    assert made.read() == {}
+    for _ in range(2):
+        made.ask()
+        found = made.read()
+        assert [found[name] for name in ("hosts/count", "hosts/open", "hosts/silent")] == [2, 3, 2]
+    assert asked.count(never) == 1, "a worker that hangs is asked once"
+    assert asked.count(answer) == 2
+    ray.cancel(never, force=True)

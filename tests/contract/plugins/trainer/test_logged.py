@@ -15,7 +15,7 @@ import pytest
 import ray
 import torch
 import transfer_queue as tq
-from contract_tools import EPISODES, PARTITION, advance, batch_of, fill, output, put, read
+from contract_tools import EPISODES, PARTITION, advance, batch_of, fill, hanging, output, put, read
 from layouts import EVERYTHING, FIXED, KL_IN_REWARD, PACKED, Places, Rollout, Step, filled, merged, noise, write
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
@@ -269,6 +269,20 @@ def test_rows_of_which_some_have_records_do_not_stop_verls_estimators(queue, tra
     assert credit_of(made, tmp_path).empty
 
 
+def test_what_verl_survives_the_log_survives_too(queue, trainer, tmp_path, caplog):
+    made = trainer(*log(tmp_path), "algorithm.adv_estimator=grpo", recipe="base")
+    for session in range(2):
+        row = output(make_record([make_step(step=0, reward=1.0, anchor="s")]), 3, float("nan"))
+        del row.extra_fields["turnkey"]
+        put("g", session, [row])
+    advance(made, batch_of(tq.kv_list(PARTITION)[PARTITION]))
+    assert "the credit of a batch is not in turnkey.log.trajectories: ValueError: reward" in caplog.text
+    assert credit_of(made, tmp_path).empty
+    made.logger = Loggers()
+    made.logger.log(data={"a": 1.0, "b": np.array(["x"])}, step=1)
+    assert made._logger._inner.said[-1][0] == 1
+
+
 def test_a_resumed_run_writes_its_steps_again_and_counts(queue, trainer, tmp_path):
     batch = fill(EPISODES)
     names = [f"20261122T0{i}0000_abcd" for i in range(2)]
@@ -326,16 +340,22 @@ def test_every_number_that_verl_logs_is_in_the_table_of_steps(trainer, tmp_path)
 
 def test_metrics_of_the_log_count_the_rows_of_all_processes(ready, rollout, tmp_path):
     made = ready(2, *log(tmp_path))
-    player = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda function: ray.put(Counts(1000, 7, 0.5))))
-    made.agent_loop_manager.agent_loop_workers = [player, player]
+    told = [Counts(1000, 7, 0.5), Counts(10, 0, 0.5)]
+    players = [SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _, t=t: ray.put(t))) for t in told]
+    made.agent_loop_manager.agent_loop_workers = players
     made.logger = Loggers()
     Trained(made, rollout)
     written = {name: len(table(made, tmp_path, name)) for name in ("credit", "updates")}
     assert min(written.values()) > 10
+    made.agent_loop_manager.agent_loop_workers = players[::-1]  # they take turns at the first place
+    late = hanging()
+    players[0].__ray_call__.remote = lambda _: late
+    made._flush_log()
     made.logger.log(data={}, step=5)
     (_, said) = made._logger._inner.said[-1]
-    assert said["turnkey/log/written"] == sum(written.values()) + 2000
-    assert said["turnkey/log/lost"] == 14
+    assert said["turnkey/log/written"] == sum(written.values()) + 1010
+    assert said["turnkey/log/lost"] == 7
+    ray.cancel(late, force=True)
     assert said["turnkey/log/seconds"] > 1
 
 
