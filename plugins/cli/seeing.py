@@ -50,7 +50,7 @@ def view(
     out: Annotated[Path, typer.Option(help="the page to write")] = Path("view.html"),
     serve: Annotated[bool, typer.Option("--serve", help="serve it to this machine instead; follows runs")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: any that is free")] = 0,
-    max_mb: Annotated[float, typer.Option(min=1, help="size of the page; groups beyond lose their texts")] = 60,
+    max_mb: Annotated[float, typer.Option(min=1, help="size of the page; --serve has no limit")] = 60,
     open_it: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
 ) -> None:
     """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing.
@@ -66,7 +66,7 @@ def view(
     from verl_turnkey.plugins.seeing.join import load
 
     if serve:
-        made, address = server.server(server.Data(runs, max_mb), port)
+        made, address = server.server(server.Data(runs), port)
         typer.echo(f"{address}\nfor this machine only; Ctrl-C ends it")
         if open_it:
             webbrowser.open(address)

@@ -3,7 +3,7 @@
 Every block is compressed with gzip. ``run-<i>`` is an index: a header of JSON (episodes by column, charts, health) and
 behind it the credit of all turns as 16-bit numbers with a scale each. ``numbers-<i>-<g>`` and ``texts-<i>-<g>`` are
 JSON: the exact columns of a group's turns, and its texts, each once. What exceeds the page's size is left out whole
-groups at a time, and the header says so.
+groups at a time, texts and numbers together, and the header says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,18 +74,20 @@ REPEATING = {
 }
 
 
-def pack(run: Run, number: int, size: int) -> Blocks:
+def pack(run: Run, number: int, size: float) -> Blocks:
     """The blocks of a run whose base64 takes at most ``size`` bytes; the index is there in any case."""
     group, names = _groups(run.episodes)
+    numbers, texts = dict(_numbers(run, group)), dict(_texts(run, group))
+    logged = {"logged_numbers": len(numbers), "logged_texts": len(texts)}
     order = _order(run, group, len(names))
-    left = size - _on_page(len(_index(run, number, group, names, set(), set())))
-    numbers = dict(_numbers(run, group))
-    with_numbers, left = _fitting(numbers, order, left)
-    texts = dict(_texts(run, group))
-    with_texts, left = _fitting(texts, [g for g in order if g in with_numbers], left)
-    blocks = {f"run-{number}": _index(run, number, group, names, with_numbers, with_texts, len(texts))}
-    blocks |= {f"numbers-{number}-{g}": numbers[g] for g in sorted(with_numbers)}
-    return blocks | {f"texts-{number}-{g}": texts[g] for g in sorted(with_texts)}
+    left = size - _on_page(len(_index(run, number, group, names, numbers=[], texts=[], **logged)))
+    # Numbers alone cannot be read as a conversation: a group gets both, and what then is left goes to numbers.
+    whole, left = _fitting({g: (numbers[g], texts[g]) for g in order if g in texts}, left)
+    alone, _ = _fitting({g: (numbers[g],) for g in order if g in numbers and g not in whole}, left)
+    kept = {"numbers": sorted(whole | alone), "texts": sorted(whole)}
+    blocks = {f"run-{number}": _index(run, number, group, names, **kept, **logged)}
+    blocks |= {f"numbers-{number}-{g}": numbers[g] for g in kept["numbers"]}
+    return blocks | {f"texts-{number}-{g}": texts[g] for g in kept["texts"]}
 
 
 def squeeze(value: Any) -> bytes:
@@ -103,28 +105,34 @@ def _groups(episodes: pd.DataFrame) -> tuple[np.ndarray, list[str]]:
 
 
 def _order(run: Run, group: np.ndarray, count: int) -> list[int]:
-    """Groups, what is most worth keeping first: mixed outcomes and failures; the others are drawn."""
+    """Groups, what is most worth keeping first: one of each step, then the others, the newest steps first.
+
+    Both times those with mixed outcomes or failures come before the rest; which of equals is drawn.
+    """
     drawn = list(range(count))
     random.Random(0).shuffle(drawn)
     won, failed = flag(run.episodes["success"]), run.episodes["failed"].notna().to_numpy()
     members = np.bincount(group, minlength=count)
     wins, bad = (np.bincount(group, weights=each, minlength=count) for each in (won, failed))
     telling = ((wins > 0) & (wins < members)) | (bad > 0)
-    return sorted(drawn, key=lambda g: not telling[g])
+    step = run.episodes["global_step"].fillna(-1).groupby(group).max().to_numpy()
+    best = sorted(drawn, key=lambda g: (not telling[g], -step[g]))
+    first = set({step[g]: g for g in reversed(best)}.values())
+    return sorted(best, key=lambda g: g not in first)
 
 
-def _fitting(blocks: Mapping[int, bytes], order: list[int], left: int) -> tuple[set[int], int]:
+def _fitting(blocks: Mapping[int, Sequence[bytes]], left: float) -> tuple[set[int], float]:
+    """Groups all blocks of which fit in what is left by those before; and what is left then."""
     chosen = set()
-    for g in order:
-        if g in blocks and (need := _on_page(len(blocks[g]))) <= left:
+    for g, several in blocks.items():
+        if (need := sum(_on_page(len(block)) for block in several)) <= left:
             chosen.add(g)
             left -= need
     return chosen, left
 
 
-def _index(
-    run: Run, number: int, group: np.ndarray, names: list[str], numbers: set[int], texts: set[int], kept: int = 0
-) -> bytes:
+def _index(run: Run, number: int, group: np.ndarray, names: list[str], **kept: Any) -> bytes:
+    """``kept``: which groups have numbers and texts here, and how many have some in the log."""
     episodes, turns = run.episodes, run.turns
     count = np.bincount(turns["at"].to_numpy(), minlength=len(episodes))
     values: dict[str, dict[str, Any]] = {}
@@ -156,9 +164,7 @@ def _index(
         "meanings": _meanings(run),
         "full": float(f"{np.quantile(sizes, 0.98):.5g}") if len(sizes) else 1.0,
         "groups": names,
-        "numbers": sorted(numbers),
-        "texts": sorted(texts),
-        "logged_texts": kept,
+        **kept,
         "counts": count.tolist(),
         "whole": run.whole.astype(int).tolist(),
         "group": group.tolist(),

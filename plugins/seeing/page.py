@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -26,12 +27,12 @@ IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-def blocks(runs: Sequence[Run], megabytes: float) -> Blocks:
+def blocks(runs: Sequence[Run], megabytes: float = math.inf) -> Blocks:
     """All data of a page of at most ``megabytes``, compressed, by name; runs share the space."""
-    space = int(megabytes * 1e6) - len(html({}, live=False))
+    space = megabytes * 1e6 - len(html({}, live=False))
     found = {"page": squeeze({"runs": len(runs)})}
     for number, run in enumerate(runs):
-        found |= pack(run, number, space // len(runs))
+        found |= pack(run, number, space / len(runs))
     return found
 
 

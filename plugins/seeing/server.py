@@ -41,8 +41,8 @@ class Built(NamedTuple):
 class Data:
     """What the page asks for, built anew when a log has new files."""
 
-    def __init__(self, folders: Sequence[Path], megabytes: float, rest: float = REST) -> None:
-        self._folders, self._megabytes, self._rest = list(folders), megabytes, rest
+    def __init__(self, folders: Sequence[Path], rest: float = REST) -> None:
+        self._folders, self._rest = list(folders), rest
         self._lock, self._next = threading.Lock(), 0.0
         self._built = [self._build()]
 
@@ -70,7 +70,7 @@ class Data:
 
     def _build(self) -> Built:
         begun, version = time.monotonic(), self._version()  # before reading: what comes meanwhile makes the next one
-        built = Built(version, blocks([load(folder) for folder in self._folders], self._megabytes))
+        built = Built(version, blocks([load(folder) for folder in self._folders]))
         took = time.monotonic() - begun
         self._next = time.monotonic() + (max(self._rest, 4 * took) if self._rest else 0)
         return built

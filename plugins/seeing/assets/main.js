@@ -3,7 +3,7 @@
 import { dispose } from "./charts.js";
 import { compare } from "./compare.js";
 import { open, source, version } from "./data.js";
-import { clear, h, short, told } from "./dom.js";
+import { clear, count, h, short, told } from "./dom.js";
 import { beside, conversation } from "./episode.js";
 import { episodes } from "./episodes.js";
 import { groupPage } from "./group.js";
@@ -164,18 +164,16 @@ function frame(route, run, part, isDark) {
 
 /** What the file leaves out, on every page. */
 function banner(run) {
-  const texts = run.members.reduce((sum, members, g) => sum + (run.withTexts.has(g) ? members.length : 0), 0);
-  const numbers = run.members.reduce((sum, members, g) => sum + (run.withNumbers.has(g) ? members.length : 0), 0);
   const said = [];
-  if (numbers < run.size) said.push(`exact numbers of ${numbers.toLocaleString("en-US")}`);
-  if (texts < run.size) said.push(`texts of ${texts.toLocaleString("en-US")}`);
-  if (!said.length) return null;
-  const why = run.logged_texts > run.texts.length ? "more would exceed its size (--max-mb)" : "the log has no others";
-  return h(
-    "p",
-    { class: "banner", role: "note" },
-    `In this page: ${said.join(" and ")} of ${run.size.toLocaleString("en-US")} episodes; ${why}.`,
-  );
+  for (const [what, groups, logged] of [
+    ["exact numbers", run.withNumbers, run.logged_numbers],
+    ["texts", run.withTexts, run.logged_texts],
+  ]) {
+    const kept = run.members.reduce((sum, members, g) => sum + (groups.has(g) ? members.length : 0), 0);
+    const why = logged > groups.size ? "more would exceed its size, --max-mb" : "the log has no others";
+    if (kept < run.size) said.push(`${what} of ${count(kept)} of ${count(run.size)} episodes (${why})`);
+  }
+  return said.length ? h("p", { class: "banner", role: "note" }, `In this page: ${said.join(", ")}.`) : null;
 }
 
 function keysShown() {

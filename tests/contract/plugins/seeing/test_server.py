@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(run: Path) -> Iterator[str]:
-    made, address = server(Data([run], 60, rest=0))
+    made, address = server(Data([run], rest=0))
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield address
@@ -91,7 +91,7 @@ def test_who_asks_and_for_what(address, path, host, status):
 
 
 def test_tokens_are_random(run):
-    made, first = server(data := Data([run], 60))
+    made, first = server(data := Data([run]))
     made.server_close()
     made, second = server(data)
     made.server_close()
@@ -100,7 +100,7 @@ def test_tokens_are_random(run):
 
 
 def test_new_files_make_a_new_version_and_the_old_one_stays_for_who_reads_it(run):
-    data = Data([run], 60, rest=0)
+    data = Data([run], rest=0)
     before = data.now()
     assert data.now() is before
     grow(run)
@@ -111,7 +111,7 @@ def test_new_files_make_a_new_version_and_the_old_one_stays_for_who_reads_it(run
 
 
 def test_a_log_that_cannot_be_read_any_more_leaves_what_was_read(run):
-    data = Data([run], 60, rest=0)
+    data = Data([run], rest=0)
     before = data.now()
     find_log(run).rename(run / "elsewhere")
     with pytest.warns(UserWarning, match="no trajectory log"):
@@ -122,7 +122,7 @@ def test_a_log_that_cannot_be_read_any_more_leaves_what_was_read(run):
 
 
 def test_between_two_looks_nothing_is_read(run):
-    data = Data([run], 60, rest=3600)
+    data = Data([run], rest=3600)
     before = data.now()
     grow(run)
     assert data.now() is before

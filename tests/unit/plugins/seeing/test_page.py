@@ -18,7 +18,7 @@ import synthetic_run
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.seeing import page
+from verl_turnkey.plugins.seeing import pack, page
 from verl_turnkey.plugins.seeing.join import load
 from verl_turnkey.plugins.seeing.pack import task_name
 from verl_turnkey.plugins.seeing.page import ASSETS
@@ -125,16 +125,45 @@ def test_what_exceeds_the_size_is_left_out_by_whole_groups_and_said(run):
     assert smaller == page.blocks([loaded], megabytes)
 
 
-def test_groups_with_mixed_outcomes_go_last(run):
+def test_a_group_has_numbers_and_texts_or_neither_until_the_rest_is_for_numbers(run):
+    """Numbers of all groups would leave no conversation to read."""
     loaded = load(run)
     whole = page.blocks([loaded], 60)
-    said = index(page.blocks([loaded], (len(page.html(whole, live=False)) - 0.5 * texts_of(whole)) / 1e6))
-    kept = set(said["texts"])
-    won = loaded.episodes["success"].eq(True).groupby(said["group"]).mean()
-    failed = loaded.episodes["failed"].notna().groupby(said["group"]).any()
+    said = index(page.blocks([loaded], (len(page.html(whole, live=False)) - texts_of(whole)) / 1e6))
+    texts, numbers = set(said["texts"]), set(said["numbers"])
+    assert len(texts) >= 0.2 * len(said["groups"])
+    assert texts <= numbers < set(range(len(said["groups"])))
+    assert (said["logged_numbers"], said["logged_texts"]) == (len(said["groups"]), len(said["groups"]))
+
+
+def test_groups_of_which_the_log_has_no_texts_have_numbers(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(folder / "turnkey_log" / "texts" / "step=000001")
+    said = index(page.blocks([load(folder)], 60))
+    assert len(said["numbers"]) == said["logged_numbers"] == len(said["groups"])
+    assert 0 < len(said["texts"]) == said["logged_texts"] < len(said["groups"])
+
+
+def test_of_each_step_a_group_stays_then_mixed_outcomes_and_the_newest(tmp_path):
+    synthetic_run.write(tmp_path / "run", episodes=300, turns=8, steps=5, skill=0.6, validate=False)
+    loaded = load(tmp_path / "run")
+    group, names = pack._groups(loaded.episodes)
+    order = pack._order(loaded, group, len(names))
+    assert sorted(order) == list(range(len(names)))
+    won = loaded.episodes["success"].eq(True).groupby(group).mean()
+    failed = loaded.episodes["failed"].notna().groupby(group).any()
     telling = {g for g in won.index if 0 < won[g] < 1 or failed[g]}
-    assert kept
-    assert telling <= kept or kept <= telling
+    step = loaded.episodes["global_step"].groupby(group).first()
+    first, rest = order[:5], order[5:]
+    assert {int(step[g]) for g in first} == {1, 2, 3, 4, 5}
+    assert set(rest) & telling
+    assert set(rest) - telling
+    assert rest == sorted(rest, key=lambda g: (g not in telling, -step[g]))
+
+
+def test_without_a_limit_nothing_is_left_out(run):
+    said = index(page.blocks([load(run)]))
+    assert said["numbers"] == said["texts"] == list(range(len(said["groups"])))
 
 
 def test_the_credit_of_all_turns_is_in_the_index(run):
