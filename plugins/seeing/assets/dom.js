@@ -143,19 +143,18 @@ export function count(number) {
   return Math.round(number).toLocaleString("en-US");
 }
 
-/** A number for reading: three significant digits; of credit always with its sign. */
+/** A number for reading: at most three significant digits below 1,000; of credit always with its sign. */
 export function number(value, signed = false) {
   if (value === null || value === undefined) return "–";
   if (value === true || value === false) return value ? "yes" : "no";
   const size = Math.abs(value);
-  let text =
-    size >= 1000
-      ? count(size)
-      : size >= 100
-        ? size.toFixed(0)
-        : size >= 0.095 || size === 0
-          ? size.toFixed(2)
-          : size.toPrecision(2);
+  let text;
+  if (size >= 1e5) text = size.toExponential(2).replace("+", "");
+  else if (size >= 1000) text = count(size);
+  else if (size >= 100) text = size.toFixed(0);
+  else if (size >= 0.095 || size === 0) text = size.toFixed(2);
+  else if (size >= 0.001) text = size.toPrecision(2);
+  else text = size.toExponential(1);
   if (!signed && Number.isInteger(size)) text = count(size);
   return value < 0 ? `−${text}` : signed && value > 0 ? `+${text}` : text;
 }

@@ -31,10 +31,11 @@ export async function conversation({ run, part, params, key, turn = Number(param
   const strip = h("nav", { class: "turnstrip", "aria-label": "turns" });
   for (let t = 0; t < turns; t++) {
     const value = run.credit(part, run.first[e] + t);
+    const said = `turn ${t}, ${value === null ? "no credit" : `credit ${number(value, true)}`}`;
     strip.append(
       h(
         "button",
-        { class: tone(value, run.full), title: `turn ${t}: ${number(value, true)}`, onclick: () => jump(t) },
+        { class: tone(value, run.full), title: said, "aria-label": said, onclick: () => jump(t) },
         glyph(value, run.full),
       ),
     );

@@ -112,14 +112,14 @@ export function episodes({ run, part, params }) {
       {
         key: "worst",
         label: "worst",
-        className: "num mid",
+        className: "num mid pill",
         title: "lowest credit of a turn",
         cell: (e) => worth(worst[e]),
       },
       {
         key: "best",
         label: "best",
-        className: "num mid",
+        className: "num mid pill",
         title: "highest credit of a turn",
         cell: (e) => worth(best[e]),
       },

@@ -65,6 +65,9 @@ function steps(run) {
 }
 
 function health(run) {
+  const { validation, global_step } = run.episodes;
+  if (!run.whole.some((whole, e) => whole && !validation[e] && global_step[e] !== null))
+    return h("p", { class: "hint" }, "Rules look at training episodes, and there are none here.");
   if (!run.health.length)
     return h("p", { class: "fine" }, h("span", { "aria-hidden": "true" }, "✓ "), "No rule found anything wrong.");
   return h(

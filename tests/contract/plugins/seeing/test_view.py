@@ -204,6 +204,50 @@ def test_a_turn_without_credit_says_why(browser, page):
         assert "◌" in browser.text(".turnstrip")
 
 
+def test_the_buttons_of_turns_have_names(browser, page):
+    _, key = winner(page.run)
+    browser.open(page.address, f"#/episode/{key}")
+    names = "return [...document.querySelectorAll('.turnstrip button')].map((e) => e.getAttribute('aria-label'))"
+    shown = [text.split()[-1] for text in browser.texts(".turn > header .badge")]
+    assert browser.run(names) == [f"turn {turn}, credit {credit}" for turn, credit in enumerate(shown)]
+    failed = int(page.run.turns["at"][page.run.turns["reason"] == REASONS.index("the episode failed")].iloc[0])
+    browser.go(f"#/episode/{page.run.episodes['episode'][failed]}")
+    assert browser.run(names)[0] == "turn 0, no credit"
+
+
+def test_credit_of_any_size_fits_its_column(browser, tmp_path):
+    folder = synthetic_run.write(tmp_path / "run", episodes=20, steps=1)
+    sizes = {
+        "advantage": (-0.0046, "−0.0046"), "part.episode_level": (4.6e-10, "+4.6e-10"),
+        "part.step_level": (-99_999.0, "−99,999"), "part.penalty": (-123_456.0, "−1.23e5"),
+    }  # fmt: skip
+    for path in folder.glob("credit/*/*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        for name, (value, _) in sizes.items():
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, rows.schema.field(at), pa.array([value] * len(rows), pa.float32()))
+        pq.write_table(rows, path)
+    page = write(tmp_path, tmp_path / "run")
+    for name, (_, text) in sizes.items():
+        browser.open(page.address, f"#/episodes?part={name}")
+        assert {badge.split()[-1] for badge in browser.texts(".rows .badge")} == {text}
+        over = "e.getBoundingClientRect().right - e.parentElement.getBoundingClientRect().right"
+        assert browser.run(f"return Math.max(...[...document.querySelectorAll('.rows .badge')].map((e) => {over}))") < 0
+
+
+def test_rules_say_that_they_have_nothing_to_look_at(browser, page, tmp_path):
+    folder = synthetic_run.write(tmp_path / "run", episodes=20, steps=1)
+    for path in folder.glob("episodes/*/*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        at = rows.schema.get_field_index("validation")
+        pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array([True] * len(rows))), path)
+    nothing = "Rules look at training episodes, and there are none here."
+    browser.open(write(tmp_path, tmp_path / "run").address)
+    assert nothing in browser.text("main")
+    browser.open(page.address)
+    assert nothing not in browser.text("main")
+
+
 def test_the_graph_of_a_group(browser, page):
     at, _ = winner(page.run)
     group = page.run.episodes["group"][at]
