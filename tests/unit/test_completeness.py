@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -157,3 +158,11 @@ def test_what_is_not_imported_is_not_registered(whole: Path):
         assert f"{name}.py registers no" in line
     rest = tuple(adapter for adapter in ADAPTERS if adapter.module != "gem")
     assert "envs/adapters/gem is not in the catalog" in gaps(whole, replace(found, adapters=rest))[0]
+
+
+@pytest.mark.parametrize("part", ["unit", "contract", "openenv", "e2e"])
+def test_the_files_of_a_part_have_names_of_their_own(part):
+    """pytest imports each by its bare name, and refuses a second one of that name while it collects."""
+    names = Counter(path.name for path in (ROOT / "tests" / part).rglob("*.py") if path.name != "conftest.py")
+    assert names
+    assert [name for name, count in names.items() if count > 1] == []
