@@ -83,16 +83,24 @@ class Endpoint(Generic[T]):
         who: what errors call it, such as "the judge".
         expected: what an answer is, for the error about another one.
         read: from the JSON of an answer to a value that JSON can hold; None, or an error of its type: not expected.
+        key: the API key itself, for a server that this process has started; ``config.api_key_env`` is not read then.
     """
 
     def __init__(
-        self, config: EndpointConfig, path: str, *, who: str, expected: str, read: Callable[[Any], T | None]
+        self,
+        config: EndpointConfig,
+        path: str,
+        *,
+        who: str,
+        expected: str,
+        read: Callable[[Any], T | None],
+        key: str | None = None,
     ) -> None:
         self.config = config
         self.address = config.url.rstrip("/") + path
-        self._who, self._expected, self._read = who, expected, read
+        self._who, self._expected, self._read, self._key = who, expected, read, key
         self._threads = ThreadPoolExecutor(config.concurrency, thread_name_prefix="endpoint")
-        self._open = urllib.request.build_opener(_NoRedirects).open
+        self._open = opener(config.url).open
         self._answers: dict[str, T] = {}
         self._asked: dict[str, asyncio.Task[T]] = {}
         self._unsaved = False
@@ -163,15 +171,17 @@ class Endpoint(Generic[T]):
             return _Reply(None, f"{type(reason).__name__}: {reason}")
 
     def _login(self) -> dict[str, str]:
-        name = self.config.api_key_env
-        if name is None:
+        name, key = self.config.api_key_env, self._secret()
+        if name is None and not key:
             return {}
-        key = os.environ.get(name, "").strip()
         if not key or not (key.isascii() and key.isprintable()):
             raise JudgeError(
                 f"{self._who} at {self.address} needs an API key: set the environment variable {name} on every node"
             )
         return {"Authorization": f"Bearer {key}"}
+
+    def _secret(self) -> str:
+        return self._key or os.environ.get(self.config.api_key_env or "", "").strip()
 
     def _content(self, reply: _Reply, values: int | None) -> T:
         try:
@@ -186,7 +196,7 @@ class Endpoint(Generic[T]):
 
     def _error(self, reply: _Reply, what: str) -> JudgeError:
         shown = reply.body
-        if self.config.api_key_env and (secret := os.environ.get(self.config.api_key_env, "").strip()):
+        if secret := self._secret():
             shown = shown.replace(secret, "***")  # some servers quote a refused key
         status = f"status {reply.status}" if reply.status else "no status"
         return JudgeError(f"{self._who} at {self.address} {what} ({status}): {shown[:SHOWN]!r}")
@@ -234,6 +244,12 @@ class _Reply:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
+
+
+def opener(url: str) -> urllib.request.OpenerDirector:
+    """Follows no redirects, and asks a server on this machine itself: a proxy of ``http_proxy`` cannot reach it."""
+    here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    return urllib.request.build_opener(_NoRedirects, *([urllib.request.ProxyHandler({})] if here else []))
 
 
 def _body(response: Any, end: float) -> str:

@@ -32,10 +32,18 @@ class Completions:
         model: its name there.
         concurrency: requests under way at once.
         api_key_env: environment variable with the key; None: no key is sent.
+        key: the key itself instead.
     """
 
     def __init__(
-        self, url: str, model: str, *, concurrency: int, api_key_env: str | None = None, retries: int = 4
+        self,
+        url: str,
+        model: str,
+        *,
+        concurrency: int,
+        api_key_env: str | None = None,
+        key: str | None = None,
+        retries: int = 4,
     ) -> None:
         self._endpoint = Endpoint(
             # Equal questions have equal answers here, for the seed is a part of them; none is asked twice.
@@ -46,6 +54,7 @@ class Completions:
             who="the server",
             expected=EXPECTED,
             read=_read,
+            key=key,
         )
 
     async def generate(self, prompt_ids: list[int], sampling: Mapping[str, Any], seed: int) -> list[int]:

@@ -93,16 +93,19 @@ def _play(
 ) -> list[dict[str, Any]]:
     from verl_turnkey.plugins.evaluating.completions import Completions
 
-    async def play(url: str, name: str, key: str | None, check: Callable[[], None]) -> list[dict[str, Any]]:
-        player.server = Completions(url, name, concurrency=asked.concurrency, api_key_env=key)
-        await player.server.check()
+    async def play(completions: Completions, check: Callable[[], None]) -> list[dict[str, Any]]:
+        player.server = completions
+        await completions.check()
         advance = begin(len(kept.done))
         return await play_all(todo, player.play, kept, concurrency=asked.concurrency, check=check, advance=advance)
 
+    at_once = asked.concurrency
     if asked.weights is None:
-        return asyncio.run(play(asked.url, asked.name, asked.api_key_env, lambda: None))
+        theirs = Completions(asked.url, asked.name, concurrency=at_once, api_key_env=asked.api_key_env)
+        return asyncio.run(play(theirs, lambda: None))
     with server.serve(asked.weights, config, asked.out / "server.log") as ours:
-        return asyncio.run(play(ours.url, server.NAME, server.KEY, ours.check_alive))
+        completions = Completions(ours.url, server.NAME, concurrency=at_once, key=ours.key)
+        return asyncio.run(play(completions, ours.check_alive))
 
 
 def checked(words: Sequence[str], tasks: Path) -> DictConfig:

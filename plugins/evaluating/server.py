@@ -10,14 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.rewards.endpoint import opener
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -39,28 +38,40 @@ FROM_CONFIG = {
     "seed": "seed",
 }
 """keys of ``actor_rollout_ref.rollout`` -> vLLM's"""
-STOP_SECONDS = 20.0
+START_SECONDS, STOP_SECONDS = 3600.0, 20.0
 
 
 class Server:
-    """A running server; ``url`` is the base of its API."""
+    """A running server; ``url`` is the base of its API, ``key`` what it asks for."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-        self.process, self.url, self._log = process, url, log
+    def __init__(self, process: subprocess.Popen[bytes], url: str, key: str, log: Path) -> None:
+        self.process, self.url, self.key, self._log = process, url, key, log
 
     def check_alive(self) -> None:
         """Raises ConfigError with the end of its log when the server has ended."""
         if (code := self.process.poll()) is not None:
-            end = self._log.read_text(errors="replace")[-3000:]
-            raise ConfigError(f"the vLLM server of the checkpoint ended with code {code}; {self._log} ends with\n{end}")
+            raise ConfigError(f"the vLLM server of the checkpoint ended with code {code}; {self._said()}")
 
-    def wait(self) -> None:
-        """Wait until it answers; as long as it lives, for a large model loads for minutes."""
+    def wait(self, seconds: float = START_SECONDS) -> None:
+        """Wait until it answers, for ``seconds``: a large model loads for minutes.
+
+        Raises:
+            ConfigError: it ended, or did not answer in time; has the end of its log.
+        """
+        ends, asked = time.monotonic() + seconds, opener(self.url)
         while True:
             self.check_alive()
-            with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{self.url[:-3]}/health", timeout=5):
+            with suppress(OSError), asked.open(f"{self.url[:-3]}/health", timeout=5):
                 return
+            if time.monotonic() > ends:
+                raise ConfigError(
+                    f"the vLLM server of the checkpoint did not answer for {seconds:g} seconds; {self._said()}. "
+                    "Start a server of your own and name it with --server"
+                )
             time.sleep(0.5)
+
+    def _said(self) -> str:
+        return f"{self._log} ends with\n{self._log.read_text(errors='replace')[-3000:]}"
 
 
 @contextmanager
@@ -68,25 +79,28 @@ def serve(model: Path, config: DictConfig, log: Path) -> Iterator[Server]:
     """Start vLLM on this machine for the folder ``model``, until the block ends; its output goes to ``log``.
 
     Raises:
-        ConfigError: it ended before it answered.
+        ConfigError: it ended before it answered, or did not answer.
     """
-    port = _free_port()
-    os.environ[KEY] = secrets.token_hex(16)
+    port, key = _free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "verl_turnkey.plugins.evaluating.vllm_main", "serve", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, *engine_arguments(config)]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         # A group of its own: the engine's processes end with it, and Ctrl-C reaches us alone.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_variables(config), start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**_variables(config), KEY: key},
+            start_new_session=True,
         )
-    server = Server(process, f"http://127.0.0.1:{port}/v1", log)
+    server = Server(process, f"http://127.0.0.1:{port}/v1", key, log)
     try:
         server.wait()
         yield server
     finally:
         _stop(process)
-        os.environ.pop(KEY, None)
 
 
 def engine_arguments(config: DictConfig) -> list[str]:

@@ -32,7 +32,8 @@ SMALL = ["data.max_prompt_length=1200", "data.max_response_length=8", "turnkey.r
 def serving(strong_model_dir: Path, compose: Compose, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("serving") / "server.log"
     with serve(strong_model_dir, compose("+turnkey=base", "+turnkey/device=cpu", *SMALL), log) as ours:
-        os.environ["OURS"] = os.environ[server.KEY]
+        assert server.KEY not in os.environ
+        os.environ["OURS"] = ours.key
         yield ours
 
 
