@@ -13,6 +13,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.evaluating import checkpoint as checkpoints
+from verl_turnkey.plugins.evaluating.samples import locked
 
 app = typer.Typer()
 
@@ -68,8 +69,10 @@ def evaluate(
         )
         return [word for line in lines for word in line]
 
-    # A misspelt key is refused before anything is written or merged.
+    # A misspelt key and a wrong folder are refused before anything is written or merged.
     config = composed(words(tokenizer or model or str(checkpoint)))
+    if checkpoint is not None:
+        checkpoints.find(checkpoint)
     prompt, response = (int(config.data[f"max_{name}_length"]) for name in ("prompt", "response"))
     typer.echo(
         f"prompts of at most {prompt} tokens (data.max_prompt_length), responses of {response} "
@@ -79,24 +82,24 @@ def evaluate(
     from verl_turnkey.plugins.evaluating.run import Asked
     from verl_turnkey.plugins.evaluating.run import evaluate as run
 
-    weights = None
-    if checkpoint is not None:
-        trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
-        weights = checkpoints.resolve(checkpoint, folder, trusted)
-    asked = Asked(
-        words=words(str(weights or tokenizer or model)),
-        tasks=_task_file(tasks, played, folder),
-        out=folder,
-        samples=samples,
-        concurrency=concurrency,
-        weights=weights,
-        url=(server or "").rstrip("/"),
-        name=model or "",
-        tag=tag,
-        api_key_env=api_key_env,
-        new=new,
-    )
-    with _progress() as begin:
+    with locked(folder), _progress() as begin:
+        weights = None
+        if checkpoint is not None:
+            trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
+            weights = checkpoints.resolve(checkpoint, folder, trusted)
+        asked = Asked(
+            words=words(str(weights or tokenizer or model)),
+            tasks=_task_file(tasks, played, folder),
+            out=folder,
+            samples=samples,
+            concurrency=concurrency,
+            weights=weights,
+            url=(server or "").rstrip("/"),
+            name=model or "",
+            tag=tag,
+            api_key_env=api_key_env,
+            new=new,
+        )
         found = run(asked, begin=begin)
     _print(found, folder)
     raise typer.Exit(0 if found["complete"] else 1)

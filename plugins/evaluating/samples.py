@@ -6,7 +6,8 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +15,44 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.evaluating.identity import differing, eval_id
 
 IDENTITY, SAMPLES, RESULT, LOG = "eval.json", "samples.jsonl", "result.json", "turnkey_log"
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other evaluations out of ``folder``, which is made; to be held before anything is written there.
+
+    The system lets go of the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: one is going on there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{folder}: another turnkey eval is writing there; choose another --out") from None
+        yield
 
 
 class Samples:
     """The finished samples of one evaluation; a later call with the same ``folder`` finds them again.
 
     Args:
+        folder: :func:`locked`.
         fields: the evaluation's identity.
         new: delete an earlier evaluation in the folder.
 
     Raises:
-        ConfigError: another evaluation is in the folder, or one is going on there.
+        ConfigError: another evaluation is in the folder.
     """
 
     def __init__(self, folder: Path, fields: Mapping[str, Any], new: bool = False) -> None:
         self.folder, self.id = folder, eval_id(fields)
         self.done: dict[str, dict[str, Any]] = {}
         """by their keys"""
-        folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / SAMPLES).open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise ConfigError(f"{folder}: another turnkey eval is writing there; choose another --out") from None
         try:
             if new:
                 self._forget()

@@ -10,6 +10,7 @@ from verl_turnkey.envs.tasks import COLUMN, Task, split_seeds
 from verl_turnkey.plugins.checks.files import rows
 from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.evaluating.samples import locked
 
 SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 
@@ -73,3 +74,16 @@ def test_the_sizes_on_a_server_are_those_of_gpus(tmp_path, monkeypatch):
     assert "--tasks none.parquet" in str(done.exception)
     sizes = "prompts of at most 2048 tokens (data.max_prompt_length), responses of 512 (data.max_response_length)"
     assert sizes in done.output
+
+
+def test_a_second_evaluation_in_a_folder_writes_nothing(tmp_path):
+    """Neither tasks nor a merged model: the first one is playing with them."""
+    actor = tmp_path / "global_step_1" / "actor"
+    actor.mkdir(parents=True)
+    (actor / "model_world_size_1_rank_0.pt").write_bytes(b"1")
+    out = tmp_path / "out"
+    with locked(out):
+        for model in (SERVER, ["--checkpoint", str(actor)]):
+            done = CliRunner().invoke(app, ["eval", "frozenlake", "--out", str(out), *model])
+            assert "another turnkey eval is writing there" in str(done.exception)
+        assert [path.name for path in out.iterdir()] == [".lock"]

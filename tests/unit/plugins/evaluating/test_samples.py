@@ -11,7 +11,7 @@ import pytest
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.evaluating import identity
 from verl_turnkey.plugins.evaluating.identity import differing, eval_id, file_digest
-from verl_turnkey.plugins.evaluating.samples import Samples
+from verl_turnkey.plugins.evaluating.samples import Samples, locked
 
 FIELDS = {"model": {"sha256": "ab"}, "sampling": {"temperature": 1.0, "top_p": 1.0}, "rewards": [{"name": "step"}]}
 TASK = '{"env_id": "e", "kwargs": {}, "seed": 1}'
@@ -95,11 +95,11 @@ def test_another_evaluation_is_refused_and_stays(tmp_path):
 
 
 def test_one_at_a_time_in_a_folder(tmp_path):
-    kept = Samples(tmp_path, FIELDS)
-    with pytest.raises(ConfigError, match="another turnkey eval is writing there"):
-        Samples(tmp_path, FIELDS)
-    kept.close()
-    Samples(tmp_path, FIELDS).close()
+    refused = pytest.raises(ConfigError, match="another turnkey eval is writing there")
+    with locked(tmp_path / "out"), refused, locked(tmp_path / "out"):
+        pass
+    with locked(tmp_path / "out"):
+        pass
 
 
 def test_files_of_the_user_count_by_name_and_content(tmp_path):
