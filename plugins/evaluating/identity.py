@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.plugins.config.schema import reward_entries, turnkey_config
+from verl_turnkey.plugins.seeing.masking import masked
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,6 +29,8 @@ OF_TRAINING = ("layout", "anchor", "invalid_action_penalty")
 
 def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:
     """The fields of an evaluation; texts and files are there by their hash, the user's modules by their names too.
+
+    Secrets, as an API key of the environment, are masked by their hashes, for the fields are written down and shown.
 
     Not among them: the number of tasks and samples, which may grow, the number of requests at once, and folders.
 
@@ -43,7 +46,7 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
     options = {name: value for name, value in asdict(turnkey.rollout).items() if name not in (*OF_TRAINING, "template")}
     rewards = reward_entries(config, turnkey)
     files = _files([*turnkey.modules, options, rewards])
-    return {
+    fields = {
         "model": dict(model),
         "environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs),
         "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
@@ -61,6 +64,20 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
         },
         "packages": _versions(PACKAGES),
     }
+    return without_secrets(fields)
+
+
+def without_secrets(value: Any) -> Any:
+    """``value`` masked, each masked text with the hash of the whole one: another secret is another evaluation."""
+
+    def told_apart(plain: Any, shown: Any) -> Any:
+        if isinstance(plain, Mapping):
+            return {name: told_apart(each, shown[name]) for name, each in plain.items()}
+        if isinstance(plain, list | tuple):
+            return [told_apart(*each) for each in zip(plain, shown, strict=True)]
+        return shown if shown == plain else f"{shown} ({text_digest(plain)})"
+
+    return told_apart(value, masked(value))
 
 
 def engine(config: DictConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.evaluating.identity import without_secrets
 from verl_turnkey.plugins.evaluating.result import result
 from verl_turnkey.plugins.evaluating.samples import RESULT, Samples
 
@@ -118,7 +119,7 @@ def finish(
         place: [kept.done[key] for number in range(samples) if (key := kept.key(row[COLUMN], number)) in kept.done]
         for place, row in enumerate(rows)
     }
-    tasks = [json.loads(row[COLUMN]) for row in rows]
+    tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
     found = {"eval_id": kept.id, **result(held, failures, tasks=tasks, asked=samples)}
     part = kept.folder / f"{RESULT}.part"
     part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ import re
 import pytest
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.evaluating import identity
 from verl_turnkey.plugins.evaluating.identity import differing, eval_id, file_digest
 from verl_turnkey.plugins.evaluating.samples import Samples, locked
@@ -100,6 +101,21 @@ def test_one_at_a_time_in_a_folder(tmp_path):
         pass
     with locked(tmp_path / "out"):
         pass
+
+
+def test_secrets_are_told_apart_but_neither_written_nor_shown(tmp_path):
+    def fields(key):
+        config = composed(
+            ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", f"+turnkey.env.kwargs.api_key={key}"]
+        )
+        return identity.identity(config, {"name": "m", "tag": None}, None)
+
+    Samples(tmp_path, fields("hunter2")).close()
+    with pytest.raises(
+        ConfigError, match=r"environment.kwargs.api_key: '\*\*\* \(\w+\)' there, '\*\*\* \(\w+\)' now"
+    ) as raised:
+        Samples(tmp_path, fields("hunter3"))
+    assert "hunter" not in (tmp_path / "eval.json").read_text() + str(raised.value)
 
 
 def test_files_of_the_user_count_by_name_and_content(tmp_path):
