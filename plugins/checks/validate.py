@@ -19,6 +19,7 @@ from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
+from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.paths import check_paths, joins_cluster
 from verl_turnkey.plugins.checks.rewards import check_algorithm, check_columns, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
@@ -81,6 +82,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_rollout(config, turnkey, mode)
         check_paths(config, turnkey, use_critic=use_critic)
         check_checkpoints(config, turnkey, use_critic=use_critic)
+        check_log_folder(config, turnkey)
         check_algorithm(config)
         check_limits(config, turnkey, use_critic=use_critic, use_reference=need_reference_policy(config))
     elif turnkey.log.trajectories:

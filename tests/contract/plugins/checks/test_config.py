@@ -30,7 +30,7 @@ from verl_turnkey.plugins.checks.validate import check
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
-from verl_turnkey.plugins.seeing.segments import SEGMENT
+from verl_turnkey.plugins.seeing.segments import SEGMENT, write_segment
 from verl_turnkey.plugins.verl_api import internals
 
 
@@ -126,6 +126,15 @@ def test_the_driver_names_each_start_of_a_logged_run(compose: Compose, tmp_path:
     assert all(SEGMENT.fullmatch(name) for name in named)
     assert len(set(named)) == 3
     assert not (tmp_path / "log").exists()  # only the run itself writes
+
+
+def test_the_driver_refuses_the_log_of_another_run(compose: Compose, tmp_path: Path):
+    log = f"turnkey.log.trajectories={tmp_path}/log"
+    earlier = compose("+turnkey=gigpo", "trainer.experiment_name=earlier", log)
+    write_segment(tmp_path / "log", "20260102T030405_00ff", {"config": OmegaConf.to_container(earlier, resolve=True)})
+    checked(earlier)
+    with pytest.raises(ConfigError, match=r"trainer\.experiment_name=earlier, here "):
+        checked(compose("+turnkey=gigpo", log))
 
 
 def test_the_driver_counts_the_tasks_of_a_validation(compose: Compose, tmp_path: Path, task_files: Path):

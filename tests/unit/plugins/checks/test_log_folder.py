@@ -1,0 +1,94 @@
+"""Whose log a folder holds: another run's is refused, a second attempt of the same run is warned."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.checkpoints import TRACKER
+from verl_turnkey.plugins.checks.log_folder import check_log_folder
+from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.seeing.segments import write_segment
+
+NAMES = [f"2026010{day}T030405_00ff" for day in (2, 3)]
+
+
+def run(tmp_path: Path, **trainer: str) -> DictConfig:
+    own = {"project_name": "babyai", "experiment_name": "gigpo", "default_local_dir": str(tmp_path / "checkpoints")}
+    log = {"trajectories": str(tmp_path / "log")}
+    return OmegaConf.create({"trainer": {"resume_mode": "auto", **own, **trainer}, "turnkey": {"log": log}})
+
+
+def log(tmp_path: Path, name: str = NAMES[0], **trainer: str) -> None:
+    config = OmegaConf.to_container(run(tmp_path, **trainer))
+    write_segment(tmp_path / "log", name, {"resumed_from": 0, "config": config})
+
+
+def check(config: DictConfig) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_log_folder(config, turnkey_config(config))
+    return [str(warning.message) for warning in caught]
+
+
+def save(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / TRACKER).write_text("3")
+
+
+def test_a_new_folder_and_no_log(tmp_path: Path):
+    config = run(tmp_path)
+    assert check(config) == []
+    (tmp_path / "log").mkdir()
+    assert check(config) == []
+    log(tmp_path, experiment_name="salt")
+    config.turnkey.log.trajectories = None
+    assert check(config) == []
+
+
+@pytest.mark.parametrize("key", ["project_name", "experiment_name"])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_the_log_of_another_run_is_refused(tmp_path: Path, key, resumes):
+    log(tmp_path, **{key: "other"})
+    if resumes:
+        save(tmp_path)
+    with pytest.raises(ConfigError, match=rf"trajectories=.*log holds .*trainer\.{key}=other, here .*another folder"):
+        check(run(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["auto", "disable"])
+def test_a_run_that_begins_anew_is_warned_of_its_own_log(tmp_path: Path, mode):
+    """As one that stopped before its first checkpoint; the latest start says whose log it is."""
+    log(tmp_path, experiment_name="salt")
+    log(tmp_path, NAMES[1])
+    [said] = check(run(tmp_path, resume_mode=mode))
+    assert f"trajectories={tmp_path}/log" in said
+    assert f"begins anew (trainer.resume_mode={mode})" in said
+
+
+def test_equal_names_with_checkpoints_elsewhere_are_another_run_unless_it_resumes(tmp_path: Path):
+    """Names are often verl's defaults; a run that was moved has the same log with it."""
+    log(tmp_path, default_local_dir="/elsewhere")
+    with pytest.raises(ConfigError, match=r"trainer\.default_local_dir=/elsewhere, here "):
+        check(run(tmp_path))
+    assert check(run(tmp_path, resume_mode="resume_path")) == []
+    save(tmp_path)
+    assert check(run(tmp_path)) == []
+    with pytest.raises(ConfigError, match="holds the log of another run"):
+        check(run(tmp_path, resume_mode="disable"))
+
+
+@pytest.mark.parametrize("facts", [{}, {"config": None}, {"config": {"trainer": []}}], ids=str)
+def test_of_a_start_that_says_nothing_of_itself_a_warning_is_given(tmp_path: Path, facts):
+    write_segment(tmp_path / "log", NAMES[0], facts)
+    assert len(check(run(tmp_path))) == 1
+
+
+def test_a_login_in_an_address_is_masked_in_the_log_and_compared_so(tmp_path: Path):
+    address = "hdfs://me@host/checkpoints"
+    log(tmp_path, default_local_dir="hdfs://***@host/checkpoints")
+    assert len(check(run(tmp_path, default_local_dir=address))) == 1
