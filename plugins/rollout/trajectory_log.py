@@ -24,6 +24,8 @@ VALIDATION = "turnkey_validation"
 """field of the data rows that are played to validate"""
 TAIL = 2000
 """characters of a prompt that are kept, and at most as many tokens"""
+WRITE_SECONDS = 300.0
+"""after which a file is written, unless the next step or 64 episodes come before: small ones burden shared disks"""
 _OF_TURN = 500  # bytes of a turn beside its texts, roughly
 
 Decode = Callable[[Sequence[int]], str]
@@ -40,7 +42,8 @@ class TrajectoryLog:
     def __init__(self, config: Mapping[str, Any], log: Any) -> None:
         self._shares = logged_shares(config) if log.trajectories else Shares()
         process = f"{socket.gethostname()}-{os.getpid()}"
-        self.tables = Tables(log.trajectories, log.segment or UNNAMED, process) if log.trajectories else None
+        named = (log.trajectories, log.segment or UNNAMED, process)
+        self.tables = Tables(*named, seconds=WRITE_SECONDS) if log.trajectories else None
 
     def write(
         self,

@@ -102,7 +102,7 @@ def load(folder: Path) -> Run:
             for name in ("episodes", "turns", "credit", "updates", "steps")
         )
     if not len(episodes):
-        raise NoLog(f"{log}: no episode is written yet; files follow a few seconds after the first episodes end")
+        raise NoLog(f"{log}: no episode is written yet; files follow at most five minutes after the first episodes end")
     episodes = episodes.sort_values(["global_step", "group", "episode"], kind="stable", ignore_index=True)
     # A launch folder is named after the experiment; of a log on its own the parent says more than "turnkey_log".
     name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
