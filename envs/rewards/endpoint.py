@@ -16,7 +16,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -27,6 +26,7 @@ from uuid import uuid4
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import JudgeError
+from verl_turnkey.envs.rewards.daemon_threads import DaemonThreads
 
 SHOWN = 200  # characters of an answer that an error quotes
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for
@@ -99,7 +99,7 @@ class Endpoint(Generic[T]):
         self.config = config
         self.address = config.url.rstrip("/") + path
         self._who, self._expected, self._read, self._key = who, expected, read, key
-        self._threads = ThreadPoolExecutor(config.concurrency, thread_name_prefix="endpoint")
+        self._threads = DaemonThreads(config.concurrency, "endpoint")
         self._open = opener(config.url).open
         self._answers: dict[str, T] = {}
         self._asked: dict[str, asyncio.Task[T]] = {}
@@ -124,6 +124,13 @@ class Endpoint(Generic[T]):
             self._asked[key].add_done_callback(lambda _: self._asked.pop(key, None))
         # Shielded: a caller that is cancelled does not cancel the request for the others.
         return await asyncio.shield(self._asked[key])
+
+    async def look_up(self, path: str) -> Any:
+        """The JSON at ``config.url`` and ``path``, asked for once; None: there is no such answer."""
+        request = urllib.request.Request(self.config.url.rstrip("/") + path, headers=self._login())
+        reply = await asyncio.get_running_loop().run_in_executor(self._threads, self._send, request)
+        with suppress(ValueError, RecursionError):
+            return json.loads(reply.body) if reply.status == 200 else None
 
     async def _fetch(self, key: str, body: bytes, values: int | None) -> T:
         loop, stored = asyncio.get_running_loop(), self.config.cache is not None
@@ -157,7 +164,10 @@ class Endpoint(Generic[T]):
         return reply, self._content(reply, values) if reply.status == 200 else None
 
     def _post(self, body: bytes) -> _Reply:
-        request = urllib.request.Request(self.address, body, {"Content-Type": "application/json", **self._login()})
+        headers = {"Content-Type": "application/json", **self._login()}
+        return self._send(urllib.request.Request(self.address, body, headers))
+
+    def _send(self, request: urllib.request.Request) -> _Reply:
         end = time.monotonic() + self.config.timeout
         try:
             try:

@@ -74,13 +74,26 @@ class Completions:
             raise JudgeError(f"the server at {self._endpoint.address} read another prompt than the ids that were sent")
         return answer["ids"]
 
-    async def check(self) -> None:
-        """Ask for one token.
+    async def check(self, prompt: int = 0, response: int = 0) -> None:
+        """Ask for one token, and how many tokens a prompt and its response may have together.
+
+        Args:
+            prompt: the most tokens of a prompt.
+            response: the most tokens of a response.
 
         Raises:
-            ConfigError: the server is not there, has no such model, or does not take and return token ids.
+            ConfigError: the server is not there, has no such model, does not take and return token ids, or has no room
+                for such a prompt and response.
         """
         try:
+            room = _room(await self._endpoint.look_up("/models"), self._endpoint.config.model)
+            if room is not None and room < prompt + response:
+                raise ConfigError(
+                    f"--server: the model takes {room} tokens (max_model_len of {self._endpoint.config.url}), fewer "
+                    f"than a prompt of {prompt} (data.max_prompt_length) and a response of {response} "
+                    "(data.max_response_length, turnkey.rollout.max_tokens_per_turn): lower one of these, or start "
+                    f"vLLM with --max-model-len {prompt + response}"
+                )
             await self.generate([0], {"max_tokens": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1}, 0)
         except JudgeError as error:
             raise ConfigError(f"--server: {error}") from None
@@ -90,6 +103,15 @@ def _read(answer: Any) -> dict[str, Any] | None:
     choice = answer["choices"][0]
     ids, prompt = choice["token_ids"], choice.get("prompt_token_ids")
     return {"ids": [int(i) for i in ids], "prompt": prompt} if isinstance(ids, list) else None
+
+
+def _room(answer: Any, model: str) -> int | None:
+    """``max_model_len`` of ``model`` in the answer of ``/v1/models``; None where a server does not say it."""
+    try:
+        found = next(each for each in answer["data"] if each["id"] == model)["max_model_len"]
+    except (LookupError, TypeError, StopIteration):
+        return None
+    return found if isinstance(found, int) else None
 
 
 class SeededTurns:

@@ -95,7 +95,7 @@ def _play(
 
     async def play(completions: Completions, check: Callable[[], None]) -> list[dict[str, Any]]:
         player.server = completions
-        await completions.check()
+        await completions.check(*longest(config))
         advance = begin(len(kept.done))
         return await play_all(todo, player.play, kept, concurrency=asked.concurrency, check=check, advance=advance)
 
@@ -106,6 +106,13 @@ def _play(
     with server.serve(asked.weights, config, asked.out / "server.log") as ours:
         completions = Completions(ours.url, server.NAME, concurrency=at_once, key=ours.key)
         return asyncio.run(play(completions, ours.check_alive))
+
+
+def longest(config: DictConfig) -> tuple[int, int]:
+    """The most tokens of a prompt and of what follows it: a whole conversation, else one turn."""
+    rollout, options = config.actor_rollout_ref.rollout, turnkey_config(config).rollout
+    of_turn = None if options.prompt == "conversation" else options.max_tokens_per_turn
+    return rollout.prompt_length, of_turn or rollout.response_length
 
 
 def checked(words: Sequence[str], tasks: Path) -> DictConfig:

@@ -22,14 +22,24 @@ class Refusal(Exception):
 def serve(routes: dict[str, Callable[[dict[str, Any]], Any]]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     """The address of a server that answers ``routes``, and the list of (path, payload) that it fills.
 
-    A route that returns bytes has them sent as they are; None breaks the connection off without an answer.
+    A GET is answered as if None had been posted, and not recorded. A route that returns bytes has them sent as they
+    are; None breaks the connection off without an answer.
     """
     asked: list[tuple[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path in routes:
+                self.answer(None)
+            else:
+                self.send_error(404)
+
         def do_POST(self) -> None:
             payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((self.path, payload))
+            self.answer(payload)
+
+        def answer(self, payload: Any) -> None:
             status = 200
             try:
                 answer = routes[self.path](payload)

@@ -33,6 +33,7 @@ def lake(tokenizer, model_dir, ray_queue, tmp_path, monkeypatch) -> Iterator[Cal
         asked: list[dict[str, Any]]
         fail: Callable[[dict[str, Any]], None] = staticmethod(lambda request: None)
         with_ids = True
+        room: int | None = None
         out = tmp_path / "out"
 
         def complete(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +45,8 @@ def lake(tokenizer, model_dir, ray_queue, tmp_path, monkeypatch) -> Iterator[Cal
             return {"choices": [said if self.with_ids else {"text": said["text"]}]}
 
         def __call__(self, *arguments: str, environment: str = "frozenlake") -> Any:
-            with serve({"/v1/completions": self.complete}) as (address, asked):
+            models = {"data": [{"id": "another", "max_model_len": 1}, {"id": "m", "max_model_len": self.room}]}
+            with serve({"/v1/completions": self.complete, "/v1/models": lambda _: models}) as (address, asked):
                 words = ["--server", f"{address}/v1", "--model", "m", "--tokenizer", str(model_dir)]
                 words += ["--out", str(self.out), *arguments]
                 done = CliRunner().invoke(app, ["eval", environment, *words, *SMALL])
@@ -188,6 +190,15 @@ def test_a_server_that_cannot_is_refused_before_anything_is_played(lake, with_id
     done = lake("--tasks", "2")
     assert said in str(done.exception)
     assert len(lake.asked) == 1
+
+
+def test_a_server_without_room_is_refused_before_anything_is_played(lake):
+    lake.room = 1200 + 511
+    done = lake("--tasks", "2")
+    for said in ("takes 1711 tokens", "data.max_prompt_length", "data.max_response_length", "--max-model-len 1712"):
+        assert said in str(done.exception)
+    assert lake.asked == []
+    good(lake("--tasks", "1", "--new", "turnkey.rollout.max_tokens_per_turn=511"))
 
 
 def test_a_file_of_tasks_with_arguments_of_their_own(lake, tmp_path):
