@@ -6,10 +6,14 @@ import json
 import os
 import re
 import secrets
+import socket
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from verl_turnkey.plugins.notices import logger
 
 SEGMENT = re.compile(r"\d{8}T\d{6}_[0-9a-f]{4}")
 UNNAMED = "00000000T000000_0000"
@@ -28,6 +32,23 @@ def write_segment(folder: Path, segment: str, facts: Mapping[str, Any]) -> None:
         OSError: it cannot be written.
     """
     write_json(private(folder, "segments") / f"{segment}.json", {"segment": segment, **facts})
+
+
+def look_for(process: Any, folder: str, segment: str) -> None:
+    """Run inside a process of the run: warn if its machine does not see what the trainer wrote of its start.
+
+    Nobody waits for that, since a mount may hang.
+    """
+    threading.Thread(target=look, args=(Path(folder), segment), name="look for the log", daemon=True).start()
+
+
+def look(folder: Path, segment: str) -> None:
+    if not (path := folder / "segments" / f"{segment}.json").exists():
+        logger.warning(
+            "turnkey.log.trajectories: %s, which the trainer writes, is not to be seen on %s, where its part of "
+            "the log stays: choose a folder that all nodes share",
+            *(path, socket.gethostname()),
+        )
 
 
 def read_segments(folder: Path) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from typing import Any
@@ -29,7 +29,7 @@ from verl_turnkey.plugins.credit.table import TOKEN_FIELDS, Numbers, credit_colu
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.seeing import bounds
-from verl_turnkey.plugins.seeing.segments import UNNAMED
+from verl_turnkey.plugins.seeing.segments import UNNAMED, look_for
 from verl_turnkey.plugins.seeing.table_writer import Counts, Tables
 
 METRICS = "turnkey/log/"
@@ -89,6 +89,12 @@ class Logged:
             where = (self.turnkey.log.trajectories, self._segment)
             workers = self.actor_rollout_wg.workers
             ray.get([worker.__ray_call__.remote(updates.install, *where) for worker in workers])
+
+    def _look_for_log(self, players: Sequence[Any]) -> None:
+        """Have all processes that write to the log warn if their node does not see its folder."""
+        if self._tables is not None:
+            for worker in (*players, *self.actor_rollout_wg.workers):
+                worker.__ray_call__.remote(look_for, self.turnkey.log.trajectories, self._segment)
 
     def _begin_log(self) -> None:
         """A step begins: its batches number their rows and groups on."""

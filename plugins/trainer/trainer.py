@@ -129,6 +129,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
         self._hosts = HostMetrics(workers)
         ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
         started.write_start(self.config, self.global_steps)
+        self._look_for_log(workers)
         internals.deal_in_turn(agent_loop_manager)
         internals.mark_validation(agent_loop_manager, VALIDATION)
         try:

@@ -25,7 +25,7 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.seeing import reading
 from verl_turnkey.plugins.seeing.bounds import chosen
-from verl_turnkey.plugins.seeing.segments import new_segment, write_segment
+from verl_turnkey.plugins.seeing.segments import look_for, new_segment, write_segment
 from verl_turnkey.plugins.seeing.table_writer import Counts
 
 SEGMENT = new_segment()
@@ -336,6 +336,18 @@ def test_every_number_that_verl_logs_is_in_the_table_of_steps(trainer, tmp_path)
     (_, first), (step, second) = made._logger._inner.said
     assert first["text"] == "x", "verl's loggers are told everything"
     assert (step, second["a"], second["turnkey/log/lost"]) == (1, 7.0, 0.0)
+
+
+def test_every_process_that_writes_looks_for_the_log(trainer, tmp_path):
+    asked = []
+
+    def worker(name: str) -> SimpleNamespace:
+        return SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda *call: asked.append((name, *call))))
+
+    made = trainer(*log(tmp_path))
+    made.actor_rollout_wg = SimpleNamespace(workers=[worker("rank0"), worker("rank1")])
+    made._look_for_log([worker("player")])
+    assert asked == [(name, look_for, str(tmp_path), SEGMENT) for name in ("player", "rank0", "rank1")]
 
 
 def test_metrics_of_the_log_count_the_rows_of_all_processes(ready, rollout, tmp_path):

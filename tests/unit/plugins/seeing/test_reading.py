@@ -11,7 +11,7 @@ import pytest
 
 from verl_turnkey.plugins.seeing.reading import parts, read
 from verl_turnkey.plugins.seeing.schema import TABLES
-from verl_turnkey.plugins.seeing.segments import SEGMENT, new_segment, read_segments, write_segment
+from verl_turnkey.plugins.seeing.segments import SEGMENT, look, new_segment, read_segments, write_segment
 from verl_turnkey.plugins.seeing.table_writer import Tables
 
 FIRST, SECOND, THIRD = (f"2026010{day}T030405_00ff" for day in (1, 2, 3))
@@ -149,3 +149,12 @@ def test_segments(tmp_path: Path):
     ]
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
     assert read_segments(tmp_path / "nothing") == {}
+
+
+def test_a_machine_that_does_not_see_the_trainers_folder_says_so(tmp_path: Path, caplog):
+    write_segment(tmp_path, FIRST, {"resumed_from": 0})
+    look(tmp_path, FIRST)
+    assert caplog.messages == []
+    look(tmp_path, SECOND)
+    [said] = caplog.messages
+    assert f"{tmp_path}/segments/{SECOND}.json, which the trainer writes, is not to be seen on " in said
