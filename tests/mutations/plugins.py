@@ -482,8 +482,8 @@ MUTATIONS = [
     ("plugins/seeing/bounds.py", "max(n, log.episodes_per_step)", "log.episodes_per_step"),
     (
         "plugins/rollout/trajectory_log.py",
-        "not (failed or chosen(group, self._share))",
-        "not chosen(group, self._share)",
+        "not (failed or chosen(group, share))",
+        "not chosen(group, share)",
         LOOP,
     ),
     ("plugins/rollout/trajectory_log.py", "self.decode(turn.prompt) if t == 0 else", "", LOOP),
