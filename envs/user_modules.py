@@ -91,11 +91,12 @@ def _imported(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    known = set(gymnasium.registry)
+    known = dict(gymnasium.registry)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
-    _registered[name] = sorted(set(gymnasium.registry) - known)
+    # Also an id that was there: a copy of a file registers it anew.
+    _registered[name] = sorted(key for key, spec in gymnasium.registry.items() if known.get(key) is not spec)
     return module

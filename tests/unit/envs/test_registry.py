@@ -22,7 +22,7 @@ from verl_turnkey.envs import (
 )
 from verl_turnkey.envs.catalog import ADAPTERS, Adapter
 from verl_turnkey.envs.registry import listing
-from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.envs.user_modules import environments_of, import_modules
 from verl_turnkey.plugins.cli.main import app
 
 OWN = """
@@ -186,3 +186,18 @@ def test_a_module_that_fails_names_the_key(tmp_path):
         import_modules(["no_such_module_xyz"])
     with pytest.raises(ModuleImportError, match="is a list"):
         import_modules("json")
+
+
+def test_what_a_file_registers_is_known_whenever_it_was_imported(tmp_path):
+    text = "import gymnasium\ngymnasium.register('test/Twice-v0', entry_point=lambda: None)\n"
+    paths = [tmp_path / f"{name}.py" for name in ("one", "copy", "empty")]
+    for path in paths:
+        path.write_text("" if path.stem == "empty" else text)
+    try:
+        import_modules([str(paths[0])])  # as another command of the same process may have done
+        assert environments_of(str(paths[0])) == ["test/Twice-v0"]
+        with pytest.warns(UserWarning, match="Overriding environment"):
+            assert environments_of(str(paths[1])) == ["test/Twice-v0"]
+        assert environments_of(str(paths[2])) == []
+    finally:
+        gymnasium.registry.pop("test/Twice-v0", None)
