@@ -54,8 +54,8 @@ class Run:
         return [
             {
                 **step,
-                "row": f"{step['episode']}_{step['row']}",
-                "turn": step["turn_in_row"],
+                "row": f"{step['episode']}_{int(step['row'])}",  # a float where turns of failed episodes have none
+                "turn": int(step["turn_in_row"]),
                 "step": step["turn"],
                 "group": episode["group"],
                 "trajectory": step["episode"],
@@ -97,7 +97,7 @@ class Run:
         rows = dict(zip(seen["keys"], zip(seen["responses"], seen["mask"], strict=True), strict=True))
         for episode in (e for e in self.episodes("train") if e["global_step"] == step and not e["failed"]):
             found: list[str] = []
-            of_rows = Counter(each["row"] for each in episode["steps"])
+            of_rows = Counter(int(each["row"]) for each in episode["steps"])
             assert sorted(of_rows) == list(range(len(of_rows)))
             for index in sorted(of_rows):
                 response, mask = rows.pop(f"{episode['episode']}_{index}")
