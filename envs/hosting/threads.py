@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from verl_turnkey.envs.daemon_threads import settle
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.runner import EnvRunner
 
@@ -37,15 +38,7 @@ class _WorkerThread:
 
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
-            future, call = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            settle(*item)
 
 
 class ThreadWorker:

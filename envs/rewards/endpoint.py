@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.rewards.components import JudgeError
-from verl_turnkey.envs.rewards.daemon_threads import DaemonThreads
 
 SHOWN = 200  # characters of an answer that an error quotes
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for

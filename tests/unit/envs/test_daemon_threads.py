@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from verl_turnkey.envs.rewards.daemon_threads import DaemonThreads
+from verl_turnkey.envs.daemon_threads import DaemonThreads
 
 
 def named(name: str) -> list[threading.Thread]:

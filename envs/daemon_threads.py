@@ -38,11 +38,12 @@ class DaemonThreads(Executor):
 
 def _run(calls: Calls) -> None:
     while (call := calls.get()) is not None:
-        _settle(*call)
+        settle(*call)
         del call  # what waits for the next one holds nothing
 
 
-def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
+def settle(future: Future[Any], call: Callable[[], Any]) -> None:
+    """Run ``call`` for ``future``, unless nobody waits for it any more."""
     if not future.set_running_or_notify_cancel():
         return
     try:
