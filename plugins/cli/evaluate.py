@@ -18,6 +18,7 @@ from verl_turnkey.plugins.evaluating.samples import locked
 app = typer.Typer()
 
 METHOD = "+turnkey="
+CREDIT = "turnkey.credit."
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
@@ -44,7 +45,9 @@ def evaluate(
         raise typer.BadParameter("give either --checkpoint or --server")
     if checkpoint is None and model is None:
         raise typer.BadParameter("--server needs --model, the name of the model there")
-    method, given = _method(overrides or ())
+    method, given, ignored = _method(overrides or ())
+    if ignored:
+        typer.echo(f"ignored, as credit decides nothing in an evaluation: {' '.join(ignored)}", err=True)
     further = [*_sampling(greedy, temperature, samples), *given]
     played = launch.resolve(environment, further)
     name = model.rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
@@ -85,6 +88,8 @@ def evaluate(
     with locked(folder), _progress() as begin:
         weights = None
         if checkpoint is not None:
+            if not new:
+                checkpoints.check_shards(checkpoint, folder)
             trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
             weights = checkpoints.resolve(checkpoint, folder, trusted)
         asked = Asked(
@@ -105,13 +110,16 @@ def evaluate(
     raise typer.Exit(0 if found["complete"] else 1)
 
 
-def _method(overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """The recipe that the overrides choose, as ``+turnkey=gigpo`` on a launch line does, and the other overrides.
+def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """The recipe that the overrides choose, as ``+turnkey=gigpo`` on a launch line does; the others; those to ignore.
 
-    Which it is does not matter to playing, but only its own keys of ``turnkey.credit`` are known.
+    Which recipe it is does not matter to playing, but only its own keys of ``turnkey.credit`` are known. They are
+    ignored without one: a launch line may name its method by ``turnkey train --method``.
     """
     chosen = [entry.partition("=")[2] for entry in overrides if entry.startswith(METHOD)]
-    return (chosen or ["base"])[-1], [entry for entry in overrides if not entry.startswith(METHOD)]
+    others = [entry for entry in overrides if not entry.startswith(METHOD)]
+    ignored = [] if chosen else [entry for entry in others if entry.lstrip("+~").startswith(CREDIT)]
+    return (chosen or ["base"])[-1], [entry for entry in others if entry not in ignored], ignored
 
 
 def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.evaluating.samples import IDENTITY
 
 WEIGHTS = ("*.safetensors", "*.bin")
 NEWEST = "latest_checkpointed_iteration.txt"
 MERGED, SOURCE = "model", "source.json"
 ADAPTER = "lora_adapter"
 """where verl's merger writes what LoRA has learnt, beside the weights that it started from"""
+SAMPLED = 1 << 16
+"""bytes of a shard, at each of :data:`PLACES` places"""
+PLACES = 64
 
 
 def weights(folder: Path) -> list[Path]:
@@ -69,6 +75,47 @@ def resolve(checkpoint: Path, out: Path, trust_remote_code: bool = False) -> Pat
     return folder if backend is None else _whole(_merged(folder, backend, out / MERGED, trust_remote_code))
 
 
+def check_shards(checkpoint: Path, out: Path) -> None:
+    """Refuse other shards than those whose evaluation is in ``out``, before they are merged, which takes minutes.
+
+    Where nothing tells yet that they are others, the hash of the merged weights does later.
+
+    Raises:
+        ConfigError: an evaluation of other shards, or of a server, is in ``out``; or as :func:`find`.
+    """
+    folder, backend = find(checkpoint)
+    if backend is None or not (out / IDENTITY).is_file():
+        return
+    model = json.loads((out / IDENTITY).read_text(encoding="utf-8")).get("model", {})
+    there = f"the model {model['name']} of a server" if "name" in model else None
+    if there is None and (record := out / MERGED / SOURCE).is_file():
+        before = json.loads(record.read_text())
+        if before["sampled"] != _sampled(folder):
+            there = f"the shards in {before['folder']}"
+    if there is not None:
+        raise ConfigError(
+            f"{out} holds another evaluation, of {there}, not of {folder}\n"
+            "Give another --out, or --new to delete that one"
+        )
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "optim" not in path.name)
+
+
+def _sampled(folder: Path) -> list[list[Any]]:
+    """Name, size and a hash of some pieces of each shard: if it differs, so do the shards, if not, they may."""
+    found: list[list[Any]] = []
+    for path in _shards(folder):
+        size, digest = path.stat().st_size, hashlib.sha256()
+        with path.open("rb") as file:
+            for place in range(PLACES):
+                file.seek(place * max(0, size - SAMPLED) // (PLACES - 1))
+                digest.update(file.read(SAMPLED))
+        found.append([str(path.relative_to(folder)), size, digest.hexdigest()])
+    return found
+
+
 def _whole(folder: Path) -> Path:
     """``folder``, if its weights are all there is: vLLM would load them without an adapter that lies beside them."""
     for adapter in (folder, folder / ADAPTER):
@@ -95,10 +142,11 @@ def _backend(folder: Path) -> str | None:
 
 def _merged(folder: Path, backend: str, target: Path, trust_remote_code: bool) -> Path:
     """Merge unless ``target`` is what these very shards came to."""
-    shards = sorted(path for path in folder.rglob("*") if path.is_file() and "optim" not in path.name)
-    source = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in shards]
-    if weights(target) and (target / SOURCE).is_file() and json.loads((target / SOURCE).read_text()) == source:
+    files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in _shards(folder)]
+    record = target / SOURCE
+    if weights(target) and record.is_file() and json.loads(record.read_text())["files"] == files:
         return target
+    source = {"folder": str(folder), "files": files, "sampled": _sampled(folder)}
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -61,8 +61,18 @@ def test_sampling_without_options_is_that_of_training():
 
 def test_the_recipe_of_a_launch_line_is_taken_over():
     line = ["+turnkey=gigpo", "turnkey.credit.gamma=0.9"]
-    assert evaluate._method(line) == ("gigpo", ["turnkey.credit.gamma=0.9"])
-    assert evaluate._method(line[1:]) == ("base", line[1:])
+    assert evaluate._method(line) == ("gigpo", ["turnkey.credit.gamma=0.9"], [])
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_credit_of_an_unnamed_method_is_ignored_and_said(tmp_path, monkeypatch, prefix):
+    monkeypatch.setenv("TURNKEY_DEVICE", "cpu")
+    credit = f"{prefix}turnkey.credit.gamma=0.9"
+    assert evaluate._method([credit, "data.max_prompt_length=9"]) == ("base", ["data.max_prompt_length=9"], [credit])
+    line = [*SERVER, "--out", str(tmp_path), "--tasks", "none.parquet", credit]
+    done = CliRunner().invoke(app, ["eval", "frozenlake", *line])
+    assert "--tasks none.parquet" in str(done.exception)
+    assert f"ignored, as credit decides nothing in an evaluation: {credit}" in done.output
 
 
 def test_the_sizes_on_a_server_are_those_of_gpus(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -75,6 +76,35 @@ def test_shards_are_merged_once_for_as_long_as_they_are_the_same(merger, tmp_pat
     assert len(calls) == 2
     assert "--trust-remote-code" in calls[1]
     assert (out / "model" / "model.safetensors").read_bytes() == b"22"
+
+
+def test_other_shards_than_those_evaluated_are_refused_before_they_are_merged(merger, tmp_path):
+    (actor, calls), out = merger, tmp_path / "out"
+    checkpoint.check_shards(actor, out)
+    checkpoint.resolve(actor, out)
+    (out / "eval.json").write_text(json.dumps({"model": {"sha256": "1"}}))
+    checkpoint.check_shards(actor, out)
+    elsewhere = tmp_path / "copy"
+    shutil.copytree(actor, elsewhere)
+    checkpoint.check_shards(elsewhere, out)  # the same shards at another place
+    for content in (b"2", b"22"):
+        (elsewhere / "model_world_size_1_rank_0.pt").write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"(?s)of the shards in {actor}, not of {elsewhere}.*--new"):
+            checkpoint.check_shards(elsewhere, out)
+    (out / "eval.json").write_text(json.dumps({"model": {"name": "m", "tag": None}}))
+    with pytest.raises(ConfigError, match="of the model m of a server"):
+        checkpoint.check_shards(actor, out)
+    assert len(calls) == 1
+
+
+def test_a_difference_anywhere_in_a_large_shard_that_training_changed_is_seen(tmp_path):
+    shard = tmp_path / "model_world_size_1_rank_0.pt"
+    content = bytearray(100 * checkpoint.SAMPLED)
+    shard.write_bytes(content)
+    before = checkpoint._sampled(tmp_path)
+    content[50 * checkpoint.SAMPLED : 60 * checkpoint.SAMPLED] = b"1" * 10 * checkpoint.SAMPLED
+    shard.write_bytes(content)
+    assert checkpoint._sampled(tmp_path) != before
 
 
 def test_an_adapter_that_the_merger_leaves_beside_the_weights_is_refused(merger, tmp_path):
