@@ -2,8 +2,9 @@
 
 ::
 
-    {"version": 2,
+    {"version": 3,
      "failed": None | "reason",
+     "branch": int,
      "steps": [{"step": int, "reward": float, "anchor": str | int | None, "action": str | None, "valid": bool,
                 "penalty": float, "terminated": bool, "truncated": bool, "success": bool,
                 "extra": {name: float | str}, "composed_reward": float, "version": int}]}
@@ -11,9 +12,10 @@
 ``reward`` is the environment's. ``composed_reward`` may be left out; where it stands, the estimators see it in the
 place of ``reward``. The ``version`` of a step is that of the newest weights that wrote it, and may be left out; records
 of version 1 have none.
-One row per step: one entry. One row per trajectory: one entry per turn. Group and trajectory are not in the record,
-they come from verl's row key. A failed episode is a single row with a reason and no steps. Only plain Python values:
-the record travels through msgpack and pickle.
+One row per step: one entry. One row per trajectory: one entry per turn. Group and rollout are not in the record, they
+come from verl's row key. ``branch`` tells the trajectories of a rollout that forked apart: it is left out, or 0, on the
+rows of the first one, and records before version 3 have none. A failed episode is a single row with a reason and no
+steps. Only plain Python values: the record travels through msgpack and pickle.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from typing import Any, NoReturn
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import did_you_mean
 
-RECORD_VERSION = 2
-READ_VERSIONS = (1, 2)
+RECORD_VERSION = 3
+READ_VERSIONS = (1, 2, 3)
 
 _NUMBER = (float, int)
 _REWARD = (_NUMBER, "a float from -1e18 to 1e18")
@@ -95,8 +97,11 @@ def make_step(
     return entry
 
 
-def make_record(steps: Iterable[Mapping[str, Any]], failed: str | None = None) -> dict[str, Any]:
+def make_record(steps: Iterable[Mapping[str, Any]], failed: str | None = None, branch: int = 0) -> dict[str, Any]:
     """The record of a row: its steps (from :func:`make_step`), or no steps and the reason why the episode failed.
+
+    ``branch``: which trajectory of the rollout its steps are of, if that forked; of the first one 0. A trajectory that
+    begins at a fork holds its own steps only, numbered on from there.
 
     Raises:
         RecordError: as :func:`validate_record`.
@@ -108,6 +113,8 @@ def make_record(steps: Iterable[Mapping[str, Any]], failed: str | None = None) -
         "failed": failed,
         "steps": [dict(step) if isinstance(step, Mapping) else step for step in steps],
     }
+    if branch:
+        record["branch"] = _plain(branch)
     validate_record(record, "make_record")
     return record
 
@@ -123,8 +130,10 @@ def validate_record(record: Any, row_key: str) -> None:
     if (version := record.get("version")) not in READ_VERSIONS:
         known = " or ".join(map(str, READ_VERSIONS))
         raise RecordError(f"{row_key}: version: expected {known}, got {_got(version)}")
-    if record.keys() != {"version", "failed", "steps"}:
-        _raise_fields(record, ("version", "failed", "steps"), row_key)
+    if record.keys() - {"branch"} != {"version", "failed", "steps"}:
+        _raise_fields(record, ("version", "failed", "steps"), row_key, ("branch",))
+    if type(branch := record.get("branch", 0)) is not int or branch < 0:
+        raise RecordError(f"{row_key}: branch: expected an int >= 0, or left out, got {_got(branch)}")
     failed, steps = record["failed"], record["steps"]
     if type(steps) is not list:
         raise RecordError(f"{row_key}: steps: expected a list of dicts, got {_got(steps)}")

@@ -20,20 +20,29 @@ CACHED = "turnkey_cached"
 """extra field of a row: for each turn the share of its prompt that the server had cached, if the server reports it"""
 BREAKS = "rows/break/"
 """prefix of the counts of rows by ``turnkey_break``"""
-OF_EPISODES = ("episode/", "rows/", "credit/")
+BRANCHING = "branching/"
+"""prefix of what a rollout says of its branches, in verl's ``reward_extra_info`` and as metrics"""
+OF_EPISODES = ("episode/", "rows/", "credit/", BRANCHING)
 """prefixes of the metrics of this module and of the methods"""
 FAILED = "episode/failed/"
 """prefix of the counts of failed episodes by kind"""
 
 
 def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the played episodes: the sum of each reward component, and ``unparsed_rate``."""
+    """Means over the played episodes: the sum of each reward component, ``unparsed_rate``, and of branches."""
     said: dict[str, Mapping[str, Any]] = {}
-    for row in rows.row.tolist():
+    for row in rows.row[rows.branch == 0].tolist():
         said.setdefault(split_key(keys[row])[1], extra_fields[row].get("reward_extra_info") or {})
-    names = {name for info in said.values() for name in info if name.startswith(REWARD) or name == "unparsed_rate"}
+    names = {
+        name
+        for info in said.values()
+        for name in info
+        if name.startswith((REWARD, BRANCHING)) or name == "unparsed_rate"
+    }
     return {
-        f"episode/{name}": float(np.mean([info[name] for info in said.values() if name in info]))
+        name if name.startswith(BRANCHING) else f"episode/{name}": float(
+            np.mean([info[name] for info in said.values() if name in info])
+        )
         for name in sorted(names)
     }
 
@@ -42,27 +51,28 @@ def episode_metrics(rows: Rows) -> dict[str, float]:
     """Per-episode figures of a training batch.
 
     A failed episode counts as not solved; it has no length and no return. Without records success and validity are
-    unknown and not reported.
+    unknown and not reported. Of a rollout that forked its first trajectory counts alone: branches begin late.
     """
-    steps = rows.steps
-    index, played, failed = steps.trajectory, steps.n_trajectories, len(rows.failed)
+    steps, first = rows.steps, rows.branch == 0
+    names, index = np.unique(steps.trajectory[first], return_inverse=True)
+    played, failed = len(names), len(rows.failed)
     if played + failed == 0:
         return {}
     metrics = {"episode/count": float(played + failed), "episode/failed": float(failed)}
     for kind, number in sorted(Counter(map(failure_kind, rows.failed.values())).items()):
         metrics[f"{FAILED}{kind}"] = float(number)
     if "success" in steps.given:
-        solved = np.bincount(index, weights=steps.success) > 0
+        solved = np.bincount(index, weights=steps.success[first]) > 0
         metrics["episode/success_rate"] = float(solved.sum() / (played + failed))
     if played:
         length = np.bincount(index)
         metrics |= {
             "episode/length/mean": float(length.mean()),
             "episode/length/max": float(length.max()),
-            "episode/return/mean": float(np.bincount(index, weights=rows.reward_before_kl).mean()),
+            "episode/return/mean": float(np.bincount(index, weights=rows.reward_before_kl[first]).mean()),
         }
     if played and "valid" in steps.given:
-        metrics["episode/invalid_rate"] = float(1.0 - steps.valid.mean())
+        metrics["episode/invalid_rate"] = float(1.0 - steps.valid[first].mean())
     return metrics
 
 
@@ -77,7 +87,7 @@ def row_metrics(
     trained = float(rows.steps.tokens.sum())
     cached = [share for row in held for share in extra_fields[row].get(CACHED) or ()]
     return {
-        "rows/per_episode": len(held) / rows.steps.n_trajectories,
+        "rows/per_episode": len(held) / len(np.unique(rows.steps.trajectory[rows.branch == 0])),
         "rows/trained_tokens": trained,
         "rows/masked_tokens": sum(tags[row]["seq_len"] for row in held) - trained,
         **({"rows/cached_prompt_share": float(np.mean(cached))} if cached else {}),

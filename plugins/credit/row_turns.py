@@ -18,7 +18,7 @@ class Found:
 
     ``row``: position of its row in the batch; ``turn``: position of its turn in the row; ``columns``: columns of a
     StepBatch; ``extra``: its further columns by name, and ``text``; ``version``: newest weights version, nan if
-    unknown; ``failed``: trajectory -> why it has no steps.
+    unknown; ``branch``: of its rollout, empty where none can fork; ``failed``: trajectory -> why it has no steps.
     """
 
     row: list[int] = field(default_factory=list)
@@ -26,6 +26,7 @@ class Found:
     columns: dict[str, Sequence[Any]] = field(default_factory=dict)
     extra: dict[str, Sequence[Any]] = field(default_factory=dict)
     version: list[float] = field(default_factory=list)
+    branch: list[int] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -33,6 +34,11 @@ def split_key(key: str) -> tuple[str, str, int]:
     """``{uid}_{session}_{index}`` to (group, trajectory, index)."""
     group, session, index = key.rsplit("_", 2)
     return group, f"{group}_{session}", int(index)
+
+
+def branch_name(episode: str, branch: int) -> str:
+    """The trajectory that is the branch of a rollout ``{uid}_{session}``; the first one has the rollout's name."""
+    return f"{episode}.{branch}" if branch else episode
 
 
 def record_of(extra_fields: Any) -> Any:

@@ -1,6 +1,7 @@
 """Builds the table of steps from verl's rows, in any layout, and writes credit back to their tokens.
 
-A row is one training sample under the key ``{uid}_{session}_{index}``: group = uid, trajectory = uid and session.
+A row is one training sample under the key ``{uid}_{session}_{index}``: group = uid, trajectory = uid and session, with
+the branch of its record behind a dot where the rollout forked (``{uid}_{session}.{branch}``).
 Its record (:mod:`verl_turnkey.advantage.record`) lists the steps that the row holds: one step, or several consecutive
 ones (merged steps, or a row per trajectory), each of which is a turn. Turns are runs of ones in the row's response
 mask. Rows without records: :mod:`verl_turnkey.plugins.credit.unrecorded`.
@@ -17,7 +18,7 @@ import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
 from verl_turnkey.losses.turns import Turns
-from verl_turnkey.plugins.credit.row_turns import Found, Runs, record_of, split_key
+from verl_turnkey.plugins.credit.row_turns import Found, Runs, branch_name, record_of, split_key
 from verl_turnkey.plugins.credit.supplied import Column
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
 
@@ -38,6 +39,8 @@ class Rows:
     """(S,) rewards as the agent loop gave them; ``steps.reward`` has verl's KL penalty in it"""
     version: np.ndarray
     """(S,) float64: the newest weights version that wrote a step's tokens, nan where its record does not say"""
+    branch: np.ndarray
+    """(S,) int64: the branch of its rollout that a step is of; 0 where none forked"""
     recorded: bool
     """whether the steps come from records; else they are derived from mask and rewards"""
     failed: dict[str, str] = field(default_factory=dict)
@@ -117,6 +120,7 @@ def read_rows(
         turns=turns,
         reward_before_kl=reward,
         version=np.array(found.version or [np.nan] * len(row), dtype=np.float64),
+        branch=np.array(found.branch or [0] * len(row), dtype=np.int64),
         recorded=recorded,
         failed=found.failed,
     )
@@ -144,7 +148,9 @@ def _read_records(
         held = record["steps"]
         steps += held
         group += [row_group] * len(held)
-        trajectory += [row_trajectory] * len(held)
+        branch = record.get("branch", 0)
+        trajectory += [branch_name(row_trajectory, branch)] * len(held)
+        found.branch += [branch] * len(held)
         found.row += [i] * len(held)
         found.turn += range(len(held))
     found.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}

@@ -42,6 +42,7 @@ def merge_rows(outputs: Sequence[AgentLoopOutput], max_response_length: int | No
     images      the row's images are not the first ones of this step, although the ids agree
     budget      the response would have more than ``max_response_length`` tokens
     columns     the row before has columns that cannot be joined, or only one of the two has log-probabilities
+    branch      it is of another branch of the rollout
     =========== ========================================================================================
 
     Args:
@@ -84,6 +85,8 @@ class _Row:
             if flaw in (_flaw(step), self.flaw):
                 return flaw
         held, last = len(self.ids), self.steps[-1]
+        if _branch(last) != _branch(step):
+            return "branch"
         if step.prompt_ids[:held] != self.ids:
             return step.extra_fields.get(BREAK) or "prefix"
         if len(step.prompt_ids) == held and self.mask[-1] and step.response_mask[0]:
@@ -147,6 +150,43 @@ def _flaw(output: AgentLoopOutput) -> str | None:
     return None if runs == len(output.extra_fields["turnkey"]["steps"]) else "gap"
 
 
+def _branch(output: AgentLoopOutput) -> int:
+    return output.extra_fields["turnkey"].get("branch", 0)
+
+
+def without_steps(rows: Sequence[AgentLoopOutput], before: int) -> list[AgentLoopOutput]:
+    """The rows of a branch without the steps that another one trains: those whose number is below ``before``.
+
+    A row that holds such steps alone is left out. In one that holds others too they become part of what is read:
+    masked, with log-probability 0.
+    """
+    kept = []
+    for row in rows:
+        steps = row.extra_fields["turnkey"]["steps"]
+        shared = sum(step["step"] < before for step in steps)
+        if shared < len(steps):
+            kept.append(_masked(row, shared) if shared else row)
+    return kept
+
+
+def _masked(row: AgentLoopOutput, turns: int) -> AgentLoopOutput:
+    """``row`` with its first ``turns`` turns, each a run of ones in its mask, as a part of what is read."""
+    seen, end = 0, 0
+    for end, one in enumerate(row.response_mask):
+        seen += bool(one) and (end == 0 or not row.response_mask[end - 1])
+        if seen > turns:
+            break
+    fields = dict(row.extra_fields)
+    for name in LISTED:
+        if fields.get(name):
+            fields[name] = fields[name][turns:]
+    record = fields["turnkey"]
+    fields["turnkey"] = make_record(record["steps"][turns:], branch=record.get("branch", 0))
+    logged = {} if row.response_logprobs is None else {"response_logprobs": [0.0] * end + row.response_logprobs[end:]}
+    mask = [0] * end + row.response_mask[end:]
+    return row.model_copy(update={"response_mask": mask, "extra_fields": fields, **logged})
+
+
 def _same_media(before: AgentLoopOutput, step: AgentLoopOutput) -> bool:
     """Whether the images, videos and audios of the row so far are the first ones of ``step``; ids do not show it."""
     if before.mm_processor_kwargs != step.mm_processor_kwargs:
@@ -194,5 +234,6 @@ def _joined(fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in LISTED:
         if name in joined:
             joined[name] = [number for each in fields for number in each.get(name) or ()]
-    joined["turnkey"] = make_record([step for each in fields for step in each["turnkey"]["steps"]])
+    steps = [step for each in fields for step in each["turnkey"]["steps"]]
+    joined["turnkey"] = make_record(steps, branch=fields[0]["turnkey"].get("branch", 0))
     return joined

@@ -321,7 +321,7 @@ MUTATIONS = [
         'if not entry["penalty"] <= LARGEST_REWARD:',
     ),
     ("advantage/record.py", "is not int or version < 0:", "is not int:"),
-    ("advantage/record.py", "READ_VERSIONS = (1, 2)", "READ_VERSIONS = (2,)"),
+    ("advantage/record.py", "READ_VERSIONS = (1, 2, 3)", "READ_VERSIONS = (2, 3)"),
     ("advantage/record.py", "    elif steps:\n", "    elif len(steps) > 1:\n"),
     ("advantage/record.py", "if len(steps) > 1 and len(numbers", "if len(steps) > 2 and len(numbers"),
     (

@@ -443,7 +443,17 @@ MUTATIONS = [
         "                    if True:\n                        raise",
     ),
     # --- metrics
-    ("plugins/credit/metrics.py", "weights=rows.reward_before_kl).mean()", "weights=rows.steps.reward).mean()", STEP),
+    (
+        "plugins/credit/metrics.py",
+        "weights=rows.reward_before_kl[first]).mean()",
+        "weights=rows.steps.reward[first]).mean()",
+        STEP,
+    ),
+    (
+        "plugins/credit/metrics.py",
+        "steps, first = rows.steps, rows.branch == 0",
+        "steps, first = rows.steps, rows.branch >= 0",
+    ),
     (
         "plugins/credit/metrics.py",
         'return steps if name.startswith("credit/")',

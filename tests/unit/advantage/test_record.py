@@ -24,7 +24,7 @@ def record(*changes, **top):
 def test_builder_makes_the_documented_schema():
     entry = make_step(step=2, reward=1, anchor="s", action="go", success=True, terminated=True, extra={"role": "x"})
     assert make_record([entry]) == {
-        "version": 2,
+        "version": 3,
         "failed": None,
         "steps": [
             {
@@ -43,7 +43,9 @@ def test_builder_makes_the_documented_schema():
     }
     composed = make_step(step=2, reward=1, composed_reward=np.float64(0.5))
     assert composed == make_step(step=2, reward=1) | {"composed_reward": 0.5}
-    assert make_record([], failed="reset timed out") == {"version": 2, "failed": "reset timed out", "steps": []}
+    assert make_record([], failed="reset timed out") == {"version": 3, "failed": "reset timed out", "steps": []}
+    assert make_record([entry], branch=np.int64(2)) == make_record([entry]) | {"branch": 2}
+    assert make_record([entry], branch=0) == make_record([entry])
     versioned = make_step(step=2, reward=1, version=np.int64(7))
     assert versioned == make_step(step=2, reward=1) | {"version": 7}
     assert type(versioned["version"]) is int
@@ -76,9 +78,10 @@ def test_valid_records_pass():
     validate_record({"version": 2, "failed": "why", "steps": []}, KEY)
 
 
-def test_records_of_the_first_version_are_still_read():
-    validate_record({"version": 1, "failed": "why", "steps": []}, KEY)
-    validate_record(record({"composed_reward": 1.0}, {}, version=1), KEY)
+@pytest.mark.parametrize("version", [1, 2])
+def test_records_of_earlier_versions_are_still_read(version):
+    validate_record({"version": version, "failed": "why", "steps": []}, KEY)
+    validate_record(record({"composed_reward": 1.0}, {}, version=version), KEY)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +89,11 @@ def test_records_of_the_first_version_are_still_read():
     [
         (None, r"expected the record to be a dict, got None; build it with make_record"),
         ([], r"expected the record to be a dict, got \[\] \(list\)"),
-        ({}, r"version: expected 1 or 2, got None"),
-        (record(version=3), r"version: expected 1 or 2, got 3 \(int\)"),
+        ({}, r"version: expected 1 or 2 or 3, got None"),
+        (record(version=4), r"version: expected 1 or 2 or 3, got 4 \(int\)"),
+        (record(branch=-1), r"branch: expected an int >= 0, or left out, got -1 \(int\)"),
+        (record(branch=True), r"branch: expected an int >= 0, or left out, got True"),
+        (record(brunch=1), r"brunch: unknown field; did you mean 'branch'\?"),
         (record({"version": -1}), r"version: expected an int >= 0, or left out, got -1"),
         (record({"version": 1.0}), r"version: expected an int >= 0, or left out, got 1\.0 \(float\)"),
         (record({"version": True}), r"version: expected an int >= 0, or left out, got True"),

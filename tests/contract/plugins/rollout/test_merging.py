@@ -20,7 +20,7 @@ from verl_turnkey.advantage import make_record, make_step, validate_record
 from verl_turnkey.plugins.credit.metrics import BREAK
 from verl_turnkey.plugins.rollout import merging
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
-from verl_turnkey.plugins.rollout.merging import merge_rows
+from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 
 WITHOUT_LIMIT = 10_000
 
@@ -511,3 +511,43 @@ def test_a_row_ends_only_where_it_must(turns):
     for t in {*range(1, len(steps))} - {*first}:
         context = steps[t - 1].prompt_ids + steps[t - 1].response_ids
         assert steps[t].prompt_ids[: len(context)] == context
+
+
+# --- branches ---------------------------------------------------------------------------------------------------------
+
+
+def of_branch(steps: list[AgentLoopOutput], branch: int) -> list[AgentLoopOutput]:
+    for each in steps:
+        each.extra_fields["turnkey"] = make_record(each.extra_fields["turnkey"]["steps"], branch=branch)
+    return steps
+
+
+@pytest.mark.parametrize("fork", [0, 1, 2, 3])
+def test_a_branch_trains_its_own_steps_in_the_context_of_all(fork):
+    talk = [([1, 2], [3, 4]), ([5], [6]), ([7, 8], [9, 10, 11]), ([12], [13])]
+    steps = of_branch(conversation(*talk), 2)
+    for t, each in enumerate(steps):
+        each.extra_fields["turnkey_cached"] = [t / 10]
+    (whole,) = merge_rows(steps)
+    before = copy.deepcopy(whole)
+    (row,) = without_steps([whole], fork)
+    assert whole == before  # the argument is not changed
+    assert (row.prompt_ids, row.response_ids) == (whole.prompt_ids, whole.response_ids)
+    assert split(row) == split(whole)[fork:]
+    assert sum(row.response_mask) == sum(len(said) for _, said in talk[fork:])
+    own = row.response_mask.index(1)
+    assert row.response_logprobs == [0.0] * own + whole.response_logprobs[own:]
+    assert row.extra_fields["turnkey"]["branch"] == 2
+    assert row.extra_fields["turnkey_cached"] == [t / 10 for t in range(fork, 4)]
+
+
+def test_rows_that_hold_only_steps_of_others_are_left_out():
+    steps = of_branch([step(t, [t], [t + 10]) for t in range(4)], 1)
+    assert numbers(without_steps(merge_rows(steps), 2)) == [[2], [3]]
+    assert without_steps(steps, 4) == []
+
+
+def test_rows_of_two_branches_do_not_merge():
+    steps = conversation(([1], [2]), ([3], [4]))
+    rows = merge_rows([steps[0], *of_branch(steps[1:], 1)])
+    assert why(rows) == ["first", "branch"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import RecordError, make_record, make_step
-from verl_turnkey.plugins.credit.metrics import combine, episode_metrics, row_metrics
+from verl_turnkey.plugins.credit.metrics import combine, episode_metrics, reward_metrics, row_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
 
 
@@ -95,6 +95,26 @@ def test_a_failed_episode_counts_as_not_solved():
     assert metrics["episode/success_rate"] == 1 / 4
     assert (metrics["episode/count"], metrics["episode/failed"]) == (4, 1)
     assert (metrics["episode/length/mean"], metrics["episode/length/max"]) == (2, 3)
+
+
+def test_of_a_rollout_that_forked_the_first_trajectory_counts():
+    """Two rollouts; the first forked at its step 1, and two branches go on from there."""
+    held = [(1, range(1, 2), True), (2, range(1, 5), False), (0, range(3), False)]
+    steps = [[make_step(step=t, reward=1.0, success=s) for t in numbers] for _, numbers, s in held]
+    records = [make_record(each, branch=branch) for each, (branch, *_) in zip(steps, held, strict=True)]
+    records.append(make_record([make_step(step=0, reward=0.5, success=True)]))
+    said = [{"branching/branches": 2.0, "reward/step": float(i)} for i in (0, 1, 2, 0)]
+    extra_fields = [{"turnkey": record, "reward_extra_info": info} for record, info in zip(records, said, strict=True)]
+    keys = ["g_0_0", "g_0_1", "g_0_2", "g_1_0"]
+    table = read_rows(keys, [{}] * 4, extra_fields, jagged([[1], [1, 0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1]]))
+    assert table.steps.ids["trajectory"] == ["g_0.1", "g_0.2", "g_0", "g_1"]
+    assert (table.steps.n_groups, table.branch.tolist()) == (1, [1, 2, 2, 2, 2, 0, 0, 0, 0])
+    metrics = episode_metrics(table)
+    assert (metrics["episode/count"], metrics["episode/success_rate"]) == (2, 0.5)
+    assert (metrics["episode/length/mean"], metrics["episode/return/mean"]) == (2, 1.75)
+    assert reward_metrics(table, keys, extra_fields) == {"episode/reward/step": 1.0, "branching/branches": 2.0}
+    tags = [{"seq_len": 9}] * 4
+    assert row_metrics(table, tags, extra_fields)["rows/per_episode"] == 2
 
 
 def test_what_rows_hold():
