@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_turnkey.plugins.seeing import stats
+from verl_turnkey.plugins.seeing.collapse import UPDATE, Curve, Kind, changes, fall, told
 from verl_turnkey.plugins.seeing.groups import Group, group, seed
 from verl_turnkey.plugins.seeing.runs import Run, nearest
 
@@ -28,6 +29,14 @@ METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))
 FEWEST = 3
 """seeds of a group that an interval needs"""
 TIMING = "timing_s/"
+TELLING: dict[str, tuple[str, Kind]] = {
+    "turns per episode": ("episode/length/mean", "size"),
+    "turns without a valid action": ("episode/invalid_rate", "share"),
+    "turns with credit": ("credit/advantage/share_nonzero", "share"),
+    "tokens per response": ("response_length/mean", "size"),
+    "entropy": ("actor/entropy", "size"),
+}
+"""metrics that may tell why success fell, beside those of an update"""
 NEEDED = {
     "interactions": "episode/count, episode/failed and episode/length/mean (records or a method of this package)",
     "tokens": "rows/trained_tokens (records or a method of this package)",
@@ -145,7 +154,14 @@ def _group(
         "config": each.config,
         "mixed": each.mixed,
         "runs": [
-            {"folder": str(run.folder), "seed": seed(run), "source": run.source, "x": x.tolist(), "value": y.tolist()}
+            {
+                "folder": str(run.folder),
+                "seed": seed(run),
+                "source": run.source,
+                "x": x.tolist(),
+                "value": y.tolist(),
+                "collapse": _collapse(run),
+            }
             for run, (x, y) in zip(each.runs, own, strict=True)
         ],
         "curve": {
@@ -170,6 +186,22 @@ def _spread(values: list[float], seed_: int) -> dict[str, Any]:
         "highest": max(values),
         "interquartile_mean": float(stats.interquartile_mean(values)),
         "interval": list(interval[1:]) if interval else None,
+    }
+
+
+def _collapse(run: Run) -> dict[str, Any] | None:
+    """Where the success of the training episodes was lost, and what changed about then; None where it was not."""
+    if TRAINING not in run.metrics or (found := fall(Curve(*run.curve(TRAINING)))) is None:
+        return None
+    there = run.metrics
+    curves = {what: Curve(*run.curve(name), kind) for what, (name, kind) in TELLING.items() if name in there}
+    curves |= {what: Curve(*run.curve(name), "peak", least) for what, (name, least) in UPDATE.items() if name in there}
+    return {
+        "best": found.best,
+        "best_at": found.best_at,
+        "last": found.last,
+        "step": found.turn,
+        "changes": told(found, changes(curves, found)),
     }
 
 

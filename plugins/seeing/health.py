@@ -6,55 +6,37 @@ tests: every finding names the number that it rests on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from verl_turnkey.plugins.seeing.join import Run, flag
+from verl_turnkey.plugins.seeing.collapse import LEAST, RECENT, Curve, changes, fall, said, told
+from verl_turnkey.plugins.seeing.join import Run
+from verl_turnkey.plugins.seeing.seen import Seen
 
 if TYPE_CHECKING:
     import pandas as pd
 
-RECENT = 3
-"""steps that count as now"""
-
 
 class Finding(NamedTuple):
-    """What a rule found. ``filter``: query of the episodes' page that shows the evidence."""
+    """What a rule found.
+
+    ``filter``: query of the episodes' page that shows it; ``evidence``: what changed about then (``collapse.told``);
+    ``mark``: the step that charts mark.
+    """
 
     rule: str
     said: str
     threshold: str
     steps: list[int]
     filter: str = ""
+    evidence: Sequence[dict[str, Any]] = ()
+    mark: int | None = None
 
 
-Rule = Callable[["Seen"], Iterator[Finding]]
+Rule = Callable[[Seen], Iterator[Finding]]
 RULES: dict[str, Rule] = {}
-
-
-class Seen:
-    """Training episodes and turns by step."""
-
-    def __init__(self, run: Run) -> None:
-        train = run.episodes[run.whole & ~flag(run.episodes["validation"])]
-        self.episodes = train.assign(
-            success=flag(train["success"]), failed=train["failed"].notna(), truncated=flag(train["truncated"])
-        )
-        turns = run.turns[run.turns["at"].isin(train.index)]
-        self.turns = turns.assign(
-            step=train["global_step"].reindex(turns["at"]).to_numpy(),
-            group=train["group"].reindex(turns["at"]).to_numpy(),
-            valid=flag(turns["valid"]),
-            prompt_cut=flag(turns["prompt_cut"]),
-        )
-        self.metrics = run.steps
-        self.steps = sorted(int(step) for step in train["global_step"].dropna().unique())
-
-    def by_step(self, values: pd.Series, step: pd.Series) -> pd.Series:
-        """Mean of a column at each step."""
-        return values.astype(float).groupby(step.to_numpy()).mean()
 
 
 def rule(function: Rule) -> Rule:
@@ -69,7 +51,7 @@ def findings(run: Run) -> list[dict[str, Any]]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1f} %"
+    return said(share, "share")
 
 
 def _range(steps: list[int]) -> str:
@@ -84,23 +66,40 @@ def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
 
 
 @rule
+def collapse(seen: Seen) -> Iterator[Finding]:
+    """Success that was there and went."""
+    curve = seen.of_episodes("success")
+    found = fall(Curve(curve.index.to_numpy(float), curve.to_numpy(float)))
+    if found is None:
+        return
+    yield Finding(
+        "collapse",
+        f"Success fell from {_percent(found.best)} around step {found.best_at} to {_percent(found.last)}, most of it "
+        f"at step {found.turn}. It is below half of its best {_range(found.steps)}",
+        f"mean of {RECENT} steps below half of the best, which was at least {_percent(LEAST)}",
+        found.steps,
+        f"step={found.turn}&outcome=lost&split=training",
+        told(found, changes(seen.curves(), found)),
+        found.turn,
+    )
+
+
+@rule
 def no_signal(seen: Seen) -> Iterator[Finding]:
     """Groups whose episodes all have the same score: a comparison within them says nothing."""
-    ok = seen.episodes[~seen.episodes["failed"]]
-    groups = ok.groupby(["global_step", "group"]).agg(
-        size=("score", "size"), low=("score", "min"), high=("score", "max"), won=("success", "max")
-    )
-    groups = groups[groups["size"] > 1]  # one episode alone is compared with nothing
-    groups = groups.assign(same=groups["low"] == groups["high"]).reset_index()
-    limit = 0.4
-    if steps := _tail(seen.by_step(groups["same"], groups["global_step"]), limit):
+    groups, limit = seen.groups, 0.4
+    if steps := _tail(seen.without_signal, limit):
         now = groups[groups["global_step"].isin(steps) & groups["same"]]
         lost, all_of = float((~now["won"].astype(bool)).mean()), groups["global_step"].isin(steps).sum()
         kind = "all lost" if lost > 0.8 else "all solved" if lost < 0.2 else f"{_percent(lost)} of these all lost"
+        advice = {
+            "all solved": ". The tasks have become too easy to learn more from: harder ones are due",
+            "all lost": ". The tasks are too hard as yet: easier ones, or more episodes of each (rollout.n)",
+        }.get(kind, "")
         yield Finding(
             "no_signal",
             f"{_percent(len(now) / all_of)} of the groups have no signal {_range(steps)}: every episode has the same "
-            f"score ({kind})",
+            f"score ({kind}){advice}",
             f"more than {_percent(limit)} of a step's groups",
             steps,
         )
@@ -118,7 +117,7 @@ def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
     if steps := _tail(per_step, limit, above=False):
         yield Finding(
             "states_do_not_repeat",
-            f"only {_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} are in a state that "
+            f"Only {_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} are in a state that "
             "another turn of the group was in: there is nothing to compare for methods that compare states",
             f"less than {_percent(limit)} of the turns after the first",
             steps,
@@ -128,45 +127,23 @@ def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
 @rule
 def entropy_collapse(seen: Seen) -> Iterator[Finding]:
     """The policy stops to explore."""
-    rows = seen.metrics[seen.metrics["name"] == "actor/entropy"].sort_values("train_step")
-    curve = rows.set_index("train_step")["value"].dropna()
+    curve = seen.metric("actor/entropy")
     if len(curve) < 2 * RECENT:
         return
     first = float(curve.iloc[:RECENT].mean())
     if first > 0 and (steps := _tail(curve, 0.2 * first, above=False)):
         yield Finding(
             "entropy_collapse",
-            f"the policy's entropy fell from {first:.3g} to {float(curve.iloc[-1]):.3g}, {_range(steps)}",
+            f"The policy's entropy fell from {first:.3g} to {float(curve.iloc[-1]):.3g}, {_range(steps)}",
             "less than a fifth of its first steps",
             steps,
         )
 
 
 @rule
-def collapse(seen: Seen) -> Iterator[Finding]:
-    """Success that was there and went."""
-    curve = seen.by_step(seen.episodes["success"], seen.episodes["global_step"]).rolling(RECENT, min_periods=1).mean()
-    best = float(curve.max())
-    if best < 0.2 or not (steps := _tail(curve, best / 2, above=False)):
-        return
-    yield Finding(
-        "collapse",
-        f"success fell from {_percent(best)} around step {int(curve.idxmax())} to {_percent(float(curve.iloc[-1]))}; "
-        f"below half of its best {_range(steps)}",
-        f"mean of {RECENT} steps below half of the best, which was at least 20 %",
-        steps,
-        f"step={steps[0]}&outcome=lost",
-    )
-
-
-@rule
 def repetition(seen: Seen) -> Iterator[Finding]:
     """The same action again although the last time it changed nothing."""
-    turns = seen.turns.sort_values(["at", "turn"])
-    before = turns.shift(1)
-    same = (turns["at"] == before["at"]) & (turns["action"] == before["action"])
-    same &= turns["state_key"] == before["state_key"]
-    per_step = seen.by_step(same, turns["step"])
+    per_step = seen.repeated
     limit = 0.15
     if steps := _tail(per_step, limit):
         yield Finding(
@@ -204,7 +181,7 @@ def invalid_rising(seen: Seen) -> Iterator[Finding]:
     if (steps := _tail(curve, limit)) and len(steps) < len(curve):
         yield Finding(
             "invalid_rising",
-            f"invalid actions rose from {_percent(lowest)} to {_percent(float(curve.loc[steps].mean()))} "
+            f"Invalid actions rose from {_percent(lowest)} to {_percent(float(curve.loc[steps].mean()))} "
             f"{_range(steps)}",
             f"10 points above the lowest mean of {RECENT} steps",
             steps,
@@ -234,7 +211,7 @@ def failures(seen: Seen) -> Iterator[Finding]:
 @rule
 def too_long(seen: Seen) -> Iterator[Finding]:
     """Most episodes end at a limit, not in the environment."""
-    per_step = seen.by_step(seen.episodes["truncated"], seen.episodes["global_step"])
+    per_step = seen.of_episodes("truncated")
     limit = 0.5
     if steps := _tail(per_step, limit):
         yield Finding(

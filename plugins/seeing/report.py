@@ -67,6 +67,22 @@ def tables(found: dict[str, Any]) -> list[Table]:
         ]
         head = ["a run of", "is better than one of", at, "by area"]
         made.append(Table("probability of improvement", head, pairs))
+    fallen = [
+        [
+            plain(f"{each['name']} {run['seed']}"),
+            f"{found['best']:.3f} (step {found['best_at']})",
+            f"{found['last']:.3f}",
+            str(found["step"]),
+            "; ".join(_changed(row) for row in found["changes"] if not row["fall"]) or "-",
+        ]
+        for each in groups
+        for run in each["runs"]
+        if (found := run["collapse"])
+    ]
+    if fallen:
+        made.append(
+            Table("success that was lost in training", ["run", "best", "last", "lost at", "what changed then"], fallen)
+        )
     parts = list(dict.fromkeys(part for each in groups for part in list(each["seconds_per_step"])[:PARTS]))
     if parts:
         seconds = [
@@ -74,6 +90,10 @@ def tables(found: dict[str, Any]) -> list[Table]:
         ]
         made.append(Table("seconds per step, median", ["group", *map(plain, parts)], seconds))
     return made
+
+
+def _changed(row: dict[str, Any]) -> str:
+    return f"{row['what']} {row['before']} to {row['after']} (step {row['step']})"
 
 
 def _interval(ends: Sequence[float] | None, digits: int = 3) -> str:

@@ -99,10 +99,11 @@ def write(
     method: str = "gigpo",
     validate: bool = True,
     more: Callable[[], str] = str,
+    lost: int | None = None,
 ) -> Path:
     """Write ``RUN/turnkey_log`` with about ``episodes`` episodes of at most ``turns`` turns; returns that folder.
 
-    ``more`` makes a text that the next response has in front.
+    ``more`` makes a text that the next response has in front. From step ``lost`` on the policy does one thing only.
     """
     rng = np.random.default_rng(seed)
     folder = run / "turnkey_log"
@@ -110,18 +111,30 @@ def write(
     for step in range(1, steps + 1):
         tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
         learned = min(0.97, skill + 0.38 * (step - 1) / max(1, steps - 1))
+        stuck = lost is not None and step >= lost
+        learned = 0.03 if stuck else learned
         played = 0
         while played < per_step:
             size = int(rng.integers(8, 17))
             _group(
-                tables, rng, step, size, turns, learned, hostile and not played, int(rng.integers(1000)), False, more
+                tables,
+                rng,
+                step,
+                size,
+                turns,
+                learned,
+                hostile and not played,
+                int(rng.integers(1000)),
+                False,
+                more,
+                stuck,
             )
             played += size
         _credit(tables, step, rng, row=0)
         if validate and step % 3 == 0:
             for task in range(8):
-                _group(tables, rng, step, 2, turns, learned, False, 2000 + task, True, more)
-        tables["steps"] = _metrics(tables, step, learned, rng)
+                _group(tables, rng, step, 2, turns, learned, False, 2000 + task, True, more, stuck)
+        tables["steps"] = _metrics(tables, step, 1.0 if stuck else learned, rng)
         _save(folder, tables, step)
     said = {
         "schema": SCHEMA_VERSION,
@@ -135,7 +148,7 @@ def write(
     return folder
 
 
-def _group(tables, rng, step, size, limit, skill, hostile, task, validation, more) -> None:
+def _group(tables, rng, step, size, limit, skill, hostile, task, validation, more, stuck) -> None:
     own = np.random.default_rng(task)
     chores = [(str(own.choice(THINGS)), str(own.choice(PLACES))) for _ in range(max(1, limit // 8))]
     uid = str(uuid.UUID(bytes=rng.bytes(16)))
@@ -150,7 +163,7 @@ def _group(tables, rng, step, size, limit, skill, hostile, task, validation, mor
             state, good = house.key(), house.good()
             lucky = rng.random() < skill
             wanders = ("look", "go to sink", f"examine {house.at}", f"open {house.at}", f"go to {rng.choice(PLACES)}")
-            action = good if lucky else str(rng.choice(wanders))
+            action = good if lucky else wanders[1] if stuck else str(rng.choice(wanders))
             valid = bool(lucky or rng.random() > 0.12)
             thing, place = chores[house.done]
             held = f"the {thing}" if house.held else "nothing"
@@ -280,4 +293,5 @@ if __name__ == "__main__":
     for option, default in (("episodes", 2000), ("turns", 50), ("steps", 10), ("seed", 0)):
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--hostile", action="store_true")
+    parser.add_argument("--lost", type=int, help="step from which on the policy does one thing only")
     print(write(**vars(parser.parse_args())))

@@ -53,8 +53,26 @@ function tidy(value) {
       : String(Number(value.toPrecision(3)));
 }
 
-/** A chart in a card. `picked` is called with the step of a click. */
-export function chart({ title, unit, series, range }, dark, picked = null) {
+/** A line across a chart at a step. */
+function marked(step, colour) {
+  return (u) => {
+    const { left, top, width, height } = u.bbox;
+    const x = Math.round(u.valToPos(step, "x", true)); // on whole pixels: a sharp line
+    if (x < left || x > left + width) return;
+    u.ctx.save();
+    u.ctx.strokeStyle = colour;
+    u.ctx.lineWidth = 2 * Math.round(devicePixelRatio);
+    u.ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    u.ctx.beginPath();
+    u.ctx.moveTo(x, top);
+    u.ctx.lineTo(x, top + height);
+    u.ctx.stroke();
+    u.ctx.restore();
+  };
+}
+
+/** A chart in a card. `picked` is called with the step of a click; `mark` is a step with a line across. */
+export function chart({ title, unit, series, range }, dark, picked = null, mark = null) {
   const plot = h("div", { class: "plot" });
   const card = h(
     "section",
@@ -79,6 +97,7 @@ export function chart({ title, unit, series, range }, dark, picked = null) {
     height: HEIGHT,
     cursor: { sync: { key: "step" }, points: { size: 6 }, y: false },
     legend: { live: true },
+    hooks: mark === null ? {} : { drawClear: [marked(mark, colour.warn)] },
     scales: { x: { time: false }, y: range ? { range: (u, low, high) => limits(range, low, high) } : {} },
     axes: [
       { ...axis, size: 26, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },

@@ -39,7 +39,7 @@ export function overview({ run, dark }) {
       h(
         "div",
         { class: "charts" },
-        run.charts.map((each) => chart(each, dark, picked)),
+        run.charts.map((each) => chart(each, dark, picked, run.health.find((found) => found.mark !== null)?.mark)),
       ),
       h("p", { class: "hint" }, "A click on a curve opens the episodes of that step."),
       failures(run),
@@ -81,10 +81,39 @@ function health(run) {
         "li",
         {},
         h("span", { class: "mark", "aria-hidden": "true" }, "!"),
-        h("div", {}, h("p", {}, told(found.said)), h("p", { class: "hint" }, `Rule: ${found.threshold}`)),
+        h(
+          "div",
+          {},
+          h("p", {}, told(found.said)),
+          h("p", { class: "hint" }, `Rule: ${found.threshold}`),
+          evidence(found.evidence),
+        ),
         h("a", { href: to, class: "button" }, "see episodes"),
       );
     }),
+  );
+}
+
+/** What changed while success fell, in the order in which it did: what came before it may be a cause. */
+function evidence(rows) {
+  if (!rows.length) return null;
+  const heads = ["from step", "what changed", "before", "after"].map((name, i) =>
+    h("th", { scope: "col", class: i === 1 ? null : "num" }, name),
+  );
+  const body = rows.map((row) =>
+    h(
+      "tr",
+      { class: row.fall ? "fall" : null },
+      h("td", { class: "num" }, row.step),
+      h("th", { scope: "row" }, row.what),
+      h("td", { class: "num" }, row.before),
+      h("td", { class: "num" }, row.after),
+    ),
+  );
+  return h(
+    "div",
+    { class: "sideways" },
+    h("table", { class: "plain evidence" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, body)),
   );
 }
 

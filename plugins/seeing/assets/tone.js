@@ -66,6 +66,6 @@ export function bars(run, part, e, width = 220, height = 26) {
 /** The theme's colours, for what is drawn and not styled. */
 export function palette() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["plus", "minus", "zero", "faint", "line", "ink", "soft", "surface"];
+  const names = ["plus", "minus", "zero", "faint", "line", "ink", "soft", "surface", "warn"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }

@@ -117,6 +117,33 @@ def test_the_page_of_a_run(browser, page):
     browser.run("document.querySelector('.picks').dispatchEvent(new MouseEvent('mousemove', {clientX: 0, clientY: 0}))")
 
 
+def test_where_success_was_lost(browser, tmp_path):
+    """The table of what changed, in order, and the step marked in the curves; a sound run has neither."""
+    synthetic_run.write(tmp_path / "run", episodes=360, steps=12, lost=8)
+    page = write(tmp_path, tmp_path / "run")
+    browser.size(400)
+    browser.open(page.address)
+    assert "most of it at step 8" in browser.text(".health li")
+    assert "8success" in browser.text(".evidence .fall")
+    steps = [int(text) for text in browser.texts(".evidence td:first-child")]
+    assert steps == sorted(steps)
+    assert {"entropy", "turns that repeat an action in vain"} <= set(browser.texts(".evidence th[scope=row]"))
+    assert browser.run("return document.documentElement.scrollWidth") <= 400
+    # the mark has a colour that nothing else in a chart has
+    drawn = """const [r, g, b] = arguments[0], canvas = document.querySelector('.chart canvas');
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+        let n = 0;
+        for (let i = 0; i < data.length; i += 4) n += data[i] === r && data[i + 1] === g && data[i + 2] === b;
+        return n"""
+    warn = browser.run("return getComputedStyle(document.querySelector('.health .mark')).backgroundColor")
+    colour = [int(part) for part in re.findall(r"\d+", warn)]
+    assert browser.run(drawn, colour) > 20
+    browser.run("document.querySelector('.health .button').click()")
+    browser.until("return document.querySelector('.rows')")
+    assert set(outcomes(browser)) == {"✗ not solved"}
+    assert "step=8" in browser.run("return location.hash")
+
+
 def test_filter_and_sort(browser, page):
     episodes = page.run.episodes
     browser.open(page.address, "#/episodes")

@@ -114,6 +114,28 @@ def test_numbers_by_hand(tmp_path):
     json.dumps(found, allow_nan=False)
 
 
+def test_success_that_was_lost_is_told_with_what_changed(tmp_path):
+    def line(step):
+        lost = step >= 8
+        data = {"episode/success_rate": 0.1 if lost else 0.5, "episode/length/mean": 20.0 if lost else 10.0}
+        data |= {"actor/entropy": 0.2 if step >= 6 else 0.5, "actor/ppo_kl": 0.001, VAL: 0.1 if lost else 0.5}
+        return json.dumps({"step": step, "data": data}, separators=(",", ":"))
+
+    (tmp_path / "fallen-0").mkdir()
+    (tmp_path / "fallen-0" / "m.jsonl").write_text("\n".join(map(line, range(1, 15))))
+    sound = write(tmp_path / "sound-0", dict.fromkeys(range(15), 0.5))
+    found = compare([read(tmp_path / "fallen-0"), read(sound)], by=["method"])
+    first, second = (each["runs"][0]["collapse"] for each in found["groups"])
+    assert second is None
+    assert (first["step"], first["best"], first["last"]) == (8, 0.5, pytest.approx(0.1))
+    [table] = [table for table in report.tables(found) if table.title == "success that was lost in training"]
+    [row] = table.rows
+    assert row[1:4] == ["0.500 (step 7)", "0.100", "8"]
+    assert row[4] == "entropy 0.5 to 0.2 (step 6); turns per episode 10 to 20 (step 8)"
+    assert "success that was lost" not in "".join(t.title for t in report.tables(compare([read(sound)])))
+    json.dumps(found, allow_nan=False)
+
+
 def test_other_budgets(tmp_path):
     made = runs(tmp_path, {}, {"seed": 1})
     assert compare(made, x="interactions")["range"] == [0, 3200]

@@ -56,6 +56,9 @@ def test_groups_without_signal_are_told_with_the_steps_from_which_on():
     assert finding.steps == [6, 7, 8]
     assert "50 % of the groups have no signal in steps 6 to 8" in finding.said
     assert "all lost" in finding.said
+    assert "too hard" in finding.said
+    easy = make(8, lambda step, n: {"score": 1.0, "success": True} if step >= 6 and n < SIZE else {})
+    assert "too easy" in found(easy, "no_signal").said
     assert found(make(8, lambda step, n: {"score": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
 
 
@@ -73,7 +76,7 @@ def test_a_group_of_one_finished_episode_is_no_group_without_signal():
 
 def test_states_that_do_not_repeat():
     alone = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}"})
-    assert "only 0.0 %" in found(alone, "states_do_not_repeat").said
+    assert "Only 0 %" in found(alone, "states_do_not_repeat").said
     # the first state of a group is always the same: it does not count
     first = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}" if t else "start"})
     assert found(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
@@ -93,8 +96,33 @@ def test_a_collapse_names_its_step():
     run = make(10, lambda step, n: {"success": n % 2 == 1 and (step < 6)})
     finding = found(run, "collapse")
     assert finding.steps == [7, 8, 9, 10]  # where the mean of three steps is below half of the best
-    assert "success fell from 50 %" in finding.said
-    assert finding.filter == "step=7&outcome=lost"
+    assert "Success fell from 50 %" in finding.said
+    assert finding.filter == "step=6&outcome=lost&split=training"
+    assert finding.mark == 6
+    assert "most of it at step 6" in finding.said
+
+
+def test_a_collapse_tells_what_changed_and_what_came_first():
+    """Before success falls at step 7 the policy narrows, and one update is far too large; then all does the same."""
+
+    def episode(step, n):
+        return {"success": n % 2 == 1 and step < 7, "turns": 5 if step < 7 else 20, "score": float(n % 2)}
+
+    def turn(step, n, t):
+        return {"action": "left" if step > 6 else f"a{t % 3}", "response_tokens": 9, "state_key": f"s{t}"}
+
+    metrics = [(step, "actor/entropy", 1.0 if step < 6 else 0.5) for step in range(1, 13)]
+    metrics += [(step, "actor/grad_norm", 30.0 if step == 5 else 1.0) for step in range(1, 13)]
+    metrics += [(step, "actor/ppo_kl", 0.01 if step == 5 else 0.001) for step in range(1, 13)]  # as it may be
+    finding = found(make(12, episode, turn, metrics), "collapse")
+    assert [(row["step"], row["what"], row["before"], row["after"]) for row in finding.evidence] == [
+        (5, "norm of the gradient", "1", "30"),
+        (6, "entropy", "1", "0.5"),
+        (7, "success", "50 %", "0 %"),
+        (7, "turns per episode", "5", "20"),
+        (7, "the commonest action's share of the turns", "40 %", "100 %"),
+    ]
+    assert [row["what"] for row in finding.evidence if row["fall"]] == ["success"]
 
 
 def test_actions_repeated_in_vain():
@@ -115,7 +143,7 @@ def test_prompts_cut(share, steps):
 def test_invalid_actions_that_rise():
     finding = found(make(8, turn=lambda step, n, t: {"valid": step < 7 or t > 0}), "invalid_rising")
     assert finding.steps == [7, 8]
-    assert "from 0.0 % to 20 %" in finding.said
+    assert "from 0 % to 20 %" in finding.said
     assert found(make(8, turn=lambda step, n, t: {"valid": t > 0}), "invalid_rising") is None
 
 
