@@ -1,0 +1,284 @@
+"""Which method estimates the true advantage best? Against exact values, for group sizes and horizons.
+
+    python benchmarks/credit_quality.py run NAME=FOLDER ...    # models or checkpoints of the quickstart
+    python benchmarks/credit_quality.py table                  # the tables again, from the results that are kept
+
+Every game is unrolled to a table of its situations, and the probability of success of each is computed exactly, under
+the model as policy (``exact_values.py``). Then batches of episodes are played, and each method's advantages of their
+steps are compared with the exact ones: of the success rate, not discounted. No training is involved, so that no luck of
+a learning run is, either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from exact_values import WORDS, Floats, Game, Policy, play, unroll
+from numpy.typing import NDArray
+from rich.progress import track
+
+from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.plugins.evaluating.checkpoint import resolve
+
+RESULTS = Path(__file__).parent / "results" / "credit_quality.json"
+LEVEL, GAMES, EPISODES = "MiniGrid-DoorKey-5x5-v0", 32, 64
+USUAL_GROUP, USUAL_HORIZON = 8, 20
+GROUPS, HORIZONS = (2, 4, 8, 16), (10, 20, 40)
+METHODS = ("grpo_steps", "rloo_steps", "gigpo", "hgpo", "salt", "proxmo", "graph", "dual_level")
+CONTINUATIONS = 4
+VINE, VINE_ALL, EXACT = "vine, as many turns", "vine, as many episodes", "exact advantages"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """S played steps: their StepBatch, exact advantages, situation (game, number), action, turns left before them."""
+
+    steps: StepBatch
+    exact: Floats
+    game: NDArray[np.int64]
+    situation: NDArray[np.int64]
+    action: NDArray[np.int64]
+    left: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class World:
+    """The games under one policy and one horizon, with all that can be computed before an episode is played."""
+
+    games: list[Game]
+    horizon: int
+    prompts: int
+    values: list[Floats]
+    action_values: list[Floats]
+    turns: list[Floats]
+    gradients: list[Floats]
+
+    @classmethod
+    def of(cls, games: list[Game], horizon: int, prompts: int) -> World:
+        values = [game.values(horizon) for game in games]
+        return cls(
+            games,
+            horizon,
+            prompts,
+            values,
+            [game.action_values(value) for game, value in zip(games, values, strict=True)],
+            [game.turns(horizon) for game in games],
+            [game.gradient(horizon, prompts) for game in games],
+        )
+
+    def batch(self, group: int, episodes: int, draw: np.random.Generator) -> Batch:
+        """``episodes`` episodes in groups of ``group``, each group in a game of its own."""
+        chosen = draw.choice(len(self.games), -(-episodes // group), replace=False)
+        which = np.repeat(chosen, group)[:episodes]
+        won, situations, actions = play(self.games, which, self.horizon, draw)
+        episode, turn = np.nonzero(situations >= 0)
+        game, situation, action = which[episode], situations[episode, turn], actions[episode, turn]
+        left = self.horizon - turn
+        last = np.r_[episode[1:] != episode[:-1], True]
+        reward = (won[episode] & last).astype(float)
+        exact = [
+            self.action_values[g][n - 1, s, a] - self.values[g][n, s]
+            for g, s, a, n in zip(game, situation, action, left, strict=True)
+        ]
+        steps = StepBatch(
+            group=game,
+            trajectory=episode,
+            step=turn,
+            reward=reward,
+            anchor=[self.games[g].key[s] for g, s in zip(game, situation, strict=True)],
+            text=[self.games[g].text[s] for g, s in zip(game, situation, strict=True)],
+            action=[WORDS[a] for a in action],
+            terminated=won[episode] & last,
+            truncated=~won[episode] & last,
+            success=won[episode],
+        )
+        return Batch(steps, np.array(exact), game, situation, action, left)
+
+    def estimate(self, batch: Batch, advantage: Floats) -> Floats:
+        """The gradient that ``advantage`` makes of the batch, summed over its steps: (prompts, A)."""
+        found = np.zeros((self.prompts, len(WORDS)))
+        prompt = np.array([self.games[g].prompt[s] for g, s in zip(batch.game, batch.situation, strict=True)])
+        policy = np.array([self.games[g].policy[s] for g, s in zip(batch.game, batch.situation, strict=True)])
+        np.add.at(found, prompt, advantage[:, None] * (np.eye(len(WORDS))[batch.action] - policy))
+        return found
+
+    def truth(self, batch: Batch) -> Floats:
+        """The exact gradient in the tasks of the batch, each weighted by its episodes."""
+        games, counts = np.unique(batch.game[batch.left == self.horizon], return_counts=True)
+        return sum(self.gradients[g] * count for g, count in zip(games, counts, strict=True))
+
+
+def _method(name: str) -> Callable[[World, Batch, np.random.Generator], Floats]:
+    """Its advantages of a batch under the defaults of the recipes."""
+    return lambda world, batch, draw: compute_credit(name, batch.steps).advantage
+
+
+def _exact(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
+    return batch.exact
+
+
+def _vine(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
+    """VinePPO: the value before and after a step is the share of ``CONTINUATIONS`` further episodes that win."""
+
+    def measured(game: int, situation: int, left: int) -> float:
+        return draw.binomial(CONTINUATIONS, min(world.values[game][left, situation], 1.0)) / CONTINUATIONS
+
+    places = list(zip(batch.game, batch.situation, batch.left, strict=True))
+    before = np.array([measured(*place) for place in places])
+    ends = np.r_[batch.left[1:] >= batch.left[:-1], True]
+    after = np.where(ends, 0.0, np.r_[before[1:], 0.0])
+    return batch.steps.reward + after - before
+
+
+class Tally:
+    """What one method's advantages are worth, over all batches."""
+
+    def __init__(self) -> None:
+        self._pairs: list[NDArray] = []
+        self._cosines: list[float] = []
+        self._estimate: Floats | float = 0.0
+        self._truth: Floats | float = 0.0
+
+    def add(self, world: World, batch: Batch, advantage: Floats) -> None:
+        estimate, truth = world.estimate(batch, advantage), world.truth(batch)
+        self._pairs.append(np.stack([advantage, batch.exact]))
+        self._cosines.append(_cosine(estimate, truth))
+        self._estimate, self._truth = self._estimate + estimate, self._truth + truth
+
+    def result(self) -> dict[str, float]:
+        """``wrong`` and ``none``: of all \\|exact advantage\\|, the share at steps with the other sign, or with 0."""
+        advantage, exact = np.concatenate(self._pairs, axis=1)
+        size = np.abs(exact)
+        return {
+            "correlation": float(np.corrcoef(advantage, exact)[0, 1]) if advantage.any() else 0.0,
+            "wrong": float(size[advantage * exact < 0].sum() / size.sum()),
+            "none": float(size[advantage == 0].sum() / size.sum()),
+            "cosine": float(np.mean(self._cosines)),
+            "cosine_error": float(np.std(self._cosines, ddof=1) / np.sqrt(len(self._cosines))),
+            "cosine_all": _cosine(self._estimate, self._truth),
+        }
+
+
+def _cosine(a: Any, b: Any) -> float:
+    """0 where one has no direction."""
+    norms = np.linalg.norm(a) * np.linalg.norm(b)
+    return float((a * b).sum() / norms) if norms else 0.0
+
+
+def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]:
+    """Every method on the same ``batches`` batches, and branching rollouts that play as many turns as these have."""
+    draw = np.random.default_rng(seed)
+    methods = {**{name: _method(name) for name in METHODS}, VINE_ALL: _vine, EXACT: _exact}
+    tallies = {name: Tally() for name in (*METHODS, VINE, VINE_ALL, EXACT)}
+    shared, won, turns, prices = [], [], [], []
+    for _ in range(batches):
+        batch = world.batch(group, EPISODES, draw)
+        for name, method in methods.items():
+            tallies[name].add(world, batch, method(world, batch, draw))
+        prices.append(_price(world, batch))
+        few = world.batch(1, max(1, round(EPISODES / prices[-1])), draw)
+        tallies[VINE].add(world, few, _vine(world, few, draw))
+        shared.append(_shared(batch))
+        won.append(batch.steps.success[batch.left == world.horizon].mean())
+        turns.append(len(batch.exact) / EPISODES)
+    found = {name: tally.result() for name, tally in tallies.items()}
+    return {
+        "success": float(np.mean(won)),
+        "turns": float(np.mean(turns)),
+        "shared": float(np.mean(shared)),
+        "vine_price": float(np.mean(prices)),
+        "methods": found,
+    }
+
+
+def _price(world: World, batch: Batch) -> float:
+    """Turns that the batch costs with continuations from every situation, over the turns that it costs without."""
+    ahead = [world.turns[g][n, s] for g, s, n in zip(batch.game, batch.situation, batch.left, strict=True)]
+    return 1 + CONTINUATIONS * float(np.mean(ahead))
+
+
+def _shared(batch: Batch) -> float:
+    """Share of steps whose state occurs at least twice in their group."""
+    pairs = np.stack([batch.steps.group, batch.steps.anchor])
+    _, place, counts = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+    return float((counts[place.reshape(-1)] > 1).mean())
+
+
+@app.command()
+def run(
+    models: Annotated[list[str], typer.Argument(help="NAME=FOLDER: of Hugging Face or a checkpoint of verl's")],
+    batches: Annotated[int, typer.Option(help="batches of 64 episodes for each setting")] = 200,
+    seed: int = 0,
+) -> None:
+    """Measure, keep the results, print the tables."""
+    found = {}
+    for name, _, folder in (model.partition("=") for model in models):
+        with TemporaryDirectory() as merged:
+            policy = Policy(resolve(Path(folder), Path(merged)))
+        games = [unroll(LEVEL, seed, policy) for seed in track(range(50_000, 50_000 + GAMES), f"games of {name}")]
+        found[name] = list(_settings(games, len(policy), batches, seed))
+    RESULTS.parent.mkdir(exist_ok=True)
+    packages = {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
+    about = {"level": LEVEL, "games": GAMES, "episodes": EPISODES, "batches": batches, "seed": seed}
+    RESULTS.write_text(json.dumps({**about, "packages": packages, "models": found}, indent=1) + "\n")
+    table()
+
+
+def _settings(games: list[Game], prompts: int, batches: int, seed: int) -> Iterator[dict[str, Any]]:
+    for horizon in HORIZONS:
+        world = World.of(games, horizon, prompts)
+        for group in GROUPS if horizon == USUAL_HORIZON else (USUAL_GROUP,):
+            print(f"horizon {horizon}, groups of {group}", flush=True)
+            yield {"horizon": horizon, "group": group, **measure(world, group, batches, seed)}
+
+
+@app.command()
+def table() -> None:
+    """Print the tables from the results that are kept."""
+    print(tables(json.loads(RESULTS.read_text())))
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Markdown: for each model every method at the usual setting, then cosines by group size and by horizon."""
+    parts = []
+    for name, settings in results["models"].items():
+        usual = next(one for one in settings if (one["horizon"], one["group"]) == (USUAL_HORIZON, USUAL_GROUP))
+        parts.append(
+            f"**{name}**: success {usual['success']:.2f} in {USUAL_HORIZON} turns, {usual['shared']:.0%} of the steps "
+            f"share their state, a batch with continuations costs {usual['vine_price']:.0f} times as many turns\n\n"
+            "| method | correlation | wrong sign | no credit | cosine of a batch | of all batches |\n"
+            "|---|---|---|---|---|---|\n" + "\n".join(_row(name, one) for name, one in usual["methods"].items())
+        )
+        heads = [f"groups of {one['group']}, {one['horizon']} turns" for one in settings]
+        shares = [f"success {one['success']:.2f}, shared {one['shared']:.0%}" for one in settings]
+        lines = [
+            f"| {method} | " + " | ".join(f"{one['methods'][method]['cosine']:.2f}" for one in settings) + " |"
+            for method in usual["methods"]
+        ]
+        parts.append(
+            f"| cosine of a batch | {' | '.join(heads)} |\n|---{'|---' * len(heads)}|\n"
+            f"| | {' | '.join(shares)} |\n" + "\n".join(lines)
+        )
+    return "\n\n".join(parts)
+
+
+def _row(name: str, one: dict[str, float]) -> str:
+    cosine = f"{one['cosine']:.2f} ± {2 * one['cosine_error']:.2f}"
+    return (
+        f"| {name} | {one['correlation']:.2f} | {one['wrong']:.0%} | {one['none']:.0%} | {cosine} | "
+        f"{one['cosine_all']:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    app()
