@@ -14,6 +14,7 @@ from typing import Any, Literal
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.admission import Admission
+from verl_turnkey.envs.hosting.batches import Answer, BatchServer, Call
 from verl_turnkey.envs.hosting.instances import Instance, InstancePool
 from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.threads import ThreadWorker
@@ -66,6 +67,11 @@ class EnvHost:
         self._instances = InstancePool(modules, sharers, calls, self._admission, self._budget)
         self._opening: dict[str, asyncio.Task[Any]] = {}
         self._open: dict[str, _Episode] = {}
+        self._batches = BatchServer(self)
+
+    async def exchange(self, caller: str, batch: Sequence[Call]) -> list[Answer]:
+        """Many calls of the methods below in one; see :class:`BatchServer`."""
+        return await self._batches.exchange(caller, batch)
 
     async def start(
         self, name: str, env_id: str, kwargs: Mapping[str, Any] | None, seed: int | None, timeout: float

@@ -1,4 +1,4 @@
-"""The client of the environment hosts: one remote call per step, to a Ray actor in which the environments live.
+"""The client of the environment hosts: calls, many in one, to Ray actors in which the environments live.
 
 An environment's code may block, hang, crash or be unsafe in threads. It therefore runs in other processes than the
 agent loops (see ``EnvHost``), with a deadline per call. A failure ends one episode with an ``EnvironmentFailure``.
@@ -18,6 +18,7 @@ from uuid import uuid4
 from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
+from verl_turnkey.envs.hosting.batches import BatchedCalls
 from verl_turnkey.envs.hosting.host import EnvHost, not_open
 
 LIVENESS_SECONDS = 60.0  # without an answer before a host is probed, and for the answer to the probe
@@ -43,7 +44,7 @@ class Episode:
         self.waited = waited
 
     async def step(self, action: str) -> Answer:
-        """One step, one remote call. Raises ``EnvironmentFailure``, after which the episode is over."""
+        """One step. Raises ``EnvironmentFailure``, after which the episode is over."""
         if not self._open:
             raise not_open(self._name)
         try:
@@ -76,7 +77,7 @@ class Episode:
     def close(self) -> None:
         """Close the episode without waiting for the host. Closing it twice, or after its end, does nothing."""
         if self._open:
-            self._pool.tell_close(self._host, self._name)
+            self._host.tell_close(self._name)
             self._end()
 
     def _end(self) -> None:
@@ -95,6 +96,18 @@ class _Host:
     created: float
     load: int = 0  # episodes that are open or being opened
     successor_due: float | None = None  # None: it takes episodes; else the time of its replacement
+    _calls: BatchedCalls | None = None
+
+    def call(self, method: str, *args: Any) -> asyncio.Future[Any]:
+        """The future answer of a method of the actor."""
+        if self._calls is None or self._calls.loop is not asyncio.get_running_loop():
+            self._calls = BatchedCalls(lambda name, batch: self.actor.exchange.remote(name, batch).future())
+        return self._calls.call(method, *args)
+
+    def tell_close(self, name: str) -> None:
+        """Ask the actor to close an episode, without waiting."""
+        assert self._calls is not None  # it opened the episode
+        self._calls.tell("close", name)
 
 
 class HostPool:
@@ -195,7 +208,7 @@ class HostPool:
             return await self.call(host, method, name, *args)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
-                self.tell_close(host, name)  # the caller is gone
+                host.tell_close(name)  # the caller is gone
             self.leave(host)
             raise
 
@@ -204,12 +217,12 @@ class HostPool:
         import ray
         from ray.exceptions import ActorUnavailableError, RayActorError
 
-        answer = asyncio.wrap_future(getattr(host.actor, method).remote(*args).future())
+        answer = host.call(method, *args)
         try:
             while not (await asyncio.wait({answer}, timeout=LIVENESS_SECONDS))[0]:
                 await self._check_alive(host)  # a slow answer is no failure: the host keeps its deadline
             return answer.result()
-        except EnvironmentFailure as error:  # Ray's subclass of it adds a remote traceback: keep the message alone
+        except EnvironmentFailure as error:
             if error.kind == "host":
                 self._replace(host, host.created, error.message)
             elif error.kind == "restarts":
@@ -221,6 +234,8 @@ class HostPool:
             message = f"environment host {host.number} died: {error}"
             self._replace(host, host.created, message)
             raise EnvironmentFailure("host", message) from error
+        finally:
+            answer.cancel()  # nobody waits for it any more
 
     async def _check_alive(self, host: _Host) -> None:
         """Kill a host that does not answer ``load`` either: an environment is blocking its whole process."""
@@ -257,7 +272,3 @@ class HostPool:
     def measure(self) -> list[Any]:
         """References to ``EnvHost.measure`` of each host."""
         return [host.actor.measure.remote() for host in self._hosts]
-
-    def tell_close(self, host: _Host, name: str) -> None:
-        """Ask a host to close an episode, without waiting."""
-        host.actor.close.remote(name)

@@ -38,7 +38,7 @@ class EnvAgentLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.shared = worker.shared(self.config)
         self.options = self.shared.turnkey.rollout
-        self.reader = action_reader(self.options.action_format, self.rollout_config.multi_turn.format, self.tokenizer)
+        self.reader = action_reader(self.options.action_format, self.shared.tool_format, self.tokenizer)
         self.scene = Scene(
             options=self.options,
             template=self.shared.template,
@@ -47,17 +47,17 @@ class EnvAgentLoop(AgentLoopBase):
             tools=self.reader.tools,
             builder=self.continuous_token_builder,
             control=self.shared.control_tokens(self.tokenizer),
-            prompt_length=self.rollout_config.prompt_length,
-            response_length=self.rollout_config.response_length,
+            prompt_length=self.shared.prompt_length,
+            response_length=self.shared.response_length,
         )
         self.tail = self.shared.turn_tail(self.continuous_token_builder, self.tokenizer, self.reader.tools)
         self._image_token = get_processor_token_id(self.processor, "image")
         self.rows = RowBuilder(
             self.tokenizer.eos_token_id or 0,
-            self.rollout_config.calculate_log_probs,
+            self.shared.log_probs,
             self.shared.rewards.labels,
             self.options.layout == "merged",
-            self.rollout_config.response_length,
+            self.shared.response_length,
         )
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
@@ -104,7 +104,7 @@ class EnvAgentLoop(AgentLoopBase):
     def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters, with the number of tokens and the stops that end a turn."""
         params = dict(params)
-        params["max_tokens"] = self.options.max_tokens_per_turn or self.rollout_config.response_length
+        params["max_tokens"] = self.options.max_tokens_per_turn or self.shared.response_length
         if self.options.stop:
             params["stop"] = self.options.stop
         if stop := [*self.options.stop_token_ids, *self.reader.stop_token_ids]:

@@ -35,6 +35,12 @@ class WorkerProcess:
 
         self.turnkey: TurnkeyConfig = turnkey_config(config)
         env, rollout = self.turnkey.env, self.turnkey.rollout
+        # Read once: most are interpolations, which cost a millisecond each, and every episode has a loop of its own.
+        theirs = config.actor_rollout_ref.rollout
+        self.prompt_length: int = theirs.prompt_length
+        self.response_length: int = theirs.response_length
+        self.log_probs: bool = theirs.calculate_log_probs
+        self.tool_format: str = theirs.multi_turn.format
         self.template = load_template(rollout.template)
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components

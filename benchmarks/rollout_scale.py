@@ -1,0 +1,310 @@
+"""Many episodes at once through the real agent loop and real hosts, with a script for the model and the environment.
+
+    python benchmarks/rollout_scale.py                                 # threads: 32 to 2,048 episodes, a few minutes
+    python benchmarks/rollout_scale.py --place process --episodes 256  # a process for each environment
+
+A turn of the model takes a log-normal time (median ``--turn-seconds``, one in twenty ``STRAGGLES`` times as long), a
+step of the environment 1 to 50 ms, in which it sleeps. All times are drawn beforehand from one seed, so two numbers are
+known without playing: the *ideal*, the slowest single episode, and *lock-step*, where all episodes wait in each turn
+for the slowest answer and then for the slowest environment; both without any cost of their own. One process plays all
+episodes, as one agent-loop worker would. A second wave (``--waves 2``) finds hosts and environments that are warm.
+
+CPU is that of this process beside the tokenizer's and beside what verl needs to make an agent loop for each episode,
+which is a column of its own, and that of the hosts with their environments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+os.environ.update(TURNKEY_DEVICE="cpu", VERL_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+
+import gymnasium
+import numpy as np
+
+STRAGGLES = 5.0
+STRAGGLERS = 0.05
+SIGMA = 0.5
+ENV_SECONDS = (0.001, 0.050)
+OBSERVATION = "You are in a room. " * 26 + "Exit."
+ADMISSIBLE = [f"take object {n}" for n in range(12)]
+
+
+def env_seconds(seed: int, turns: int) -> np.ndarray:
+    """(turns,) seconds of the steps of the environment with this seed."""
+    return np.random.default_rng([seed, 1]).uniform(*ENV_SECONDS, turns)
+
+
+def model_seconds(seed: int, turns: int, median: float) -> np.ndarray:
+    """(turns,) seconds of the model's answers in the episode with this seed."""
+    rng = np.random.default_rng([seed, 0])
+    return median * rng.lognormal(0.0, SIGMA, turns) * np.where(rng.random(turns) < STRAGGLERS, STRAGGLES, 1.0)
+
+
+class Sleeper(gymnasium.Env[str, str]):
+    """Sleeps in each step; its episode ends after ``turns`` steps."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.seconds = list(env_seconds(int(seed or 0), self.turns))
+        return OBSERVATION, {"state_key": "start", "admissible": ADMISSIBLE, "task": "wait"}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds.pop(0))
+        return OBSERVATION, 0.0, not self.seconds, False, {"state_key": len(self.seconds), "admissible": ADMISSIBLE}
+
+
+class SleeperInThreads(Sleeper):
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "memory_mb": 1}
+
+
+PLACES = {"thread": "bench/SleeperInThreads-v0", "process": "bench/Sleeper-v0"}
+for env_id, entry_point in zip(PLACES.values(), (SleeperInThreads, Sleeper), strict=True):
+    if env_id not in gymnasium.registry:  # hosts import the file a second time, as the user module it is
+        gymnasium.register(env_id, entry_point=entry_point)
+
+
+class Script:
+    """The model server's client of one episode: the same answer each time, after the drawn seconds."""
+
+    def __init__(self, ids: list[int], seconds: np.ndarray) -> None:
+        self._ids, self._seconds = ids, list(seconds)
+
+    async def generate(self, request_id: str, **_: Any) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        await asyncio.sleep(self._seconds.pop(0))
+        said = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+        return TokenOutput(token_ids=self._ids, log_probs=[0.0] * len(self._ids), extra_fields=said)
+
+
+class Spent:
+    """CPU seconds of the threads that call the wrapped functions, inside of these."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.seconds += time.thread_time() - began
+
+        setattr(owner, name, timed)
+
+
+def tokenizer_and_config(folder: Path, turns: int, hosts: str, calls: int, places: str) -> tuple[Any, Any]:
+    """A tokenizer of one token per byte, and the configuration of a run with it."""
+    from hydra import compose, initialize_config_module
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    special = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens.train_from_iterator(
+        ["a"], trainers.BpeTrainer(vocab_size=259, special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=special[0], pad_token=special[2])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    overrides = [
+        "+turnkey=gigpo",
+        "+turnkey/device=cpu",
+        f"turnkey.modules=[{__file__}]",
+        f"turnkey.env.hosts={hosts}",
+        f"turnkey.env.calls_per_host={calls}",
+        f"turnkey.env.instances_per_host={places}",
+        f"turnkey.rollout.max_turns={turns}",
+        "turnkey.rollout.max_tokens_per_turn=64",
+        "data.max_prompt_length=8192",
+        "data.max_response_length=64",
+        f"actor_rollout_ref.model.path={folder}",
+        "actor_rollout_ref.rollout.agent.num_workers=1",
+    ]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return tokenizer, compose("ppo_trainer", overrides=overrides)
+
+
+def usage(pids: list[int]) -> tuple[float, float]:
+    """CPU seconds and MB of the processes and their descendants; what several share counts once (PSS)."""
+    import psutil
+
+    seconds = memory = 0.0
+    for pid in pids:
+        one = psutil.Process(pid)
+        for process in (one, *one.children(recursive=True)):
+            try:
+                times = process.cpu_times()
+                seconds += times.user + times.system
+                memory += process.memory_full_info().pss / 1e6
+            except psutil.NoSuchProcess:
+                continue
+    return seconds, memory
+
+
+async def play(config: Any, tokenizer: Any, task_id: str, clients: list[Script], turns: int, first: int) -> int:
+    """Play one episode for each client at once, as verl's worker does. Returns how many failed."""
+    import hydra
+    from verl.experimental.agent_loop import agent_loop
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from verl_turnkey.envs.tasks import Task
+
+    async def one(number: int, client: Script) -> bool:
+        loop = hydra.utils.instantiate(
+            config=agent_loop._agent_loop_registry["turnkey_env"],
+            trainer_config=agent_loop.DictConfigWrap(config=config),
+            server_manager=client,
+            tokenizer=tokenizer,
+            processor=None,
+            hf_model_type="qwen3",
+            dataset_cls=RLHFDataset,
+            data_config=agent_loop.DictConfigWrap(config.data),
+            tools=agent_loop.ToolListWrap([]),
+        )
+        row = {"uid": str(number), "session_id": 0, "global_steps": 1}
+        row["turnkey_task"] = Task(task_id, first + number, {"turns": turns}).to_json()
+        rows = await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+        return rows[0].extra_fields["turnkey"]["failed"] is None
+
+    return sum(not played for played in await asyncio.gather(*(one(n, c) for n, c in enumerate(clients))))
+
+
+COLUMNS = (
+    "episodes",
+    "hosts",
+    "wall s",
+    "ideal s",
+    "wall / ideal",
+    "lock-step / wall",
+    "CPU of the loop, ms a turn",
+    "of the hosts, ms a turn",
+    "of verl, ms an episode",
+    "loop, MB an episode",
+    "hosts, MB an episode",
+    "failed",
+)
+
+
+def play_waves(config: Any, tokenizer: Any, place: str, count: int, turns: int, median: float, waves: int) -> None:
+    """Print rows of the table: ``waves`` of ``count`` episodes on the same hosts, which are new."""
+    import hydra
+    import psutil
+    import ray
+
+    from verl_turnkey.plugins.rollout import worker
+
+    worker._process = None
+    pool = worker.shared(config).pool
+    hosts = [one["process"] for one in ray.get(pool.measure())]
+    tokenizing, making = Spent(), Spent()
+    for name in ("decode", "apply_chat_template", "encode"):
+        tokenizing.wrap(tokenizer, name)
+    instantiate = hydra.utils.instantiate
+    making.wrap(hydra.utils, "instantiate")
+    ids = [*tokenizer.encode(ADMISSIBLE[3]), tokenizer.eos_token_id]
+    for wave in range(waves):
+        seeds = range(wave * count, (wave + 1) * count)
+        drawn = np.stack([model_seconds(seed, turns, median) for seed in seeds])
+        environment = np.stack([env_seconds(seed, turns) for seed in seeds])
+        ideal = (drawn + environment).sum(1).max()
+        lock_step = (drawn.max(0) + environment.max(0)).sum()
+        clients = [Script(ids, seconds) for seconds in drawn]
+        tokenizing.seconds = making.seconds = 0.0
+        hosts_cpu, hosts_memory = usage(hosts)
+        memory = psutil.Process().memory_info().rss
+        cpu, began = time.process_time(), time.perf_counter()
+        failed = asyncio.run(play(config, tokenizer, PLACES[place], clients, turns, seeds[0]))
+        wall = time.perf_counter() - began
+        cpu = time.process_time() - cpu - tokenizing.seconds - making.seconds
+        hosts_cpu, hosts_memory = (
+            after - before for after, before in zip(usage(hosts), (hosts_cpu, hosts_memory), strict=True)
+        )
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found = (
+            f"{count}",
+            "warm" if wave else "new",
+            f"{wall:.1f}",
+            f"{ideal:.1f}",
+            f"{wall / ideal:.2f}",
+            f"{lock_step / wall:.1f}",
+            f"{1e3 * cpu / count / turns:.2f}",
+            f"{1e3 * hosts_cpu / count / turns:.2f}",
+            f"{1e3 * making.seconds / count:.1f}",
+            f"{max(0.0, most - memory) / 1e6 / count:.2f}",
+            f"{hosts_memory / count:.2f}",
+            f"{failed}",
+        )
+        print(f"| {' | '.join(found)} |", flush=True)
+    hydra.utils.instantiate = instantiate
+    for host in pool._hosts:
+        ray.kill(host.actor)
+
+
+def left_behind() -> int:
+    """Processes of environments, marked as the reaper marks them, that still run."""
+    from verl_turnkey.envs.hosting import reaper
+
+    mark = f"{reaper.MARK}=".encode()
+    return sum(any(entry.startswith(mark) for entry in reaper._variables(pid)) for pid in reaper._pids())
+
+
+def main(
+    episodes: str = "32,128,512,1024,2048",
+    place: str = "thread",
+    turns: int = 8,
+    turn_seconds: float = 2.0,
+    hosts: str = "auto",
+    calls: int = 1024,
+    waves: int = 1,
+) -> None:
+    """Print the table.
+
+    Args:
+        episodes: how many at once, a row or two each.
+        place: thread or process, where environments run.
+        turns: of each episode.
+        turn_seconds: median of a turn of the model.
+        hosts: ``turnkey.env.hosts``.
+        calls: ``turnkey.env.calls_per_host``; many, since these environments only sleep.
+        waves: of each size, on the same hosts.
+    """
+    import ray
+
+    before = left_behind()
+    print(f"{len(os.sched_getaffinity(0))} CPUs, load average {os.getloadavg()[0]:.1f}, environments in a {place}\n")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="tk", ignore_cleanup_errors=True) as folder:  # short: sockets go there
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        try:
+            for count in map(int, episodes.split(",")):
+                tokenizer, config = tokenizer_and_config(Path(folder), turns, hosts, calls, str(count))
+                play_waves(config, tokenizer, place, count, turns, turn_seconds, waves)
+        finally:
+            ray.shutdown()
+    time.sleep(2)
+    print(f"\nprocesses left behind: {left_behind() - before}")
+
+
+if __name__ == "__main__":
+    import typer
+    import verl  # noqa: F401  loads the plugin
+
+    typer.run(main)

@@ -1,0 +1,170 @@
+"""Many calls in one remote call: every answer comes, to whom it belongs, as soon as it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting.batches import BatchedCalls, BatchServer
+
+
+class Target:
+    """What the calls do."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+
+    async def echo(self, text: str) -> str:
+        self.seen.append(text)
+        return text
+
+    async def held(self, gate: str) -> str:
+        await self.gates.setdefault(gate, asyncio.Event()).wait()
+        return gate
+
+    async def open(self, gate: str) -> None:
+        self.gates.setdefault(gate, asyncio.Event()).set()
+
+    async def fail(self, kind: str) -> None:
+        if kind == "strange":
+            raise type("Strange", (Exception,), {})("of no module")
+        raise EnvironmentFailure(kind, "as asked")
+
+
+class Wire:
+    """A remote call without Ray: the server is in the same loop, and each call is counted."""
+
+    def __init__(self) -> None:
+        self.target = Target()
+        self.server = BatchServer(self.target)
+        self.sizes: list[int] = []
+        self.broken: Exception | None = None
+
+    def __call__(self, name: str, batch: list[Any]) -> Future[Any]:
+        if any(threading.Lock in map(type, args) or "unsendable" in args for _, _, args in batch):
+            raise TypeError("cannot be sent")
+        self.sizes.append(len(batch))
+        answer: Future[Any] = Future()
+        task = asyncio.ensure_future(self.server.exchange(name, batch))
+
+        def done(task: asyncio.Task[Any]) -> None:
+            if task.cancelled():
+                answer.cancel()
+            elif self.broken is not None:
+                answer.set_exception(self.broken)
+            else:
+                answer.set_result(task.result())
+
+        task.add_done_callback(done)
+        return answer
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(main, 20)
+
+    asyncio.run(limited())
+
+
+def test_calls_of_one_turn_of_the_loop_travel_together():
+    async def main():
+        wire = Wire()
+        calls = BatchedCalls(wire)
+        texts = [str(n) for n in range(300)]
+        assert await asyncio.gather(*(calls.call("echo", text) for text in texts)) == texts
+        assert wire.target.seen == texts  # in their order
+        assert wire.sizes[0] == 300
+        assert len(wire.sizes) <= 2
+
+    run(main())
+
+
+def test_an_answer_does_not_wait_for_those_it_was_asked_with():
+    async def main():
+        wire = Wire()
+        calls = BatchedCalls(wire)
+        slow = [calls.call("held", f"gate {n}") for n in range(3)]
+        assert await calls.call("echo", "fast") == "fast"
+        for n in (1, 2, 0):
+            assert not slow[n].done()
+            await calls.call("open", f"gate {n}")
+            assert await slow[n] == f"gate {n}"
+
+    run(main())
+
+
+def test_a_call_that_fails_fails_alone():
+    async def main():
+        wire = Wire()
+        calls = BatchedCalls(wire)
+        asked = [("echo", "a"), ("fail", "step"), ("echo", "unsendable"), ("fail", "strange"), ("echo", "b")]
+        found = await asyncio.gather(*(calls.call(*one) for one in asked), return_exceptions=True)
+        assert [found[0], found[4]] == ["a", "b"]
+        assert (type(found[1]), found[1].kind) == (EnvironmentFailure, "step")
+        assert (type(found[2]), str(found[2])) == (TypeError, "cannot be sent")
+        assert (type(found[3]), str(found[3])) == (RuntimeError, "Strange: of no module")
+        assert await calls.call("echo", "c") == "c"
+
+    run(main())
+
+
+def test_the_end_of_the_host_fails_all_that_wait_and_later_calls():
+    async def main():
+        wire = Wire()
+        calls = BatchedCalls(wire)
+        waiting = [calls.call("held", "never") for _ in range(2)]
+        await asyncio.sleep(0.05)
+        wire.broken = ConnectionError("gone")
+        found = await asyncio.gather(calls.call("echo", "a"), *waiting, return_exceptions=True)
+        assert found == [wire.broken] * 3
+        with pytest.raises(ConnectionError):
+            await calls.call("echo", "b")
+        await wire.target.open("never")
+
+    run(main())
+
+
+def test_what_is_told_is_done_after_what_was_asked_before_even_when_the_loop_ends():
+    wire, seen = Wire(), []
+
+    async def main():
+        calls = BatchedCalls(wire)
+        seen.append(await calls.call("echo", "a"))
+        asked = calls.call("echo", "b")
+        calls.tell("echo", "c")
+        assert wire.sizes[-1] == 2
+        await asked
+        calls.tell("fail", "step")  # nobody hears of it
+        assert await calls.call("echo", "d") == "d"
+
+    run(main())
+    assert wire.target.seen == ["a", "b", "c", "d"]
+
+
+def test_callers_that_go_away_leave_nothing_behind():
+    async def main():
+        complaints = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        wire = Wire()
+        calls, other = BatchedCalls(wire), BatchedCalls(wire)
+        held = calls.call("held", "gate")
+        held.cancel()
+        assert await other.call("echo", "x") == "x"  # another caller is not given the answer
+        await calls.call("open", "gate")
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        assert calls._waiting == {}
+        assert calls._out == other._out == 0
+        assert all(not c.taking and not c.ready and not c.running for c in wire.server._callers.values())
+        gc.collect()
+        assert complaints == []
+
+    run(main())
