@@ -41,6 +41,7 @@ export function chosen(run, part, params, found = null) {
     rows.push(e);
   }
   const sort = given("sort") ?? "";
+  if (!sort) rows.sort((a, b) => (best[a] === null) - (best[b] === null) || a - b); // those with credit first
   const key = sort.replace(/^-/, "");
   const values = { worst, best, invalid, outcome: null }[key] ?? run.episodes[key];
   if (key === "outcome" || values)
@@ -92,7 +93,7 @@ export function episodes({ run, part, params }) {
             told(short(run.of("task", e) ?? run.of("env", e) ?? "–", 90)),
           ),
       },
-      { key: "seed", label: "seed", className: "num mid", cell: (e) => run.of("seed", e) ?? "–" },
+      { key: "seed", label: "seed", className: "num mid seed", cell: (e) => run.of("seed", e) ?? "–" },
       { key: "outcome", label: "outcome", className: "result", cell: (e) => outcome(run, e) },
       { key: "turns", label: "turns", className: "num slim", cell: (e) => number(run.of("turns", e)) },
       {
@@ -107,7 +108,7 @@ export function episodes({ run, part, params }) {
         label: "invalid",
         className: "num slim far",
         title: "share of turns without a valid action",
-        cell: (e) => (invalid[e] ? `${Math.round(100 * invalid[e])} %` : "–"),
+        cell: (e) => (invalid[e] === null ? "–" : invalid[e] ? `${Math.round(100 * invalid[e])} %` : "0"),
       },
       {
         key: "worst",

@@ -5,7 +5,7 @@ import { unknown } from "./episode.js";
 import { outcome } from "./episodes.js";
 import { picture } from "./graph.js";
 import { go, link, parse, replace } from "./route.js";
-import { readable, stateGraph, visible } from "./states.js";
+import { partings, readable, stateGraph, visible } from "./states.js";
 import { badge, bars } from "./tone.js";
 import { turnList } from "./turn.js";
 
@@ -106,6 +106,7 @@ function memberTable(run, part, members) {
 function graphPart(run, part, group, params) {
   const box = h("div", { class: "canvas sideways", tabindex: 0, role: "region", "aria-label": "graph of states" });
   const said = h("p", { class: "hint", "aria-live": "polite" });
+  const forked = h("div", {});
   const turns = h("div", { class: "chosen-turns" });
   const table = h("div", { class: "sideways" });
   const visits = h("input", {
@@ -151,11 +152,13 @@ function graphPart(run, part, group, params) {
     clear(
       said,
       shown.nodes.length
-        ? "Width: how often. Colour and end: mean credit. Dashed: in no solved episode. ↻: the state stayed. "
+        ? "Boxes are states, lines are actions. Width: how often. Colour and end: mean credit. Dashed: in no solved episode. " +
+            "Thick frame: a fork, where winners and losers part. ↻: the state stayed. "
         : "Nothing fits these filters. ",
       left.nodes || left.edges ? `Not drawn: ${count(left.nodes)} states and ${count(left.edges)} actions.` : "",
     );
     clear(table, edgeTable(run, graph, byId, select));
+    clear(forked, forkList(run, graph, select));
   }
 
   draw();
@@ -167,10 +170,30 @@ function graphPart(run, part, group, params) {
       h("label", {}, h("span", {}, "seen, at least"), visits),
       h("label", { class: "check" }, forks, h("span", {}, "only forks")),
     ),
-    box,
+    forked,
     said,
+    box,
     turns,
     h("details", { class: "as-table" }, h("summary", {}, "The graph as a table"), table),
+  ];
+}
+
+/** The forks in words; a click on an action shows its turns. */
+function forkList(run, graph, select) {
+  const found = partings(graph);
+  if (!found.length) return null;
+  const action = (edge) => [
+    h("button", { class: "quiet", onclick: () => select(edge) }, told(short(edge.action, 40))),
+    ` ${Math.round(100 * edge.won)} % solved, `,
+    badge(edge.mean, run.full),
+  ];
+  return [
+    h("h2", {}, "Where winners and losers part"),
+    h(
+      "ul",
+      { class: "forks" },
+      found.map(([node, most, least]) => h("li", {}, told(node.label), " →", action(most), " or ", action(least))),
+    ),
   ];
 }
 

@@ -74,12 +74,28 @@ function finish(run, edge) {
   edge.n = edge.turns.length;
   edge.won = [...edge.episodes].filter((e) => run.outcome(e) === "won").length / edge.episodes.size;
   edge.mean = edge.known ? edge.sum / edge.known : null;
+  if (edge.known && Math.abs(edge.mean) < run.full / 1000) edge.mean = 0; // what rounding leaves of a sum
 }
 
 /** Whether it matters what was done here: the actions' episodes do not end well equally often. */
 function fork(out) {
-  const shares = out.filter((edge) => edge.n > 1).map((edge) => edge.won);
-  return shares.length > 1 && Math.max(...shares) - Math.min(...shares) >= 0.25;
+  const ends = parted(out);
+  return ends !== null && ends[0].won - ends[1].won >= 0.25;
+}
+
+/** Of the actions taken more than once, the one after which most was solved, and the one after which least was. */
+function parted(out) {
+  const known = out.filter((edge) => edge.n > 1).sort((a, b) => b.won - a.won || b.n - a.n);
+  return known.length > 1 ? [known[0], known.at(-1)] : null;
+}
+
+/** Where winners and losers part: the forks with the largest difference, each with its best and its worst action. */
+export function partings({ nodes, edges }, most = 3) {
+  return nodes
+    .filter((node) => node.fork)
+    .map((node) => [node, ...parted(edges.filter((edge) => edge.from === node.id))])
+    .sort((a, b) => b[1].won - b[2].won - (a[1].won - a[2].won) || a[0].rank - b[0].rank)
+    .slice(0, most);
 }
 
 const NAMES = { won: "✓ solved", lost: "✗ not solved", failed: "! failed" };

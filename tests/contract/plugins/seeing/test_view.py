@@ -1,9 +1,8 @@
-"""The page of ``turnkey view`` in a real browser. TURNKEY_SCREENSHOTS=FOLDER keeps pictures of it."""
+"""The page of ``turnkey view`` in a real browser."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import synthetic_run
-from browser import Browser
+from browser import Browser, pictures
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
@@ -148,6 +147,7 @@ def test_filter_and_sort(browser, page):
     episodes = page.run.episodes
     browser.open(page.address, "#/episodes")
     assert counted(browser) == len(episodes)
+    assert len(browser.texts(".rows tbody .badge")) == 2 * len(outcomes(browser))  # those with credit stand first
     browser.choose("outcome", "won")
     assert counted(browser) == episodes["success"].eq(True).sum()
     assert set(outcomes(browser)) == {"✓ solved"}
@@ -285,6 +285,10 @@ def test_the_graph_of_a_group(browser, page):
     assert states == turns["state_key"].nunique()
     assert browser.run("return document.querySelectorAll('.node.won, .node.lost').length") == 2
     assert browser.run("return document.querySelectorAll('.node.fork').length") > 0
+    # in words: the difference that makes a fork, the best action first
+    said = [[int(share) for share in re.findall(r"(\d+) % solved", fork)] for fork in browser.texts(".forks li")]
+    assert said
+    assert all(best - worst >= 25 for best, worst in said)
     boxes = browser.run(
         "return [...document.querySelectorAll('.node rect')].map((e) => ['x', 'y', 'width', 'height']"
         ".map((name) => Number(e.getAttribute(name))))"
@@ -400,21 +404,10 @@ def test_a_hundred_thousand_turns(browser, large):
 
 
 def test_pictures_for_the_documentation(browser, page, tmp_path):
-    folder = Path(os.environ.get("TURNKEY_SCREENSHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    run = page.run
-    mixed = run.episodes.groupby("group")["success"].transform(
-        lambda won: len(won) > 11 and 0.3 < won.eq(True).mean() < 0.7
-    )
-    worst = run.turns.groupby("at")["advantage"].min()[run.episodes["success"].eq(True) & mixed]
-    key, group = run.episodes.loc[worst.idxmin(), ["episode", "group"]]
-    for name, where in (("run", "run"), ("episode", f"episode/{key}"), ("group", f"group/{group}")):
-        browser.size(1200, 1000 if name == "group" else 860)
-        browser.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-        browser.open(page.address, f"#/{where}")
-        path = folder / f"view-{name}.png"
-        assert browser.driver.save_screenshot(str(path))
+    """The script that made those in docs/, of a trained run, on an invented one."""
+    for path in pictures(browser, page.address, page.run, tmp_path):
         assert 10_000 < path.stat().st_size < 200_000
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["view-episode.png", "view-group.png"]
 
 
 def test_states_with_keys_that_do_not_read_are_named_after_what_is_seen_there(browser, tmp_path):
