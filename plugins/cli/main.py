@@ -37,8 +37,16 @@ def options(
 def doctor(
     ray: Annotated[bool, typer.Option(help="look inside a Ray worker too")] = True,
     address: Annotated[str | None, typer.Option(help="a running Ray cluster; default: start one here")] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="show what ended runs left on this machine, instead")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="with --clean: remove it")] = False,
 ) -> None:
     """Check the installation, here and in a Ray worker. Shows versions and what is registered; exit 1 on a problem."""
+    if yes and not clean:
+        raise typer.BadParameter("--yes goes with --clean")
+    if clean:
+        from verl_turnkey.plugins.cli.leftovers import clean as clean_up
+
+        raise typer.Exit(clean_up(remove=yes))
     from verl_turnkey.plugins.cli.doctor import run
 
     raise typer.Exit(run(in_ray=ray, address=address))

@@ -13,17 +13,25 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import ray
+from ray.exceptions import RayActorError
+
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.stopping import channel
+from verl_turnkey.plugins.stopping.leftovers import RunFiles
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 1.0
 ECHO_SECONDS = 1.0
 """a signal so soon after the first is its echo: launchers pass on what the terminal has sent to the whole group"""
+
+LAST_LINES_SECONDS = 0.5
+"""for which Ray, too, waits at the end of a program, so that what other processes printed last is shown"""
 
 
 def guard_run() -> None:
@@ -36,7 +44,7 @@ def guard_run() -> None:
 
 
 def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
-    """``run_ppo`` that ends as the signals, or the trainer's word of dead processes, ask for.
+    """``run_ppo`` that ends as the signals, or word of dead processes, ask for; it cleans up after its processes.
 
     Raises:
         SystemExit: with :data:`channel.STOPPED`, :data:`channel.DEAD` or 128 and the number of the signal.
@@ -44,13 +52,18 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(run_ppo)
     def run(config: Any, task_runner_class: Any) -> None:
-        ending = Ending(turnkey_config(config).stop.grace)
+        ending, files = Ending(turnkey_config(config).stop.grace), RunFiles()
+        ours = not ray.is_initialized()  # then run_ppo starts Ray, or connects to it
         try:
-            run_ppo(config, task_runner_class=_Begins(task_runner_class, ending.begin))
+            with files:
+                run_ppo(config, task_runner_class=_Begins(task_runner_class, ending.begin))
         except BaseException as error:
             verdict = ending.verdict
             if verdict is None and isinstance(error, channel.StoppedError):
                 verdict = channel.STOPPED, str(getattr(error, "cause", error))
+            if verdict is None and isinstance(error, RayActorError):
+                traceback.print_exception(error)
+                verdict = channel.DEAD, f"a process of the run is dead: {died(error)}"
             if verdict is None:
                 raise
             code, text = verdict
@@ -58,8 +71,17 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
             raise SystemExit(code) from None
         finally:
             ending.end()
+            if ours:
+                time.sleep(LAST_LINES_SECONDS)
+                ray.shutdown()
+                files.clean()
 
     return run
+
+
+def died(error: RayActorError) -> str:
+    """Ray's words on an actor that is gone, in one line; an error that passed through another actor has a cause."""
+    return " ".join(str(getattr(error, "cause", error)).split())[:500]
 
 
 def resume_line() -> str:

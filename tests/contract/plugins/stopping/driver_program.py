@@ -1,8 +1,13 @@
-"""A driver like verl's main program: ``run_ppo`` starts Ray and waits for an actor. Arguments: what it does, grace."""
+"""A driver like verl's main program: ``run_ppo`` starts Ray and waits for an actor. Arguments: what it does, grace.
+
+The actor holds ``$SEGMENT`` open, if there is one.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -14,9 +19,19 @@ from verl_turnkey.plugins.stopping import channel, driver
 WHAT, GRACE = sys.argv[1], float(sys.argv[2])
 
 
+@ray.remote(num_cpus=0)
+class Worker:
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @ray.remote
 class Runner:
     def run(self, config: dict) -> None:
+        if segment := os.environ.get("SEGMENT"):
+            self.held = open(segment, "w")  # noqa: SIM115 - as long as this process lives
+        if WHAT == "dies":
+            ray.get(Worker.remote().end.remote())
         if WHAT == "fails":
             raise ValueError("as it was")
         if WHAT == "reports":

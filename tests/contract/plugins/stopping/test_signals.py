@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -69,8 +70,23 @@ def test_word_of_dead_processes_ends_the_waiting(tmp_path: Path):
     assert "verl-turnkey: dead are: inference server 0. To resume:" in said
 
 
-def test_another_error_is_left_alone(tmp_path: Path):
+def test_a_dead_process_ends_the_run_with_the_traceback_and_the_way_on(tmp_path: Path):
+    code, said = run(tmp_path, "dies")
+    assert code == 69
+    assert "Traceback" in said
+    last = said.rsplit("verl-turnkey: ", 1)[1]
+    assert last.startswith("a process of the run is dead: The actor died")
+    assert "class_name: Worker" in last.split("To resume:")[0]
+
+
+def test_another_error_is_left_alone_and_shared_memory_of_the_run_is_not(tmp_path: Path, monkeypatch):
+    of_run, of_nobody = (Path(f"/dev/shm/psm_{secrets.token_hex(4)}") for _ in range(2))
+    of_nobody.touch()
+    monkeypatch.setenv("SEGMENT", str(of_run))
     code, said = run(tmp_path, "fails")
+    assert of_nobody.exists()
+    of_nobody.unlink()
+    assert not of_run.exists()
     assert code == 1
     assert "ValueError: as it was" in said
     assert "To resume" not in said

@@ -1,0 +1,166 @@
+"""What is left of ended runs is told from what living processes use, by real files, sockets and processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.stopping import leftovers
+
+LONG_AGO = 2 * leftovers.QUIET_SECONDS
+SESSION = "session_2026-01-02_03-04-05_678901_234"
+SOCKET = "0a1b2c3d-0000-4000-8000-0123456789ab"
+LEFT = (
+    "shm/psm_0123abcd",
+    f"shm/verl_weights_{'0' * 32}",
+    "tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock",
+    f"tmp/{SOCKET}",
+    f"tmp/vllm_dist_{'a' * 32}",
+    "tmp/ckpt_0123abcd.lock",
+    f"tmp/ray/{SESSION}",
+)
+OTHERS = ("shm/psm_mine", "shm/sem.loky-1-x", f"tmp/{SOCKET}0", "tmp/ckpt_0123abcd.lock2", "tmp/ray/notes", "tmp/tk0")
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``shm`` and ``tmp`` of a machine on which a run was killed long ago."""
+    place = tmp_path_factory.mktemp("m", numbered=True)
+    monkeypatch.chdir(place)  # the path of a socket has at most 107 bytes
+    for name in (*LEFT, *OTHERS):
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.name == SESSION:
+            path.mkdir()
+            (path / "raylet.out").write_bytes(b"." * 5000)
+            (path.parent / "session_latest").symlink_to(path.name)
+        elif path.suffix == ".sock" or path.name == SOCKET:
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(name)
+        else:
+            path.write_bytes(b"." * 10)
+        age(path)
+    monkeypatch.setattr(leftovers, "SHM", place / "shm")
+    monkeypatch.setattr(leftovers.tempfile, "gettempdir", lambda: str(place / "tmp"))
+    return place
+
+
+def age(path: Path) -> None:
+    when = time.time() - LONG_AGO
+    os.utime(path, (when, when))
+
+
+def found(place: Path) -> set[str]:
+    return {str(each.path.relative_to(place)) for each in leftovers.find()}
+
+
+@pytest.fixture
+def process(place: Path) -> Iterator[Callable[[str, str], subprocess.Popen]]:
+    """``process(code, command)``: a process that has done ``code`` and waits."""
+    started = []
+
+    def start(code: str, command: str = "") -> subprocess.Popen:
+        words = [sys.executable, "-c", f"{code}\nprint(flush=True)\nimport time; time.sleep(600)", command]
+        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, cwd=place))
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+        each.stdout.close()
+
+
+def test_what_nobody_uses_is_found_and_nothing_else(place: Path):
+    assert found(place) == set(LEFT)
+    size = {each.path.name: each.bytes for each in leftovers.find()}
+    assert size[SESSION] >= 5000
+
+
+def test_what_is_new_may_not_be_open_yet(place: Path):
+    for name in LEFT:
+        os.utime(name)
+        assert name not in found(place)
+    assert found(place) == set()
+
+
+@pytest.mark.parametrize(
+    ("used", "code"),
+    [
+        (LEFT[0], "held = open('{}')"),
+        (LEFT[0], "import mmap, os; f = open('{}', 'rb+'); held = mmap.mmap(f.fileno(), 0); os.closerange(3, 64)"),
+        (LEFT[6], "held = open('{}/raylet.out')"),
+    ],
+)
+def test_what_a_process_has_open_or_mapped_stays(place: Path, process, used: str, code: str):
+    running = process(code.format(place / used))
+    assert found(place) == set(LEFT) - {used}
+    running.kill()
+    running.wait()
+    assert found(place) == set(LEFT)
+
+
+def test_a_socket_that_a_process_listens_at_stays(place: Path, process):
+    path = place / LEFT[3]
+    path.unlink()
+    process(f"import socket; held = socket.socket(socket.AF_UNIX); held.bind({str(path)!r}); held.listen()")
+    age(path)
+    assert found(place) == set(LEFT) - {LEFT[3]}
+
+
+def test_a_ray_whose_processes_name_its_folder_stays(place: Path, process):
+    process("pass", f"--log-dir={place / LEFT[6]}/logs")
+    assert found(place) == set(LEFT) - {LEFT[6]}
+
+
+def test_what_is_used_without_being_open_stays_while_a_run_is_there_that_is_older(place: Path, process):
+    process("pass", "VLLM::EngineCore")
+    assert found(place) == set(LEFT), "the files are older than this run"
+    begun = time.time() - leftovers.QUIET_SECONDS
+    later = set(LEFT[4:6])
+    for name in later:
+        os.utime(name, (begun, begun))
+    assert found(place) == set(LEFT)
+    for pid, each in (real := leftovers._processes()).items():
+        if "VLLM::EngineCore" in each.command:
+            real[pid] = each._replace(began=begun - 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(leftovers, "_processes", lambda: real)
+        assert found(place) == set(LEFT) - later
+
+
+def test_doctor_shows_and_removes_on_demand(place: Path):
+    shown = CliRunner().invoke(app, ["doctor", "--clean"])
+    assert shown.exit_code == 0, shown.output
+    assert "weights on their way to vLLM" in shown.output
+    assert "turnkey doctor --clean --yes removes them" in shown.output
+    assert found(place) == set(LEFT)
+    assert "7 removed" in CliRunner().invoke(app, ["doctor", "--clean", "--yes"]).output
+    assert not any(os.path.lexists(name) for name in (*LEFT, "tmp/ray/session_latest"))
+    assert all(os.path.lexists(name) for name in OTHERS)
+    assert "nothing is left" in CliRunner().invoke(app, ["doctor", "--clean", "--yes"]).output
+    assert CliRunner().invoke(app, ["doctor", "--yes"]).exit_code == 2
+
+
+def test_a_run_removes_what_its_processes_held_when_they_are_dead(place: Path, process):
+    files = leftovers.RunFiles()
+    with files:
+        of_run = process(f"held = open({str(place / LEFT[0])!r}), open({str(place / LEFT[1])!r})")
+        files.look()
+        of_run.kill()
+        of_run.wait()
+        other = process(f"held = open({str(place / LEFT[1])!r})")  # of another run by now
+    files.clean(seconds=0.3)
+    there = {name for name in LEFT if os.path.lexists(name)}
+    assert there == set(LEFT[1:]), "held by another process, or never by this run"
+    assert other.poll() is None
