@@ -162,7 +162,7 @@ class EnvHost:
                 instance.worker.kill()
             self._admission.leave(env_id, cost)
             raise
-        return _Episode(instance, kwargs, seed, [], [_fingerprint(observation, info)]), observation, info
+        return _Episode(instance, kwargs, seed, [], [fingerprint(observation, info)]), observation, info
 
     @contextlib.contextmanager
     def _cancellable(self, name: str) -> Iterator[None]:
@@ -186,7 +186,7 @@ class EnvHost:
         what = f"step of {_named(episode.instance.env_id, episode.kwargs)}"
         result = await self._instances.call(episode.instance.worker, "step", (action,), timeout, what)
         episode.actions.append(action)
-        episode.states.append(_fingerprint(result[0], result[4]))
+        episode.states.append(fingerprint(result[0], result[4]))
         return result
 
     def _drop(self, name: str) -> None:
@@ -263,7 +263,7 @@ def _named(env_id: str, kwargs: Mapping[str, Any]) -> str:
     return f"{env_id} {kwargs}" if kwargs else env_id
 
 
-def _fingerprint(observation: str, info: Info) -> str:
+def fingerprint(observation: str, info: Info) -> str:
     """Equal for two episodes in the same state: a hash of the state's key, or of the observation without one."""
     key = info["state_key"]
     return hashlib.sha1(repr(observation if key is None else ("key", key)).encode()).hexdigest()

@@ -37,6 +37,8 @@ class Declared:
 
     thread_safe: bool = False
     memory_mb: int = 200
+    copies: bool = False
+    """a host clones an instance by a copy, and not by a replay"""
 
 
 class EnvRunner:
@@ -62,7 +64,9 @@ class EnvRunner:
                 return None
             metadata = getattr(creator, "metadata", None) or {}  # a function instead of a class has none
             memory = metadata.get("memory_mb", Declared.memory_mb)
-            return Declared(metadata.get("thread_safe") is True, max(1, math.ceil(memory)))
+            threads = metadata.get("thread_safe") is True
+            copies = threads and (callable(getattr(creator, "clone", None)) or metadata.get("deepcopy") is True)
+            return Declared(threads, max(1, math.ceil(memory)), copies)
 
     def start(self, env_id: str, kwargs: Mapping[str, Any], seed: int | None) -> tuple[str, Info]:
         """Reset; makes the environment first, unless it is here already. Returns the first observation and info."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Memory:
 
     def add(self, turn: PromptTurn) -> None:
         self.turns.append(turn)
+
+    def copy(self) -> Memory:
+        """A memory that goes on independently from here."""
+        return replace(self, turns=[*self.turns], _summaries={**self._summaries})
 
     @property
     def cuts(self) -> int:

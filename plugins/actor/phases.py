@@ -22,7 +22,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.seeupo import accumulated_ratio
 from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
-from verl_turnkey.plugins.config.schema import UpdateConfig
+from verl_turnkey.plugins.config.update import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows
 
 Metrics = dict[str, Any]

@@ -11,12 +11,14 @@ import json
 import random
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting.host import fingerprint
 from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
 from verl_turnkey.envs.hosting.process import ProcessWorker
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
@@ -25,8 +27,9 @@ from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of
+from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, estimator_of
 from verl_turnkey.plugins.rollout.extra_columns import countable
+from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 STEPS = 5
 
@@ -58,12 +61,14 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
         step those of the state, else after it. None when it refused all of the random actions.
 
     Raises:
-        ConfigError: the environment cannot be made, raises, hangs, dies or returns what it must not; its prompt exceeds
-            the budget; or the model's chat template shows no tools although the action is a tool call.
+        ConfigError: the environment cannot be made, raises, hangs, dies or returns what it must not, or cannot be
+            cloned although a strategy forks its episodes; its prompt exceeds the budget; or the model's chat template
+            shows no tools although the action is a tool call.
     """
     task, spec = _configured(first_task(file), turnkey), estimator_of(config)
+    forks = read_strategy(turnkey.rollout.strategy) is not None
     try:
-        observation, info, given = asyncio.run(play(turnkey, task, () if spec is None else spec.names_before))
+        observation, info, given = asyncio.run(play(turnkey, task, () if spec is None else spec.names_before, forks))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
     if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
@@ -113,8 +118,12 @@ def _refusal(task: Task, error: Exception, where: str = "") -> ConfigError:
     )
 
 
-async def play(turnkey: TurnkeyConfig, task: Task, before: Collection[str] = ()) -> tuple[str, Info, set[str] | None]:
+async def play(
+    turnkey: TurnkeyConfig, task: Task, before: Collection[str] = (), forks: bool = False
+) -> tuple[str, Info, set[str] | None]:
     """Begin ``task`` and take up to ``STEPS`` random steps, as a host does; ``before``: see ``countable``.
+
+    ``forks``: whether episodes will be cloned; then the steps are replayed, as a host clones what cannot copy itself.
 
     Returns:
         First observation and info, and the columns of the steps, as :func:`probe` returns them.
@@ -127,23 +136,51 @@ async def play(turnkey: TurnkeyConfig, task: Task, before: Collection[str] = ())
     process = await ProcessWorker.spawn(turnkey.modules)
     try:
         load = f"import of {task.env_id}"
-        await process.call("load", (task.env_id,), env.reset_timeout, load, RESET_KEY)
+        declared = await process.call("load", (task.env_id,), env.reset_timeout, load, RESET_KEY)
         start = (task.env_id, dict(task.kwargs), task.seed)
         first = await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)
         observation, info = first
+        taken, states = [], [first]
         for _ in range(STEPS):
             actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
             action = rng.choice(actions) if actions else "look"
             step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
             seen, (observation, _, terminated, truncated, info) = info, step
+            taken.append(action)
+            states.append((observation, info))
             if not info["invalid"]:
                 columns = countable(seen.get("extra") or {}, info.get("extra") or {}, before)
                 given = {*columns} if given is None else given & columns.keys()
             if terminated or truncated:
                 break
+        if forks and not (declared and declared.copies):
+            await _replay(process, env, start, taken, states)
     finally:
         await process.retire(CLOSE_SECONDS)
     return *first, given
+
+
+async def _replay(
+    process: ProcessWorker, env: EnvConfig, start: Any, actions: list[str], states: list[tuple[str, Info]]
+) -> None:
+    """Play the same actions after the same reset.
+
+    Raises:
+        EnvironmentFailure: of kind ``clone``: the task has no seed, or the environment shows other states.
+    """
+    if start[2] is None:
+        raise EnvironmentFailure("clone", "an episode that was started without a seed cannot be replayed")
+    found = [await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)]
+    for action in actions:
+        observation, *_, info = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
+        found.append((observation, info))
+    for n, (one, other) in enumerate(zip(found, states, strict=True)):
+        if fingerprint(*one) != fingerprint(*other):
+            raise EnvironmentFailure(
+                "clone",
+                f"it came to another state after {n} actions when they were replayed: not all of its randomness comes "
+                "from the seed of its reset, so that turnkey.rollout.strategy cannot fork its episodes",
+            )
 
 
 def _measure(

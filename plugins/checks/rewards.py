@@ -77,11 +77,17 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> Composition:
     return composition
 
 
-def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | None, columns: Collection[str]) -> None:
-    """Refuse a method that reads a column which nobody gives, and a column of both environment and component.
+def check_columns(
+    config: DictConfig,
+    turnkey: TurnkeyConfig,
+    given: set[str] | None,
+    columns: Collection[str],
+    forked: Collection[str] = (),
+) -> None:
+    """Refuse a method that reads a column which nobody gives, and one of both the environment and somebody else.
 
     ``given``: what the probe saw in the environment's ``info["extra"]``; None when it saw no valid step. ``columns``:
-    those that reward components give.
+    those that reward components give. ``forked``: those that the strategy of rollouts gives.
 
     Raises:
         ConfigError: names the column and how a rollout comes to have it.
@@ -90,10 +96,15 @@ def check_columns(config: DictConfig, turnkey: TurnkeyConfig, given: set[str] | 
         return
     if clash := sorted(given & {*columns}):
         raise ConfigError(f"turnkey.rewards: {column_clash(clash[0])}")
+    if clash := sorted(given & {*forked}):
+        raise ConfigError(
+            f"turnkey.rollout.strategy gives the column {clash[0]}, and so does the environment in info['extra']: take "
+            "it out there, or set turnkey.rollout.strategy=independent"
+        )
     spec = estimator_of(config)
     needs = [] if spec is None else [(spec.name, spec.columns(credit_params(config, turnkey)))]
     needs += [(f"{one.spec.name} (turnkey.credit.modify)", one.columns) for one in credit_modify(config, turnkey)]
-    known = {f"extra.{name}" for name in (*given, *columns, *LOOPS_OWN)} | {*FROM_TRAINER}
+    known = {f"extra.{name}" for name in (*given, *columns, *forked, *LOOPS_OWN)} | {*FROM_TRAINER}
     before = () if spec is None else spec.names_before
     for who, wanted in needs:
         if lacking := [column for column in wanted if column.startswith("extra.") and column not in known]:

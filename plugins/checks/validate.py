@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
 from verl_turnkey.plugins import registries
+from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
@@ -98,8 +99,10 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         warnings.warn(
             f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env reads it", stacklevel=2
         )
+    given = check_rewards(config, turnkey).columns if loop == "turnkey_env" else ()
+    forked = check_branching(config, turnkey, given)
     if loop == "turnkey_env":
-        check_agent_loop(config, turnkey, files, check_rewards(config, turnkey).columns)
+        check_agent_loop(config, turnkey, files, given, forked)
     elif ours and loop in VERLS_LOOPS and not any(LOOP_COLUMN in columns(file) for file in files):
         _check_derived(config, turnkey, loop)
     _hint_without_gpu(config)
@@ -213,10 +216,12 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
         raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
 
 
-def check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...]) -> None:
+def check_agent_loop(
+    config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...], forked: tuple[str, ...] = ()
+) -> None:
     """Check limits, prompt settings and the first task, which is played for a few steps.
 
-    ``given``: the columns that reward components give.
+    ``given``, ``forked``: the columns that reward components give, and those that the strategy of rollouts gives.
     """
     rollout = config.actor_rollout_ref.rollout
     if rollout.get("enable_rollout_routing_replay", False):
@@ -237,7 +242,7 @@ def check_agent_loop(config: DictConfig, turnkey: TurnkeyConfig, files: list[str
     if any(LOOP_COLUMN in columns(file) for file in files):
         return  # rows choose their own loop
     if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
-        check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given)
+        check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given, forked)
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:

@@ -56,6 +56,20 @@ def modifiers() -> str:
     return "\n".join(rows) + "\n"
 
 
+def strategies() -> str:
+    """Markdown: one row per strategy of rollouts."""
+    from verl_turnkey.plugins.rollout.strategies import strategies as registered
+
+    rows = [f"| strategy | what it does | {PARAMETERS} | gives | source |", "|---|---|---|---|---|"]
+    for name, spec in registered().items():
+        if spec.cls.__module__.startswith("verl_turnkey."):
+            default = spec.cls()
+            params = ", ".join(f"`{entry.name}={scalar(getattr(default, entry.name))}`" for entry in fields(default))
+            gives = ", ".join(f"`extra.{column}`" for column in spec.gives) or "-"
+            rows.append(f"| [`{name}`](#{name}) | {spec.summary} | {params} | {gives} | {spec.source} |")
+    return "\n".join(rows) + "\n"
+
+
 def losses() -> str:
     """Markdown: one row per policy loss."""
     rows = [f"| switch | what it does | {PARAMETERS} | source |", "|---|---|---|---|"]
@@ -217,6 +231,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/methods.md", "methods", methods),
     ("docs/modifiers.md", "modifiers", modifiers),
     ("docs/losses.md", "losses", losses),
+    ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
     ("docs/first-run.md", "envs", first_runs),
     ("docs/configuration.md", "keys", keys),

@@ -16,6 +16,7 @@ from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.stop import StopConfig
+from verl_turnkey.plugins.config.update import UpdateConfig
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
@@ -104,6 +105,15 @@ class RolloutConfig:
     """strings that end a turn, besides the tokenizer's end of turn"""
     stop_token_ids: list[int] = field(default_factory=list)
     """token ids that end a turn"""
+    strategy: str | dict[str, Any] = "independent"
+    """when episodes of training fork: independent (never), or a strategy by its name, or as a mapping with name and its
+    parameters"""
+    branch_tokens: int | None = None
+    """tokens that the model may write in all branches of an episode together; null: any number"""
+    branch_steps: int | None = None
+    """steps of the environment in all branches of an episode together; null: any number"""
+    branches_at_once: int = 4
+    """branches of an episode that are only measured and run at the same time; the episode waits before it forks more"""
 
     def __post_init__(self) -> None:
         check(self.history >= 0, "history", "zero or more", self.history)
@@ -137,39 +147,15 @@ class RolloutConfig:
             "zero or more (it is subtracted)",
             self.invalid_action_penalty,
         )
+        for name in ("branch_tokens", "branch_steps"):
+            value = getattr(self, name)
+            check(value is None or value > 0, name, "null or positive", value)
+        check(self.branches_at_once > 0, "branches_at_once", "positive", self.branches_at_once)
 
     @property
     def rows_hold_turns(self) -> bool:
         """Whether a row may hold several turns: only the prompts of a conversation extend each other."""
         return self.layout == "merged" and self.prompt == "conversation"
-
-
-@dataclass(frozen=True)
-class UpdateConfig:
-    """How a batch of rows becomes optimizer steps."""
-
-    mini_batches: int | None = None
-    """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, for any episode length"""
-    order: Literal["batch", "reverse_turns"] = "batch"
-    """batch: all turns at once; reverse_turns: turn numbers one by one from the last, each weighted by the accumulated
-    ratio of the updates before it (SeeUPO)"""
-    old_policy: Literal["turn", "iteration"] = "turn"
-    """reverse_turns: the policy in the denominator of the ratios, before the turn's update (SeeUPO's code) or at the
-    beginning of the step (its paper)"""
-    weight_by: Literal["token", "step", "episode", "task"] = "token"
-    """what weighs alike in the losses of actor and critic; token: as loss_agg_mode says"""
-    ratio_clip: float = 0.2
-    """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
-
-    def __post_init__(self) -> None:
-        check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)
-        check(0 < self.ratio_clip < 1, "ratio_clip", "a number in (0, 1)", self.ratio_clip)
-        check(
-            self.order == "batch" or self.mini_batches is None,
-            "mini_batches",
-            "null with order=reverse_turns: each turn is one optimizer step per epoch",
-            self.mini_batches,
-        )
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,16 @@ from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormat
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.prompting.memory import SummaryError
-from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import action_reader
+from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Path
+from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
 from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts, Scene, TemplatePrompts
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -72,24 +74,38 @@ class EnvAgentLoop(AgentLoopBase):
             output of a failed episode.
         """
         episode, task, failed = Episode(), None, None
+        branching, found = self._branching(kwargs), [episode]
         try:
             task = self._task(kwargs)
-            await self._play(episode, self._sampling(sampling_params), task)
+            path = await self._play(episode, self._sampling(sampling_params), task, branching)
             await episode.apply_rewards(self.shared.rewards, kwargs)
-            outputs = self.rows.played(episode)
-        except (
-            EnvironmentFailure,
-            PromptError,
-            PromptTooLongError,
-            RewardError,
-            SummaryError,
-            TaskFormatError,
-        ) as error:
+            if branching is not None:
+                await branching.finished()
+                found = branching.episodes(path, str(kwargs["session_id"]))
+            outputs = [row for each in found for row in self.rows.played(each)]
+        except FAILURES as error:
             failed = f"{type(error).__name__}: {error}"
             self.shared.failures.add(failed)
-            outputs = self.rows.failed(failed, kwargs["global_steps"])
-        self.shared.log.write(kwargs, task, episode, outputs, failed, self.tokenizer.decode)
+            outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
+        finally:
+            if branching is not None:
+                await branching.close()
+        for each in found:
+            self.shared.log.write(kwargs, task, each, outputs, failed, self.tokenizer.decode)
         return outputs
+
+    def _branching(self, row: dict[str, Any]) -> Branching | None:
+        """What forks the episode of a data row; None: nothing does. Validation plays as the model is used."""
+        if self.shared.strategy is None or row.get(VALIDATION):
+            return None
+        options = self.options
+        return Branching(
+            self.shared.strategy,
+            Budget(options.branch_tokens, options.branch_steps, options.branches_at_once),
+            self._walk,
+            lambda episode: episode.apply_rewards(self.shared.rewards, row),
+            self.shared.failures.add,
+        )
 
     def _task(self, kwargs: dict[str, Any]) -> Task:
         """The task of a data row; what it does not set is taken from ``turnkey.env``."""
@@ -111,8 +127,10 @@ class EnvAgentLoop(AgentLoopBase):
             params["stop_token_ids"] = stop
         return params
 
-    async def _play(self, episode: Episode, sampling_params: dict[str, Any], task: Task) -> None:
-        """Play until the environment, the number of turns or the prompt's budget ends the episode."""
+    async def _play(
+        self, episode: Episode, sampling_params: dict[str, Any], task: Task, branching: Branching | None
+    ) -> Path:
+        """Start the environment and play to the end of the episode."""
         started = perf_counter()
         running = await self.shared.pool.start(task.env_id, task.kwargs, task.seed)
         episode.seconds_waiting = running.waited
@@ -120,38 +138,47 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]
-            request_id, prompts = uuid4().hex, self._prompts(episode.task)
-            for t in range(self.options.max_turns):
-                images = await self._images(seen.info.get("images") or [])
-                try:
-                    prompt = await _guarded(prompts.next, seen, images)
-                except PromptTooLongError:
-                    if t == 0:
-                        raise
-                    episode.steps[-1].record["truncated"] = True
-                    break
-                turn = await self._generate(request_id, prompt, sampling_params)
-                parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"])
-                started = perf_counter()
-                # Without an action the environment is not called, and its state stays.
-                answer = (
-                    await running.step(parsed.action)
-                    if parsed.action is not None
-                    else Answer(seen.observation, seen.info)
-                )
-                seconds = perf_counter() - started
-                episode.steps.append(self._played(t, prompt, turn, parsed, seen, answer, seconds))
-                seen = answer
-                if answer.terminated or answer.truncated:
-                    break
-                await _guarded(prompts.heard, turn, parsed)
+            prompts = self._prompts(episode.task)
+            path = Path(episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running)
+            await self._walk(path, branching)
+            return path
         finally:
             running.close()
-        episode.end(seen.info["success"])
+
+    async def _walk(self, path: Path, branching: Branching | None) -> None:
+        """Play until the environment, the number of turns or the prompt's budget ends the episode."""
+        episode, prompts = path.episode, path.prompts
+        for t in range(len(episode.steps), path.turns):
+            if branching is not None and path.trained:
+                await branching.at(path)
+            seen = path.seen
+            images = await self._images(seen.info.get("images") or [])
+            try:
+                prompt = await _guarded(prompts.next, seen, images)
+            except PromptTooLongError:
+                if t == 0:
+                    raise
+                episode.steps[-1].record["truncated"] = True
+                break
+            turn = await self._generate(path, prompt)
+            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"])
+            started = perf_counter()
+            # Without an action the environment is not called, and its state stays.
+            answer = (
+                await path.step(parsed.action) if parsed.action is not None else Answer(seen.observation, seen.info)
+            )
+            seconds = perf_counter() - started
+            last = t + 1 == path.turns
+            path.add(self._played(t, last, prompt, turn, parsed, seen, answer, seconds), answer)
+            if answer.terminated or answer.truncated:
+                break
+            await _guarded(prompts.heard, turn, parsed)
+        episode.end(path.seen.info["success"])
 
     def _played(
         self,
         t: int,
+        last: bool,
         prompt: Prompt,
         turn: Generated,
         parsed: ParsedAction,
@@ -159,7 +186,10 @@ class EnvAgentLoop(AgentLoopBase):
         answer: Answer,
         seconds: float,
     ) -> PlayedStep:
-        """Step ``t``, from the state ``seen`` to the ``answer``; its ``success`` is set when the episode ends."""
+        """Step ``t``, from the state ``seen`` to the ``answer``; its ``success`` is set when the episode ends.
+
+        ``last``: there is no turn left after it.
+        """
         valid = parsed.valid and not answer.info["invalid"]
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
@@ -172,7 +202,7 @@ class EnvAgentLoop(AgentLoopBase):
             valid=valid,
             penalty=0.0 if valid else self.options.invalid_action_penalty,
             terminated=answer.terminated,
-            truncated=answer.truncated or (not answer.terminated and t + 1 == self.options.max_turns),
+            truncated=answer.truncated or (not answer.terminated and last),
             version=turn.version,
             extra=columns | ({"text": seen.observation} if worker.keep_texts else {}),
         )
@@ -216,17 +246,18 @@ class EnvAgentLoop(AgentLoopBase):
             ) from error
         return found["images"]
 
-    async def _generate(self, request_id: str, prompt: Prompt, sampling_params: dict[str, Any]) -> Generated:
+    async def _generate(self, path: Path, prompt: Prompt) -> Generated:
         seen = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
         started = perf_counter()
         output = await self.server_manager.generate(
-            request_id=request_id,
+            request_id=path.request_id,
             prompt_ids=prompt.ids,
-            sampling_params=dict(sampling_params),
+            sampling_params=dict(path.sampling),
             **(seen if prompt.images else {}),
         )
         seconds = perf_counter() - started
         ids = list(output.token_ids)
+        path.spent += Cost(tokens=len(ids))
         if self._image_token in ids:
             raise EnvironmentFailure(
                 "images", "the model wrote the token that stands for an image: no image belongs to it"

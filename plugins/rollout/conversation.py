@@ -17,7 +17,7 @@ from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
 from verl_turnkey.envs.prompting.prompts import build_messages
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
-from verl_turnkey.plugins.rollout.prompts import Scene, said
+from verl_turnkey.plugins.rollout.prompts import Scene, forked, said
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail
 
 _OF_A_STEP = re.compile(r"\{(observation|admissible)\}")
@@ -85,6 +85,9 @@ class ConversationPrompts:
         self._starts.append(len(before))
         self._bare.append(bare)
         self._ids = [*before, *ids, *self._tail.close(ids, self._role, bare)]
+
+    def fork(self) -> ConversationPrompts:
+        return forked(self)
 
     def _prompt(self, broke: str | None) -> Prompt:
         shown = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]

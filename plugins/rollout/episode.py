@@ -11,8 +11,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from verl_turnkey.advantage import make_record
 from verl_turnkey.envs.rewards import Composition, RewardError, RewardStep, column_clash
-from verl_turnkey.plugins.credit.metrics import BREAK, CACHED, REWARD
-from verl_turnkey.plugins.rollout.merging import merge_rows
+from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED, REWARD
+from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,12 @@ class Episode:
     """in the environment's start, without the waiting for a place"""
     seconds_waiting: float = 0.0
     """for a place to run the environment"""
+    branch: int = 0
+    """which branch of its rollout it is; 0: none, the first way through"""
+    begins: int = 0
+    """number of its first step that no other branch trains"""
+    branching: Mapping[str, float] = field(default_factory=dict)
+    """what its rollout says of all branches; empty where episodes do not fork"""
 
     def end(self, success: bool | None) -> None:
         """End the episode and write its success to every step.
@@ -157,6 +163,7 @@ class Episode:
             "invalid_rate": sum(not record["valid"] for record in records) / turns,
             "unparsed_rate": sum(step.unparsed for step in self.steps) / turns,
             **{f"{REWARD}{label}": value for label, value in self.rewards.items()},
+            **{f"{BRANCHING}{name}": value for name, value in self.branching.items()},
         }
 
 
@@ -179,9 +186,14 @@ class RowBuilder:
     max_response_length: int | None = None
 
     def played(self, episode: Episode) -> list[AgentLoopOutput]:
-        """The rows of an episode whose rewards are composed: one per step, or fewer where steps extend each other."""
+        """The rows of an episode whose rewards are composed: one per step, or fewer where steps extend each other.
+
+        Those of a branch hold its own steps.
+        """
         rows = self._steps(episode)
-        return merge_rows(rows, self.max_response_length) if self.merged else rows
+        if self.merged:
+            rows = merge_rows(rows, self.max_response_length)
+        return without_steps(rows, episode.begins) if episode.begins else rows
 
     def _steps(self, episode: Episode) -> list[AgentLoopOutput]:
         info = episode.info()
@@ -201,7 +213,7 @@ class RowBuilder:
                 ),
                 extra_fields={
                     **step.turn.extra_fields,
-                    "turnkey": make_record([step.record]),
+                    "turnkey": make_record([step.record], branch=episode.branch),
                     "reward_extra_info": dict(info),
                     BREAK: step.prompt.broke,
                     **step.cached,
@@ -210,10 +222,13 @@ class RowBuilder:
             for t, step in enumerate(episode.steps)
         ]
 
-    def failed(self, reason: str, global_steps: int) -> list[AgentLoopOutput]:
+    def failed(
+        self, reason: str, global_steps: int, branching: Mapping[str, float] | None = None
+    ) -> list[AgentLoopOutput]:
         """The one masked row of a failed episode; its steps so far are left out.
 
         ``global_steps``: the training step that requested it, which began with the weights of the step before.
+        ``branching``: as in :class:`Episode`.
         """
         version = max(0, global_steps - 1)
         row = self._row(
@@ -229,7 +244,7 @@ class RowBuilder:
                 "min_global_steps": version,
                 "max_global_steps": version,
                 "turnkey": make_record([], failed=reason),
-                "reward_extra_info": Episode(rewards=dict.fromkeys(self.labels, 0.0)).info(),
+                "reward_extra_info": Episode(rewards=dict.fromkeys(self.labels, 0.0), branching=branching or {}).info(),
                 BREAK: None,
             },
         )

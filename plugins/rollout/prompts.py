@@ -7,10 +7,11 @@ the task first.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
@@ -37,6 +38,9 @@ class Prompts(Protocol):
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         """Take the model's response to the last prompt, and the action parsed from it."""
+
+    def fork(self) -> Prompts:
+        """The prompts of a branch that begins here; both go on independently."""
 
 
 class ControlTokens:
@@ -130,6 +134,21 @@ class TemplatePrompts:
         whole = self._scene.options.keep_thinking
         text = said(parsed, turn.text, whole)
         self._memory.add(PromptTurn(self._seen, text if whole else self._scene.control.plain(text)))
+
+    def fork(self) -> TemplatePrompts:
+        return forked(self)
+
+
+_P = TypeVar("_P")
+
+
+def forked(prompts: _P) -> _P:
+    """A copy with lists and a memory of its own; what the lists hold does not change, nor do settings and model."""
+    other = copy.copy(prompts)
+    for name, value in vars(prompts).items():
+        if isinstance(value, list | Memory):
+            setattr(other, name, value.copy())
+    return other
 
 
 def said(parsed: ParsedAction, text: str, whole: bool) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.credit.row_turns import branch_name
 from verl_turnkey.plugins.notices import failure_kind
 from verl_turnkey.plugins.seeing.bounds import Shares, chosen, logged_shares
 from verl_turnkey.plugins.seeing.masking import masked, masked_json
@@ -59,7 +60,8 @@ class TrajectoryLog:
         Args:
             row: the data row, with ``uid``, ``session_id`` and ``global_steps``.
             task: the task with the arguments of the configuration; None: it could not be read.
-            outputs: the rows that verl gets; their keys are ``{uid}_{session_id}_{index}``.
+            outputs: the rows that verl gets; their keys are ``{uid}_{session_id}_{index}``. Those of
+                other branches hold none of its turns.
             failed: the reason, or None.
             decode: the tokenizer's; called later, in another thread.
         """
@@ -69,12 +71,12 @@ class TrajectoryLog:
         if self.tables is None or not (failed or chosen(group, share)):
             return
         extra_info = row.get("extra_info") or {}
-        records = [] if failed else [output.extra_fields["turnkey"]["steps"] for output in outputs]
+        records = [] if failed else [output.extra_fields["turnkey"] for output in outputs]
         played = Logged(
             # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
             episode=replace(episode, steps=[]),
             turns=[_Turn.of(step, t) for t, step in enumerate(episode.steps)],
-            key=f"{group}_{row['session_id']}",
+            key=branch_name(f"{group}_{row['session_id']}", episode.branch),
             group=group,
             global_step=int(row["global_steps"]),
             split=extra_info.get("split") if isinstance(extra_info, Mapping) else None,
@@ -82,7 +84,12 @@ class TrajectoryLog:
             row_task=row.get(COLUMN),
             task=task,
             failed=failed,
-            rows={step["step"]: (i, j) for i, steps in enumerate(records) for j, step in enumerate(steps)},
+            rows={
+                step["step"]: (i, j)
+                for i, record in enumerate(records)
+                if record.get("branch", 0) == episode.branch
+                for j, step in enumerate(record["steps"])
+            },
             decode=decode,
         )
         self.tables.put_later(played.tables, 1 + 2 * len(episode.steps), played.size)

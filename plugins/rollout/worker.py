@@ -18,6 +18,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, tu
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.prompts import ControlTokens
+from verl_turnkey.plugins.rollout.strategies import Strategy, read_strategy
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, builder_of, learn
 from verl_turnkey.plugins.seeing.table_writer import Counts
@@ -45,6 +46,8 @@ class WorkerProcess:
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
+        found = read_strategy(rollout.strategy)
+        self.strategy: Strategy | None = None if found is None else found[1]
         self.failures = Failures()
         self.log = TrajectoryLog(config, self.turnkey.log)
         self.pool = HostPool(

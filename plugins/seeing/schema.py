@@ -47,7 +47,7 @@ TABLES = {
         "rollout",
         ("episode",),
         _columns("""
-            episode           string   <uid>_<session>: one episode of a group
+            episode           string   <uid>_<session>: one episode of a group; .<branch> follows of a branch
             group             string   uid: the episodes that are compared with each other
             split             string   of the data row: train, val, ...
             validation        bool     played to validate, not to train
@@ -79,7 +79,7 @@ TABLES = {
         _columns("""
             episode           string   of which the turn is
             turn              int32    0, 1, 2, ...
-            row               int32    the training row that holds it: <episode>_<row>
+            row               int32    the training row that holds it: <uid>_<session>_<row>
             turn_in_row       int32    its place there
             state_key         string   state the action was taken in; equal keys in a group are compared
             next_key          string   state it led to, where that is known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -57,3 +57,47 @@ class Awkward(gymnasium.Env[str, str]):
 
 if "contract/Awkward-v0" not in gymnasium.registry:
     gymnasium.register("contract/Awkward-v0", entry_point=Awkward)
+
+
+class Tree(gymnasium.Env[str, str]):
+    """Two moves lead to one of four leaves. The state is the way there."""
+
+    metadata: ClassVar[dict[str, Any]] = {"thread_safe": True, "deepcopy": True}
+    LEAVES: ClassVar[dict[str, float]] = {"LL": 0.0, "LR": 1.0, "RL": 2.0, "RR": 5.0}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.way, self.drawn = "", np.random.default_rng().random()
+        return self._shown(), {"task": "climb", "state_key": f"way {self.way}", "admissible": ["L", "R", "break"]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "break":
+            raise RuntimeError("the branch broke")
+        self.way += action
+        reward = self.LEAVES.get(self.way, 0.25 * (action == "R"))
+        info = {"state_key": f"way {self.way}", "admissible": ["L", "R", "break"]}
+        return self._shown(), reward, len(self.way) == 2, False, info
+
+    def _shown(self) -> str:
+        return f"at <{self.way}>"
+
+
+class ReplayedTree(Tree):
+    """Cannot copy itself."""
+
+    metadata: ClassVar[dict[str, Any]] = {}
+
+
+class Unsteady(ReplayedTree):
+    """Shows a random number that no seed decides on."""
+
+    def _shown(self) -> str:
+        return f"at <{self.way}> {self.drawn}"
+
+    def reset(self, **kwargs: Any) -> tuple[str, dict[str, Any]]:
+        seen, info = super().reset(**kwargs)
+        return seen, {**info, "state_key": seen}
+
+
+for name, entry in (("Tree", Tree), ("ReplayedTree", ReplayedTree), ("Unsteady", Unsteady)):
+    if f"contract/{name}-v0" not in gymnasium.registry:
+        gymnasium.register(f"contract/{name}-v0", entry_point=entry)

@@ -14,6 +14,7 @@ WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_logged.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
+FORKS, STRATEGIES = f"{C}/rollout/test_branching.py", "tests/unit/plugins/rollout/test_strategies.py"
 SEEING = "tests/unit/plugins/seeing"
 EVALUATING, UNIT_EVALUATING = f"{C}/evaluating/test_servers.py", "tests/unit/plugins/evaluating"
 TESTS = {
@@ -27,6 +28,10 @@ TESTS = {
     "plugins/actor/clipping_bias.py": f"{C}/actor/test_clipping_bias.py",
     "plugins/config/command_line.py": "tests/unit/plugins/config/test_command_line.py",
     "plugins/config/schema.py": f"{CONFIG} {LOSSES}",
+    "plugins/config/update.py": f"{CONFIG} {LOSSES}",
+    "plugins/rollout/branching.py": FORKS,
+    "plugins/rollout/budget.py": STRATEGIES,
+    "plugins/rollout/strategies/vine.py": STRATEGIES,
     "plugins/credit/estimator.py": f"{STEP} {ROWS}",
     "plugins/actor/balance.py": f"tests/unit/plugins/trainer/test_dealing.py {DEALING}",
     "plugins/trainer/dealing.py": f"tests/unit/plugins/trainer/test_dealing.py {DEALING}",
@@ -271,7 +276,7 @@ MUTATIONS = [
     ("plugins/seeing/table_writer.py", "            if said not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
     ("plugins/rollout/action_reader.py", "_called(calls[0], admissible)", "_called(calls[-1], admissible)"),
-    ("plugins/config/schema.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
+    ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
     (
         "plugins/config/schema.py",
         'estimators().get(name.removeprefix("turnkey/"))',
@@ -450,14 +455,14 @@ MUTATIONS = [
     ("plugins/rollout/extra_columns.py", "extra and name not in before else", "extra else"),
     ("plugins/rollout/extra_columns.py", "held = extra if name in before else next_extra", "held = next_extra"),
     ("plugins/rollout/agent_loop.py", "countable(extra, next_extra, worker.before)", "countable(extra, next_extra)"),
-    ("plugins/rollout/agent_loop.py", "t + 1 == self.options.max_turns", "t == self.options.max_turns"),
+    ("plugins/rollout/agent_loop.py", "t + 1 == path.turns", "t == path.turns"),
     ("plugins/rollout/agent_loop.py", 'valid = parsed.valid and not answer.info["invalid"]', "valid = parsed.valid"),
     ("plugins/rollout/agent_loop.py", "return state.observation if key is None else key", "return key"),
     ("plugins/rollout/agent_loop.py", 'episode.steps[-1].record["truncated"] = True', "pass"),
     (
         "plugins/rollout/agent_loop.py",
-        "                    if t == 0:\n                        raise",
-        "                    if True:\n                        raise",
+        "                if t == 0:\n                    raise",
+        "                if True:\n                    raise",
     ),
     # --- metrics
     (
@@ -532,10 +537,21 @@ MUTATIONS = [
     ("plugins/trainer/asked.py", "if self._varies else self._each", "if False else self._each"),
     ("plugins/trainer/asked.py", "{*self._sampled, *found}", "{*found}"),
     ("plugins/rollout/episode.py", "float(not records)", "0.0"),
+    # --- episodes that fork
+    ("plugins/rollout/branching.py", "sum(rewards[branch.begins :])", "sum(rewards)"),
+    ("plugins/rollout/branching.py", "own.index(True)", "0"),
+    ("plugins/rollout/branching.py", "if t == path.begins:", "if False:"),
+    ("plugins/rollout/branching.py", "and await self._budget.reserve(", "and True | await self._budget.reserve("),
+    ("plugins/rollout/branching.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
+    ("plugins/rollout/agent_loop.py", "is None or row.get(VALIDATION):", "is None:", FORKS),
+    ("plugins/rollout/prompts.py", "isinstance(value, list | Memory)", "isinstance(value, list)", FORKS),
+    ("plugins/rollout/budget.py", "self._taken -= most - spent", "self._taken -= most"),
+    ("plugins/rollout/strategies/vine.py", "values[t] = before - rewards[t - 1]", "values[t] = before"),
+    ("plugins/checks/probe.py", "not (declared and declared.copies)", "False", "tests/unit/plugins/checks"),
     # --- rows that merge
     ("plugins/checks/update.py", 'loop == "turnkey_env" and turnkey.rollout.rows_hold_turns:', "False:"),
     ("plugins/config/schema.py", 'self.layout == "merged" and self.prompt', "self.prompt", LOSSES),
-    ("plugins/rollout/episode.py", "if self.merged else rows", "if False else rows", LOOP),
+    ("plugins/rollout/episode.py", "        if self.merged:", "        if False:", LOOP),
     ("plugins/rollout/episode.py", "BREAK: step.prompt.broke", "BREAK: None", LOOP),
     (
         "plugins/rollout/merging.py",

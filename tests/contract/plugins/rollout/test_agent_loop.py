@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hydra
 import pytest
 import ray
 import torch
-from contract_tools import AWKWARD, Compose, Worker
-from verl.experimental.agent_loop import agent_loop as verl_agent_loop
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from contract_tools import Compose, Worker
+from scripted import Script
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -31,9 +27,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, validate_record
 from verl_turnkey.envs import EnvironmentFailure, make
-from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.rollout import agent_loop
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.seeing.bounds import chosen
@@ -42,103 +36,6 @@ from verl_turnkey.plugins.seeing.table_writer import Tables
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
 INFO = {"acc", "failed", "episode_return", "episode_length", "invalid_rate", "unparsed_rate", "reward/step"}
-
-
-class Script:
-    """The language model server's client: answers with the next text, or with what ``turns(prompt)`` returns."""
-
-    def __init__(self, tokenizer: Any, turns: list[str] | Callable[[str], str]) -> None:
-        self.tokenizer = tokenizer
-        self.turns = turns
-        self.prompts: list[list[int]] = []
-        self.params: list[dict[str, Any]] = []
-        self.answers: list[list[int]] = []
-        self.cached: int | None = None  # what the server says of its cache
-        self.seen: list[dict[str, Any]] = []
-
-    def text(self, t: int) -> str:
-        return self.tokenizer.decode(self.prompts[t])
-
-    async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **seen: Any
-    ) -> TokenOutput:
-        self.prompts.append(list(prompt_ids))
-        self.params.append(sampling_params)
-        self.seen.append(seen)
-        turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
-        ids = [*self.tokenizer.encode(turn), self.tokenizer.eos_token_id]
-        self.answers.append(ids)
-        said = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": self.cached}
-        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=said)
-
-
-@pytest.fixture(scope="module")
-def hosts(ray_queue) -> Iterator[None]:
-    """The tests of this file share host processes, and each still parses its own configuration."""
-    real = loop_worker.HostPool
-    tags = iter(range(10))
-
-    @cache
-    def pool(**options: Any) -> HostPool:
-        return real(namespace_tag=f"contract{next(tags)}", **options)
-
-    def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
-        return pool(modules=(AWKWARD,), **options)
-
-    loop_worker.HostPool = shared
-    yield
-    loop_worker.HostPool = real
-
-
-@pytest.fixture
-def play(compose: Compose, tokenizer, hosts, monkeypatch):
-    """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
-
-    ``fresh``: in a new worker process, as it were. ``fields``: further ones of the data row. Other keywords replace the
-    tokenizer and what else there is of the model.
-    """
-
-    def run(
-        turns: list[str] | Callable[[str], str],
-        task: Task,
-        *overrides: str,
-        session: int = 0,
-        fresh: bool = True,
-        cached: int | None = None,
-        fields: dict[str, Any] | None = None,
-        **model: Any,
-    ) -> tuple[list[AgentLoopOutput], Script]:
-        model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
-        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
-        if fresh:
-            monkeypatch.setattr(loop_worker, "_process", None)
-        script = Script(model["tokenizer"], turns)
-        script.cached = cached
-
-        async def episode() -> list[AgentLoopOutput]:
-            loop = hydra.utils.instantiate(
-                config=verl_agent_loop._agent_loop_registry["turnkey_env"],
-                trainer_config=DictConfigWrap(config=config),
-                server_manager=script,
-                **{"dataset_cls": RLHFDataset, **model},
-                data_config=DictConfigWrap(config.data),
-                tools=ToolListWrap([]),
-            )
-            assert type(loop) is agent_loop.EnvAgentLoop
-            row = {
-                "uid": "u",
-                "session_id": session,
-                "global_steps": 7,
-                "turnkey_task": task.to_json(),
-                **(fields or {}),
-            }
-            return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
-
-        outputs = asyncio.run(episode())
-        loop_worker.finish(None)
-        return outputs, script
-
-    return run
 
 
 def awkward(**kwargs: Any) -> Task:

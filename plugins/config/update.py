@@ -1,0 +1,36 @@
+"""The node ``turnkey.update``: how a batch becomes optimizer steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_turnkey.advantage.params import check
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """How a batch of rows becomes optimizer steps."""
+
+    mini_batches: int | None = None
+    """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, for any episode length"""
+    order: Literal["batch", "reverse_turns"] = "batch"
+    """batch: all turns at once; reverse_turns: turn numbers one by one from the last, each weighted by the accumulated
+    ratio of the updates before it (SeeUPO)"""
+    old_policy: Literal["turn", "iteration"] = "turn"
+    """reverse_turns: the policy in the denominator of the ratios, before the turn's update (SeeUPO's code) or at the
+    beginning of the step (its paper)"""
+    weight_by: Literal["token", "step", "episode", "task"] = "token"
+    """what weighs alike in the losses of actor and critic; token: as loss_agg_mode says"""
+    ratio_clip: float = 0.2
+    """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
+
+    def __post_init__(self) -> None:
+        check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)
+        check(0 < self.ratio_clip < 1, "ratio_clip", "a number in (0, 1)", self.ratio_clip)
+        check(
+            self.order == "batch" or self.mini_batches is None,
+            "mini_batches",
+            "null with order=reverse_turns: each turn is one optimizer step per epoch",
+            self.mini_batches,
+        )

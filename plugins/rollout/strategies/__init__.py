@@ -1,0 +1,32 @@
+"""When episodes fork, and what their branches are for: one file per strategy.
+
+Imports nothing of verl: the tables of the documentation and the checks of the driver read it, too.
+"""
+
+from verl_turnkey.plugins.rollout.strategies import tree as tree
+from verl_turnkey.plugins.rollout.strategies import vine as vine
+from verl_turnkey.plugins.rollout.strategies.registry import (
+    BRANCH_COLUMNS,
+    INDEPENDENT,
+    KEY,
+    Fork,
+    Place,
+    Strategy,
+    StrategySpec,
+    read_strategy,
+    register_strategy,
+    strategies,
+)
+
+__all__ = [
+    "BRANCH_COLUMNS",
+    "INDEPENDENT",
+    "KEY",
+    "Fork",
+    "Place",
+    "Strategy",
+    "StrategySpec",
+    "read_strategy",
+    "register_strategy",
+    "strategies",
+]

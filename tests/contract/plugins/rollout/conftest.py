@@ -1,0 +1,90 @@
+"""The agent loop as verl makes it, with real environments in real hosts; only the language model is a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import hydra
+import pytest
+from contract_tools import AWKWARD, Compose
+from scripted import Script
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from verl_turnkey.envs.hosting.pool import HostPool
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.rollout import agent_loop
+from verl_turnkey.plugins.rollout import worker as loop_worker
+
+
+@pytest.fixture(scope="module")
+def hosts(ray_queue) -> Iterator[None]:
+    """The tests of this file share host processes, and each still parses its own configuration."""
+    real = loop_worker.HostPool
+    tags = iter(range(10))
+
+    @cache
+    def pool(**options: Any) -> HostPool:
+        return real(namespace_tag=f"contract{next(tags)}", **options)
+
+    def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
+        return pool(modules=(AWKWARD,), **options)
+
+    loop_worker.HostPool = shared
+    yield
+    loop_worker.HostPool = real
+
+
+@pytest.fixture
+def play(compose: Compose, tokenizer, hosts, monkeypatch):
+    """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
+
+    ``fresh``: in a new worker process, as it were. ``fields``: further ones of the data row. Other keywords replace the
+    tokenizer and what else there is of the model.
+    """
+
+    def run(
+        turns: list[str] | Callable[[str], str],
+        task: Task,
+        *overrides: str,
+        session: int = 0,
+        fresh: bool = True,
+        cached: int | None = None,
+        fields: dict[str, Any] | None = None,
+        **model: Any,
+    ) -> tuple[list[AgentLoopOutput], Script]:
+        model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
+        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
+        if fresh:
+            monkeypatch.setattr(loop_worker, "_process", None)
+        script = Script(model["tokenizer"], turns)
+        script.cached = cached
+
+        async def episode() -> list[AgentLoopOutput]:
+            loop = hydra.utils.instantiate(
+                config=verl_agent_loop._agent_loop_registry["turnkey_env"],
+                trainer_config=DictConfigWrap(config=config),
+                server_manager=script,
+                **{"dataset_cls": RLHFDataset, **model},
+                data_config=DictConfigWrap(config.data),
+                tools=ToolListWrap([]),
+            )
+            assert type(loop) is agent_loop.EnvAgentLoop
+            row = {
+                "uid": "u",
+                "session_id": session,
+                "global_steps": 7,
+                "turnkey_task": task.to_json(),
+                **(fields or {}),
+            }
+            return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+
+        outputs = asyncio.run(episode())
+        loop_worker.finish(None)
+        return outputs, script
+
+    return run

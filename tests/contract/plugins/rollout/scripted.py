@@ -1,0 +1,36 @@
+"""In place of the language model, the rest is real: what tests of the agent loop share and is no fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from verl.workers.rollout.replica import TokenOutput
+
+
+class Script:
+    """The language model server's client: answers with the next text, or with what ``turns(prompt)`` returns."""
+
+    def __init__(self, tokenizer: Any, turns: list[str] | Callable[[str], str]) -> None:
+        self.tokenizer = tokenizer
+        self.turns = turns
+        self.prompts: list[list[int]] = []
+        self.params: list[dict[str, Any]] = []
+        self.answers: list[list[int]] = []
+        self.cached: int | None = None  # what the server says of its cache
+        self.seen: list[dict[str, Any]] = []
+
+    def text(self, t: int) -> str:
+        return self.tokenizer.decode(self.prompts[t])
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **seen: Any
+    ) -> TokenOutput:
+        self.prompts.append(list(prompt_ids))
+        self.params.append(sampling_params)
+        self.seen.append(seen)
+        turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
+        ids = [*self.tokenizer.encode(turn), self.tokenizer.eos_token_id]
+        self.answers.append(ids)
+        said = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": self.cached}
+        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=said)

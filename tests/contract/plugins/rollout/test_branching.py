@@ -1,0 +1,259 @@
+"""Episodes that fork, through the real agent loop and real hosts, in a tree whose values are known in closed form."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scripted import Script
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+from verl_turnkey.advantage import StepBatch, compute_credit, validate_record
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.rollout.branching import Branching, Path
+from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+
+TREE = Task("contract/Tree-v0", 3)
+MOVES = "LR"
+#: Values of a policy that moves left and right alike often.
+VALUE = {"": (0.0 + 1.0 + 2.25 + 5.25) / 4, "L": 0.5, "R": 3.5}
+
+BRANCH: ContextVar[tuple[int, int] | None] = ContextVar("BRANCH", default=None)
+"""of the branch that asks: the turn at which it began, and its number among those that began there"""
+
+
+@pytest.fixture
+def numbered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Each branch knows which one it is, so that a script can let the branches of a state try everything."""
+    begun: list[tuple[int, int]] = []
+    inner = Branching._play
+
+    async def play(self: Branching, branch: Path, *args: Any) -> None:
+        t = len(branch.episode.steps)
+        BRANCH.set((t, sum(before == t for before, _ in begun)))
+        begun.append(BRANCH.get())
+        await inner(self, branch, *args)
+
+    monkeypatch.setattr(Branching, "_play", play)
+    return begun
+
+
+def way(prompt: str) -> str:
+    """The moves so far, which the last observation shows."""
+    return prompt.rpartition("at <")[2].partition(">")[0]
+
+
+def explorer(trunk: Sequence[str], *broken: tuple[int, int]) -> Callable[[str], str]:
+    """The moves of the episode itself; four branches of a state play all that can follow, those of ``broken`` break."""
+
+    def turn(prompt: str) -> str:
+        t, branch = len(way(prompt)), BRANCH.get()
+        if branch is None:
+            return trunk[t]
+        return "break" if branch in broken else MOVES[branch[1] >> (1 - t) & 1]
+
+    return turn
+
+
+def table(outputs: list[AgentLoopOutput]) -> StepBatch:
+    keys = [f"u_0_{i}" for i in range(len(outputs))]
+    mask = torch.nested.as_nested_tensor([torch.tensor(row.response_mask) for row in outputs], layout=torch.jagged)
+    return read_rows(keys, [{}] * len(keys), [row.extra_fields for row in outputs], mask).steps
+
+
+def trained_once(outputs: list[AgentLoopOutput], script: Script, measured: int = 0) -> None:
+    """Each turn of the model that is trained is under one mask, in the context in which it was written."""
+    written = Counter((tuple(p), tuple(a)) for p, a in zip(script.prompts, script.answers, strict=True))
+    found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    for row in outputs:
+        ids, first = row.prompt_ids + row.response_ids, len(row.prompt_ids)
+        edges = np.flatnonzero(np.diff([0, *row.response_mask, 0]))
+        for begin, end in edges.reshape(-1, 2).tolist():
+            found[tuple(ids[: first + begin]), tuple(ids[first + begin : first + end])] += 1
+    assert not found - written
+    assert sum((written - found).values()) == measured
+
+
+VINE = "turnkey.rollout.strategy={name: vine, rollouts: 4}"
+CONVERSATION = ("turnkey.rollout.prompt=conversation", "data.max_response_length=400")
+SHORT = "turnkey.rollout.max_tokens_per_turn=8"
+
+
+@pytest.mark.parametrize("env", ["Tree", "ReplayedTree"])
+@pytest.mark.parametrize("prompt", [(), CONVERSATION])
+def test_the_credit_of_a_vine_is_that_of_the_true_values(play, numbered, env, prompt):
+    outputs, script = play(explorer("RL"), Task(f"contract/{env}-v0", 3), VINE, SHORT, *prompt)
+    assert [row.extra_fields["turnkey"]["failed"] for row in outputs] == [None] * len(outputs)
+    assert len(outputs) == (1 if prompt else 2)
+    batch = table(outputs)
+    assert batch.extra["turn_value"].tolist() == [VALUE[""], VALUE["R"]]
+    assert batch.extra["value_rollouts"].tolist() == [4, 4]
+    credit = compute_credit("progress", batch, alpha=0).advantage
+    np.testing.assert_allclose(credit, [0.25 + VALUE["R"] - VALUE[""], 2.0 - VALUE["R"]], atol=1e-12)
+    trained_once(outputs, script, measured=4 * 2 + 4)
+    assert len(set(map(str, numbered))) == 8
+    info = outputs[0].extra_fields["reward_extra_info"]
+    said = {name.partition("/")[2]: value for name, value in info.items() if name.startswith("branching/")}
+    measured_tokens = sum(map(len, script.answers)) - sum(sum(row.response_mask) for row in outputs)
+    assert said == {
+        "forks": 2, "trained": 0, "measured": 8, "failed": 0, "trained_tokens": 0, "trained_steps": 0,
+        "measured_tokens": measured_tokens, "measured_steps": 12,
+    }  # fmt: skip
+
+
+def test_a_branch_that_fails_costs_itself(play, numbered):
+    outputs, script = play(explorer("RL", (0, 3), (1, 0)), TREE, VINE, SHORT)
+    batch = table(outputs)
+    np.testing.assert_allclose(batch.extra["turn_value"], [(0 + 1 + 2.25) / 3, (2 + 5 + 5) / 3])
+    assert batch.extra["value_rollouts"].tolist() == [3, 3]
+    info = outputs[0].extra_fields["reward_extra_info"]
+    assert (info["branching/failed"], info["branching/measured"]) == (2, 6)
+    trained_once(outputs, script, measured=3 * 2 + 1 + 4)
+
+
+def test_an_episode_that_fails_takes_its_branches_along(play, numbered):
+    outputs, _ = play(explorer(["R", "break"]), TREE, VINE, SHORT)
+    (row,) = outputs
+    assert "the branch broke" in row.extra_fields["turnkey"]["failed"]
+    assert row.extra_fields["reward_extra_info"]["branching/measured"] == 0
+
+
+@pytest.mark.parametrize(("key", "limit", "begun"), [("steps", 5, [2, 1]), ("tokens", 24, [3, 3])])
+def test_the_budget_of_an_episode_holds(play, numbered, key, limit, begun):
+    """A branch may need 8 tokens and a step per turn ahead, and needs 2 tokens: more begin when one has given back."""
+    limits = ("turnkey.rollout.max_turns=2", "turnkey.rollout.branches_at_once=2")
+    outputs, _ = play(explorer("RL"), TREE, VINE, SHORT, *limits, f"turnkey.rollout.branch_{key}={limit}")
+    assert table(outputs).extra["value_rollouts"].tolist() == begun
+    info = outputs[0].extra_fields["reward_extra_info"]
+    assert info[f"branching/measured_{key}"] <= limit
+    assert info["branching/measured_steps"] == 2 * begun[0] + begun[1]
+
+
+def test_validation_and_independent_episodes_do_not_fork(play, numbered):
+    rows = {}
+    for name, overrides, fields in (("plain", (), {}), ("validation", (VINE,), {VALIDATION: True})):
+        rows[name], script = play(explorer("RL"), TREE, SHORT, *overrides, fields=fields)
+        assert len(script.prompts) == 2
+        for row in rows[name]:
+            row.metrics.generate_sequences = row.metrics.tool_calls = 0.0
+    assert rows["plain"] == rows["validation"]
+    assert numbered == []
+    assert set(rows["plain"][0].extra_fields["turnkey"]["steps"][0]["extra"]) == {"next_anchor"}
+
+
+@pytest.fixture
+def bushy():
+    """A strategy of a user's own: three trained branches at the start, one more of each path at its next turn."""
+
+    @register_strategy("bushy", summary="for this test")
+    @dataclass(frozen=True)
+    class Bushy:
+        roots: str = "shared"
+
+        def fork(self, at: Place) -> Fork | None:
+            assert at.depth == len(at.steps) == at.turn
+            return Fork(3 if at.turn == 0 else 1, trained=True)
+
+        def columns(self, rewards: Any, measured: Any) -> dict[str, list[float]]:
+            assert not any(measured)
+            return {}
+
+    yield
+    del registry._STRATEGIES["bushy"]
+
+
+class Bush:
+    """Answers with moves in turn, whoever asks."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def __call__(self, prompt: str) -> str:
+        self.asked[way(prompt)] += 1
+        return MOVES[self.asked[way(prompt)] % 2]
+
+
+@pytest.mark.parametrize("layout", ["steps", "merged"])
+@pytest.mark.parametrize("prompt", [(), CONVERSATION])
+def test_each_turn_of_a_tree_is_trained_once(play, bushy, prompt, layout):
+    overrides = ("turnkey.rollout.strategy=bushy", SHORT, f"turnkey.rollout.layout={layout}", *prompt)
+    outputs, script = play(Bush(), TREE, *overrides)
+    for i, row in enumerate(outputs):
+        validate_record(row.extra_fields["turnkey"], f"row {i}")
+    trained_once(outputs, script)
+    assert len(script.prompts) == 4 + 8
+    for text in map(script.text, range(len(script.prompts))):  # the past that is shown is the branch's own
+        shown = re.findall(r"assistant\n([LR])", text) if prompt else re.findall(r"Action: ([LR])", text)
+        assert shown == list(way(text))
+    batch = table(outputs)
+    assert len(batch) == 12
+    assert batch.n_trajectories == 8
+    assert Counter(batch.extra["parent"].tolist()) == {"start": 4, "0.0.1": 2, "0.1.1": 2, "0.2.1": 2, "0.3.1": 2}
+    # Each path has its whole outcome, also one that begins at a fork.
+    outcome = dict(zip(batch.extra["branch"].tolist(), batch.extra["leaf_outcome"].tolist(), strict=True))
+    assert sorted(outcome) == list(range(8))
+    leaves = sum(outcome.values())
+    plain = compute_credit("tree", batch, rule="treerl")
+    assert plain.metrics["credit/leaves"] == 8
+    assert plain.metrics["credit/nodes"] == 12
+    value = compute_credit("tree", batch, norm="mean", fork_w=0.0).advantage
+    ends = [i for i in range(len(batch)) if batch.step[i] == 1]
+    expected = [batch.extra["leaf_outcome"][i] - leaves / 8 for i in ends]
+    np.testing.assert_allclose(value[ends], expected, atol=1e-12)
+
+
+def test_the_turns_of_a_branch_that_failed_are_those_of_one_that_went_on_from_it(play, bushy, monkeypatch):
+    """The first branch of the start breaks in its second turn, after another one began there."""
+    broken = []
+
+    async def step(self: Path, action: str) -> Any:
+        if self.episode.branch == 1 and self.made_by == [1]:
+            broken.append(self)
+            action = "break"
+        return await inner(self, action)
+
+    inner = Path.step
+    monkeypatch.setattr(Path, "step", step)
+    outputs, script = play(Bush(), TREE, "turnkey.rollout.strategy=bushy", SHORT)
+    assert len(broken) == 1
+    trained_once(outputs, script, measured=1)
+    batch = table(outputs)
+    assert batch.n_trajectories == 7
+    assert len(batch) == 11
+    assert outputs[0].extra_fields["reward_extra_info"]["branching/failed"] == 1
+
+
+def test_an_error_that_is_nobodys_failure_is_not_lost(play, bushy, monkeypatch):
+    """It stops what verl stops on such an error of the loop, even if it came while the episode itself went on."""
+
+    async def fork(self: Branching, path: Path) -> None:
+        if path.episode.branch:
+            raise ZeroDivisionError("a mistake in a strategy")
+        await inner(self, path)
+
+    inner = Branching.at
+    monkeypatch.setattr(Branching, "at", fork)
+    with pytest.raises(ZeroDivisionError):
+        play(Bush(), TREE, "turnkey.rollout.strategy=bushy", SHORT)
+
+
+def test_branches_ask_the_server_of_their_episode(play, numbered, monkeypatch):
+    asked = set()
+    generate = Script.generate
+
+    async def seen(self: Script, request_id: str, **kwargs: Any) -> Any:
+        asked.add(request_id)
+        return await generate(self, request_id, **kwargs)
+
+    monkeypatch.setattr(Script, "generate", seen)
+    play(explorer("RL"), TREE, VINE, SHORT)
+    assert len(asked) == 1

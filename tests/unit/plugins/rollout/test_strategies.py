@@ -1,0 +1,162 @@
+"""Strategies as functions of a place and of what was measured, and the budget of branches."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.rollout.budget import Budget, Cost
+from verl_turnkey.plugins.rollout.strategies import Fork, Place, read_strategy, register_strategy, registry, strategies
+from verl_turnkey.plugins.rollout.strategies.tree import Tree
+from verl_turnkey.plugins.rollout.strategies.vine import Vine
+
+
+def place(turn: int, depth: int = 0) -> Place:
+    return Place(turn, 0, depth, [])
+
+
+def test_a_vine_measures_the_states_that_it_is_asked_to():
+    assert [Vine(rollouts=3).fork(place(t)) for t in range(3)] == [Fork(3, trained=False)] * 3
+    sparse = Vine(every=2, turns=5)
+    assert [sparse.fork(place(t)) for t in range(3)] == [Fork(9, False, 5), None, Fork(9, False, 5)]
+
+
+REWARDS = [0.5, 0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("measured", "values", "credit"),
+    [
+        ([[1.0, 3.0], [2.0], [1.0], [0.0, 1.0]], [2.0, 2.0, 1.0, 0.5], [0.5, -1.0, 0.5, 1.5]),
+        ([[2.0], [], [4.0], []], [2.0, 1.5, 4.0, 3.0], [0.0, 2.5, 0.0, -1.0]),  # of a segment at its end
+        ([[], [], [4.0], []], [4.5, 4.0, 4.0, 3.0], [0.0, 0.0, 0.0, -1.0]),  # none before the first measured state
+        ([[], [], [], []], [3.5, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_states_that_were_not_measured_move_no_credit(measured, values, credit):
+    columns = Vine().columns(REWARDS, measured)
+    assert columns["turn_value"] == pytest.approx(values)
+    assert columns["value_rollouts"] == [len(returns) for returns in measured]
+    batch = StepBatch(
+        group=["g"] * 4, trajectory=["a"] * 4, step=range(4), reward=REWARDS, extra={"turn_value": values}
+    )
+    np.testing.assert_allclose(compute_credit("progress", batch, alpha=0).advantage, credit)
+    assert sum(credit) == pytest.approx(sum(REWARDS) - values[0])
+
+
+def test_a_tree_forks_at_its_turns_down_to_its_depth():
+    tree = Tree(branches=3, first=1, every=2, depth=2)
+    assert [tree.fork(place(t)) is not None for t in range(6)] == [False, True, False, True, False, True]
+    assert tree.fork(place(1)) == Fork(2, trained=True)
+    assert tree.fork(place(5, depth=1)) is not None
+    assert tree.fork(place(5, depth=2)) is None
+
+
+def test_strategies_are_read_by_name_or_with_parameters():
+    assert read_strategy("independent") is None
+    spec, vine = read_strategy({"name": "vine", "rollouts": 2})
+    assert (spec.name, vine) == ("vine", Vine(rollouts=2))
+    for value, said in (
+        ("vines", "there is no strategy 'vines'; did you mean 'vine'?"),
+        ({"name": "vine", "rolouts": 2}, "turnkey.rollout.strategy.rolouts: unknown key; did you mean 'rollouts'?"),
+        ({"name": "vine", "rollouts": 0}, "turnkey.rollout.strategy.rollouts: expected an integer >= 1, got 0"),
+        ({"name": "tree", "branches": 1}, "turnkey.rollout.strategy.branches: expected an integer >= 2, got 1"),
+        ({"rollouts": 2}, "there is no strategy None"),
+        ({"name": "independent", "rollouts": 2}, "there is no strategy 'independent'"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            read_strategy(value)
+        assert said in str(error.value)
+
+
+def test_what_cannot_be_registered():
+    @dataclass(frozen=True)
+    class Frozen:
+        pass
+
+    for name, cls, gives, said in (
+        ("vine", Frozen, (), "there already"),
+        ("independent", Frozen, (), "there already"),
+        ("own", Frozen, ("parent",), "every strategy gives the column 'parent'"),
+        ("own", type("Loose", (), {}), (), "frozen"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            register_strategy(name, gives=gives)(cls)
+    assert "own" not in strategies()
+
+
+def test_the_strategy_of_the_page_works(tmp_path):
+    page = (Path(__file__).parents[4] / "docs" / "branching.md").read_text(encoding="utf-8")
+    (tmp_path / "my_strategy.py").write_text(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0])
+    try:
+        import_modules([str(tmp_path / "my_strategy.py")])
+        spec, retry = read_strategy({"name": "retry", "tries": 3})
+        steps = [SimpleNamespace(record={"valid": valid}) for valid in (True, False)]
+        assert [retry.fork(Place(t, 0, 0, steps[:t])) for t in range(3)] == [None, None, Fork(3, trained=False)]
+        assert retry.columns([0.0, 1.0], [[], [1.0, 2.0]]) == {spec.gives[0]: [0.0, 1.5]}
+    finally:
+        registry._STRATEGIES.pop("retry", None)
+
+
+def test_a_budget_is_never_exceeded_and_gives_back_what_was_not_spent():
+    async def play() -> list[bool]:
+        budget, granted = Budget(tokens=100, steps=None, at_once=9), []
+        for _ in range(3):
+            granted.append(await budget.reserve(Cost(40, 4), measured=False))
+        budget.give_back(Cost(40, 4), Cost(10, 4), measured=False)
+        granted.append(await budget.reserve(Cost(51, 1), measured=False))
+        granted.append(await budget.reserve(Cost(50, 1), measured=False))
+        return granted
+
+    assert asyncio.run(play()) == [True, True, False, False, True]
+
+
+def test_a_budget_waits_for_branches_that_are_measured():
+    """Those always end; a trained one may wait itself, so nobody waits for it."""
+
+    async def play() -> tuple[bool, list[Any]]:
+        budget, log = Budget(tokens=None, steps=10, at_once=2), []
+        for most in (4, 4):
+            assert await budget.reserve(Cost(0, most), measured=True)
+
+        async def more(measured: bool, steps: int) -> None:
+            log.append((measured, steps, await budget.reserve(Cost(0, steps), measured=measured)))
+
+        waiting = [asyncio.create_task(more(True, 1)), asyncio.create_task(more(False, 4))]
+        await asyncio.sleep(0)
+        idle = not log
+        budget.give_back(Cost(0, 4), Cost(0, 2), measured=True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert log == [(True, 1, True)]  # 2 spent, 4 and 1 reserved: no room for 4 more
+        budget.give_back(Cost(0, 4), Cost(0, 4), measured=True)
+        budget.give_back(Cost(0, 1), Cost(0, 1), measured=True)
+        await asyncio.gather(*waiting)
+        return idle, log
+
+    idle, log = asyncio.run(play())
+    assert idle
+    assert log[1:] == [(False, 4, False)]
+
+
+def test_vines_are_unbiased_in_a_tree_with_known_values():
+    """Every outcome of two moves once from each state: the mean is the value, and the credit what the move adds."""
+    leaves = {"LL": 0.0, "LR": 1.0, "RL": 2.0, "RR": 5.0}
+    value = {"": np.mean(list(leaves.values())), "L": 0.5, "R": 3.5}
+    for way, outcome in leaves.items():
+        measured = [list(leaves.values()), [leaves[way[0] + move] for move in "LR"]]
+        found = Vine().columns([0.0, outcome], measured)["turn_value"]
+        batch = StepBatch(
+            group=[0, 0], trajectory=[0, 0], step=[0, 1], reward=[0.0, outcome], extra={"turn_value": found}
+        )
+        credit = compute_credit("progress", batch, alpha=0).advantage
+        np.testing.assert_allclose(credit, [value[way[0]] - value[""], outcome - value[way[0]]])
