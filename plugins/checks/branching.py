@@ -35,6 +35,12 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
             f"{asked} asks the server several times at once under one request id, which "
             "actor_rollout_ref.rollout.full_determinism=true hands to vLLM: set it to false"
         )
+    method = estimator_of(config)
+    if method is None:
+        raise ConfigError(
+            f"{asked} gives columns and branches, which verl's algorithm.adv_estimator={config.algorithm.adv_estimator} "
+            "does not read: it knows one score per rollout. Take a method of this package, or of your own"
+        )
     turn = options.max_tokens_per_turn or rollout.response_length
     if options.branch_tokens is not None and options.branch_tokens < turn:
         raise ConfigError(
@@ -46,17 +52,9 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
         raise ConfigError(
             f"{asked} gives the column {clash[0]}, and so does a component of turnkey.rewards: give that another column"
         )
-    _warn_unread(config, turnkey, asked, spec.gives)
-    return columns
-
-
-def _warn_unread(config: DictConfig, turnkey: TurnkeyConfig, asked: str, gives: tuple[str, ...]) -> None:
-    """Warn of columns that the method of this package, which lists what it reads, does not need."""
-    method = estimator_of(config)
-    if method is None or not gives:
-        return
     read = {*method.columns(credit_params(config, turnkey), credit_modify(config, turnkey)), *method.before}
-    if not {f"extra.{name}" for name in gives} & read:
+    if spec.gives and not {f"extra.{name}" for name in spec.gives} & read:
         warnings.warn(
-            f"{asked} measures {', '.join(gives)}, and the method {method.name} reads none of it", stacklevel=2
+            f"{asked} measures {', '.join(spec.gives)}, and the method {method.name} reads none of it", stacklevel=2
         )
+    return columns

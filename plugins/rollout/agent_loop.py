@@ -82,7 +82,8 @@ class EnvAgentLoop(AgentLoopBase):
             if branching is not None:
                 await branching.finished()
                 found = branching.episodes(path, str(kwargs["session_id"]))
-            outputs = [row for each in found for row in self.rows.played(each)]
+            # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
+            outputs = [row for each in reversed(found) for row in self.rows.played(each)]
         except FAILURES as error:
             failed = f"{type(error).__name__}: {error}"
             self.shared.failures.add(failed)

@@ -541,6 +541,7 @@ MUTATIONS = [
     ("plugins/rollout/branching.py", "sum(rewards[branch.begins :])", "sum(rewards)"),
     ("plugins/rollout/branching.py", "own.index(True)", "0"),
     ("plugins/rollout/branching.py", "if t == path.begins:", "if False:"),
+    ("plugins/rollout/agent_loop.py", "for each in reversed(found) for row", "for each in found for row", FORKS),
     ("plugins/rollout/branching.py", "and await self._budget.reserve(", "and True | await self._budget.reserve("),
     ("plugins/rollout/branching.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
     ("plugins/rollout/agent_loop.py", "is None or row.get(VALIDATION):", "is None:", FORKS),

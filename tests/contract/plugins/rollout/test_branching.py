@@ -198,6 +198,10 @@ def test_each_turn_of_a_tree_is_trained_once(play, bushy, prompt, layout):
     assert len(batch) == 12
     assert batch.n_trajectories == 8
     assert Counter(batch.extra["parent"].tolist()) == {"start": 4, "0.0.1": 2, "0.1.1": 2, "0.2.1": 2, "0.3.1": 2}
+    # verl gives all rows of a rollout the numbers of the last one: those of the first way through.
+    last = outputs[-1]
+    assert "branch" not in last.extra_fields["turnkey"]
+    assert last.extra_fields["reward_extra_info"]["episode_return"] == last.reward_score
     # Each path has its whole outcome, also one that begins at a fork.
     outcome = dict(zip(batch.extra["branch"].tolist(), batch.extra["leaf_outcome"].tolist(), strict=True))
     assert sorted(outcome) == list(range(8))

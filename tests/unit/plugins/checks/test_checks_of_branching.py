@@ -37,7 +37,6 @@ def test_the_columns_of_a_strategy_are_known():
         assert check_branching(config(), turnkey("independent"), ()) == ()
         assert check_branching(config(), turnkey(), ("other",)) == COLUMNS
         assert check_branching(config("tree"), turnkey("tree"), ()) == COLUMNS[:4]
-        assert check_branching(config("grpo"), turnkey(), ()) == COLUMNS  # of verl's own: it may read anything
     check_columns(config(), turnkey(), {"score"}, (), COLUMNS)
     with pytest.raises(ConfigError, match=r"progress needs the column 'extra\.turn_value'"):
         check_columns(config(), turnkey("tree"), {"score"}, (), COLUMNS[:4])
@@ -60,6 +59,11 @@ def test_a_strategy_that_cannot_work_is_refused(rollout, options, given, said):
     with pytest.raises(ConfigError) as error:
         check_branching(config(**rollout), turnkey(**options), given)
     assert said in str(error.value)
+
+
+def test_an_estimator_of_verls_knows_no_branches():
+    with pytest.raises(ConfigError, match="adv_estimator=grpo does not read: it knows one score per rollout"):
+        check_branching(config("grpo"), turnkey("tree"), ())
 
 
 def test_measuring_for_nobody_is_said():
