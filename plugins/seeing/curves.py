@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_turnkey.plugins.seeing.join import Run, flag
+from verl_turnkey.plugins.seeing.seen import Seen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 KL = ("actor/ppo_kl", "actor/kl_loss", "critic/kl", "rollout_corr/kl")
 CLIPPED = ("actor/pg_clipfrac",)
 ENTROPY = ("actor/entropy",)
+GRADIENT = ("actor/grad_norm",)
 TIMES = 5
 """parts of a step's time in their chart"""
 
@@ -34,7 +36,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
         ]
 
     parts = [
-        _means(name.removeprefix("part."), turns[name].abs(), turns["train_step"])
+        _means(name.removeprefix("part.").replace("_", " "), turns[name].abs(), turns["train_step"])
         for name in (run.parts if len(run.parts) != 2 else run.parts[:1])
     ]
     invalid = turns.assign(invalid=~flag(turns["valid"])).loc[train_turn, "invalid"]
@@ -42,14 +44,26 @@ def charts(run: Run) -> list[dict[str, Any]]:
     clipped = _means("of the turns", turns["clip_share"], turns["train_step"])
     entropy = _means("of the turns", turns["entropy"], turns["train_step"])
     share, from_zero = [0, 1], [0, None]
+    seen = Seen(run)
     made = [
         ("Success", "share of episodes", share, both(success)),
         ("Return", "sum of the environment's rewards", None, both(episodes["return"])),
         ("Length", "turns per episode", None, both(episodes["turns"])),
         ("Invalid actions", "share of turns", from_zero, [_means("training", invalid, of_turn[train_turn])]),
+        (
+            "Repetition",
+            "share of turns",
+            from_zero,
+            [
+                _drawn("repeated in vain", seen.repeated),
+                _drawn("commonest action", seen.commonest),
+            ],
+        ),
+        ("Groups without signal", "share of groups", share, [_drawn("all score alike", seen.without_signal)]),
         ("Credit", "mean size by part", from_zero, parts),
         ("Clipped", "share", from_zero, [_metric(steps, CLIPPED) or clipped]),
         ("KL", "", from_zero, [_metric(steps, KL) or kl]),
+        ("Gradient", "norm before clipping", from_zero, [_metric(steps, GRADIENT)]),
         ("Entropy", "nats per token", from_zero, [_metric(steps, ENTROPY) or entropy]),
         ("Time", "seconds per step", from_zero, _times(steps)),
     ]
@@ -64,6 +78,11 @@ def _means(label: str, values: pd.Series, step: Any) -> dict[str, Any] | None:
     """Mean by step of the numbers that are there."""
     mean = values.astype(float).groupby(np.asarray(step, float)).mean().dropna()
     return _series(label, mean) if len(mean) else None
+
+
+def _drawn(label: str, by_step: pd.Series) -> dict[str, Any] | None:
+    known = by_step.dropna()
+    return _series(label, known) if len(known) else None
 
 
 def _metric(steps: pd.DataFrame, names: tuple[str, ...]) -> dict[str, Any] | None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl_turnkey.advantage import describe_part
+from verl_turnkey.plugins.seeing.choosing import Built, chosen, on_page, order, turns_of, weights_of
 from verl_turnkey.plugins.seeing.curves import charts
 from verl_turnkey.plugins.seeing.health import findings
 from verl_turnkey.plugins.seeing.join import REASONS, Run, flag
@@ -77,17 +77,30 @@ REPEATING = {
 def pack(run: Run, number: int, size: float) -> Blocks:
     """The blocks of a run whose base64 takes at most ``size`` bytes; the index is there in any case."""
     group, names = _groups(run.episodes)
-    numbers, texts = dict(_numbers(run, group)), dict(_texts(run, group))
-    logged = {"logged_numbers": len(numbers), "logged_texts": len(texts)}
-    order = _order(run, group, len(names))
-    left = size - _on_page(len(_index(run, number, group, names, numbers=[], texts=[], **logged)))
+    ordered = order(run, group, len(names))
+    played = set(group[run.turns["at"].unique()].tolist())
+    weights = weights_of(run, group, len(names))
+    index = _index(run, number, group, names)
+    left = size - on_page(len(index(numbers=[], texts=[], logged_numbers=len(played), logged_texts=len(names))))
     # Numbers alone cannot be read as a conversation: a group gets both, and what then is left goes to numbers.
-    whole, left = _fitting({g: (numbers[g], texts[g]) for g in order if g in texts}, left)
-    alone, _ = _fitting({g: (numbers[g],) for g in order if g in numbers and g not in whole}, left)
-    kept = {"numbers": sorted(whole | alone), "texts": sorted(whole)}
-    blocks = {f"run-{number}": _index(run, number, group, names, **kept, **logged)}
-    blocks |= {f"numbers-{number}-{g}": numbers[g] for g in kept["numbers"]}
-    return blocks | {f"texts-{number}-{g}": texts[g] for g in kept["texts"]}
+    logged = [g for g in ordered if weights[g] > 0 and g in played]
+    built, without, left = chosen(logged, weights, left, lambda some: _both(run, group, some))
+    rest = [g for g in ordered if g in played and g not in built]
+    alone, _, _ = chosen(rest, turns_of(run, group, len(names)), left, lambda some: _single(run, group, some))
+    kept = {"numbers": sorted(built | alone), "texts": sorted(built), "logged_numbers": len(played)}
+    blocks = {f"run-{number}": index(**kept, logged_texts=len(logged) - without)}
+    blocks |= {f"numbers-{number}-{g}": (built | alone)[g][0] for g in kept["numbers"]}
+    return blocks | {f"texts-{number}-{g}": built[g][1] for g in kept["texts"]}
+
+
+def _both(run: Run, group: np.ndarray, some: set[int]) -> Built:
+    """Numbers and texts of those groups that have texts."""
+    texts = dict(_texts(run, group, some))
+    return {g: (block, texts[g]) for g, block in _numbers(run, group, set(texts))}
+
+
+def _single(run: Run, group: np.ndarray, some: set[int]) -> Built:
+    return {g: (block,) for g, block in _numbers(run, group, some)}
 
 
 def squeeze(value: Any) -> bytes:
@@ -95,44 +108,13 @@ def squeeze(value: Any) -> bytes:
     return gzip.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode(), 6, mtime=0)
 
 
-def _on_page(size: int) -> int:
-    return (size + 2) // 3 * 4 + 60  # base64 and its element
-
-
 def _groups(episodes: pd.DataFrame) -> tuple[np.ndarray, list[str]]:
     codes, names = episodes["group"].factorize()
     return codes, [str(name) for name in names]
 
 
-def _order(run: Run, group: np.ndarray, count: int) -> list[int]:
-    """Groups, what is most worth keeping first: one of each step, then the others, the newest steps first.
-
-    Both times those with mixed outcomes or failures come before the rest; which of equals is drawn.
-    """
-    drawn = list(range(count))
-    random.Random(0).shuffle(drawn)
-    won, failed = flag(run.episodes["success"]), run.episodes["failed"].notna().to_numpy()
-    members = np.bincount(group, minlength=count)
-    wins, bad = (np.bincount(group, weights=each, minlength=count) for each in (won, failed))
-    telling = ((wins > 0) & (wins < members)) | (bad > 0)
-    step = run.episodes["global_step"].fillna(-1).groupby(group).max().to_numpy()
-    best = sorted(drawn, key=lambda g: (not telling[g], -step[g]))
-    first = set({step[g]: g for g in reversed(best)}.values())
-    return sorted(best, key=lambda g: g not in first)
-
-
-def _fitting(blocks: Mapping[int, Sequence[bytes]], left: float) -> tuple[set[int], float]:
-    """Groups all blocks of which fit in what is left by those before; and what is left then."""
-    chosen = set()
-    for g, several in blocks.items():
-        if (need := sum(_on_page(len(block)) for block in several)) <= left:
-            chosen.add(g)
-            left -= need
-    return chosen, left
-
-
-def _index(run: Run, number: int, group: np.ndarray, names: list[str], **kept: Any) -> bytes:
-    """``kept``: which groups have numbers and texts here, and how many have some in the log."""
+def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callable[..., bytes]:
+    """The block of it for which groups have numbers and texts here, and how many have some in the log."""
     episodes, turns = run.episodes, run.turns
     count = np.bincount(turns["at"].to_numpy(), minlength=len(episodes))
     values: dict[str, dict[str, Any]] = {}
@@ -164,7 +146,6 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str], **kept: A
         "meanings": _meanings(run),
         "full": float(f"{np.quantile(sizes, 0.98):.5g}") if len(sizes) else 1.0,
         "groups": names,
-        **kept,
         "counts": count.tolist(),
         "whole": run.whole.astype(int).tolist(),
         "group": group.tolist(),
@@ -173,9 +154,13 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str], **kept: A
         },
         "turns": values,
     }
-    head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    head += b" " * (-len(head) % 4)
-    return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(binary), 6, mtime=0)
+
+    def block(**kept: Any) -> bytes:
+        head = json.dumps(header | kept, separators=(",", ":"), allow_nan=False).encode()
+        head += b" " * (-len(head) % 4)
+        return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(binary), 6, mtime=0)
+
+    return block
 
 
 def task_name(task: str) -> str:
@@ -234,19 +219,22 @@ def _listed(values: np.ndarray) -> list[Any]:
     return [value if value is None or isinstance(value, bool | str) else str(value) for value in values.tolist()]
 
 
-def _numbers(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:
+def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
     turns = run.turns
     shown = [name for name in turns if name not in NOT_SHOWN and turns[name].notna().any()]
     numbers = {name: _rounded(turns[name].to_numpy()) for name in shown if name not in REPEATING}
     texts = {name: turns[name].to_numpy(object) for name in shown if name in REPEATING}
     for g, rows in _ranges(group[turns["at"].to_numpy()]):
+        if g not in wanted:
+            continue
         columns: dict[str, Any] = {name: _listed(values[rows]) for name, values in numbers.items()}
         columns |= {name: _interned(values[rows].tolist()) for name, values in texts.items()}
         yield g, squeeze({"columns": columns})
 
 
-def _texts(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:
+def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
     """A block per group whose texts the log still has; partition by partition, since all at once may be gigabytes."""
+    ours = np.isin(group, list(wanted))
     at = dict(zip(run.episodes["episode"], range(len(group)), strict=True))
     turns = run.turns
     row = {key: i for i, key in enumerate(zip(turns["at"].tolist(), turns["turn"].tolist(), strict=True))}
@@ -254,14 +242,14 @@ def _texts(run: Run, group: np.ndarray) -> Iterator[tuple[int, bytes]]:
     rows_of = dict(_ranges(of_turn))
     found: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     last = run.episodes["step"].groupby(group).max()
-    for step in sorted(int(step) for step in run.episodes["step"].unique()):
+    for step in sorted(int(step) for step in run.episodes["step"][ours].unique()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a group without texts says so itself
             table = read(run.folder, "texts", [step])
         columns = (table[name].tolist() for name in ("episode", "turn", "prompt_tail", "response", "observation"))
         for episode, turn, *texts in zip(*columns, strict=True):
             here = row.get((at.get(episode, -1), turn))
-            if here is not None:
+            if here is not None and int(of_turn[here]) in wanted:
                 found[int(of_turn[here])][here] = tuple(texts)
         for g in [g for g in found if last[g] <= step]:
             held = found.pop(g)

@@ -44,15 +44,14 @@ class Data:
     def __init__(self, folders: Sequence[Path], rest: float = REST) -> None:
         self._folders, self._rest = list(folders), rest
         self._lock, self._next = threading.Lock(), 0.0
-        self._built = [self._build()]
+        self._built = self._build()
 
     def now(self) -> Built:
         """The newest; a request that comes while another one builds gets what there is."""
         if time.monotonic() >= self._next and self._lock.acquire(blocking=False):
             try:
-                if self._version() != self._built[-1].version:
-                    # A page that read the version before still asks for its blocks.
-                    self._built = [self._built[-1], self._build()]
+                if self._version() != self._built.version:
+                    self._built = self._build()
                 else:
                     self._next = time.monotonic() + self._rest
             except (OSError, ValueError) as error:  # a disk that hiccups, a log that is moved: what there is stays
@@ -60,13 +59,12 @@ class Data:
                 warnings.warn(f"{self._folders}: {error}", stacklevel=2)
             finally:
                 self._lock.release()
-        return self._built[-1]
+        return self._built
 
     def block(self, name: str, version: str) -> bytes | None:
-        for built in self._built:
-            if built.version == version:
-                return built.blocks.get(name)
-        return None
+        """Of the newest version alone: a page that asks for another one's reads all anew."""
+        built = self._built
+        return built.blocks.get(name) if built.version == version else None
 
     def _build(self) -> Built:
         begun, version = time.monotonic(), self._version()  # before reading: what comes meanwhile makes the next one

@@ -262,6 +262,7 @@ def _metrics(tables, step, skill, rng) -> list[dict[str, Any]]:
         "actor/entropy": 1.4 * (1.05 - skill),
         "actor/ppo_kl": 0.002 + 0.001 * rng.random(),
         "actor/pg_clipfrac": 0.02 + 0.02 * rng.random(),
+        "actor/grad_norm": 0.5 + 0.1 * skill,
         "timing_s/gen": 12 + rng.random(),
         "timing_s/update_actor": 5 + rng.random(),
         "timing_s/adv": 0.3 + 0.1 * rng.random(),

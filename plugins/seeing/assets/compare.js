@@ -97,7 +97,10 @@ export function compare({ runs, part, params, dark }) {
         : h(
             "p",
             { class: "notes" },
-            `No task was played on both sides: ${count(a.size)} only by A, ${count(b.size)} only by B. Validations play the same tasks.`,
+            `No task was played on both sides: ${count(a.size)} only by A, ${count(b.size)} only by B. ` +
+              (sides[0].run === sides[1].run
+                ? "Validations play the same tasks."
+                : "Two runs have tasks in common if they were given the same file of tasks."),
           ),
       runs.length > 1 ? together(runs, dark) : null,
       runs.length > 1 ? differing(sides) : null,

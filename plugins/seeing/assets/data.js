@@ -155,10 +155,27 @@ class Group {
   }
 }
 
-/** All runs of this page, each with its index. */
-export async function open() {
+const TRIES = 5;
+
+/** All runs of this page, each with its index. A server has its newest version only: what comes between begins anew. */
+export async function open(tries = TRIES) {
   source.live = document.getElementById("page") === null;
-  if (source.live) source.version = await version();
+  if (!source.live) return opened();
+  source.version = await version();
+  try {
+    return await opened();
+  } catch (error) {
+    if (!tries || (await version()) === source.version) throw error;
+    return open(tries - 1);
+  }
+}
+
+/** Whether the server has something newer than what is open here. */
+export async function outdated() {
+  return source.live && (await version()) !== source.version;
+}
+
+async function opened() {
   const now = source.version;
   const page = await json("page", now);
   const runs = [];

@@ -2,7 +2,7 @@
 
 import { dispose } from "./charts.js";
 import { compare } from "./compare.js";
-import { open, source, version } from "./data.js";
+import { open, outdated, source } from "./data.js";
 import { clear, count, h, short, told } from "./dom.js";
 import { beside, conversation } from "./episode.js";
 import { episodes } from "./episodes.js";
@@ -48,7 +48,8 @@ function partOf(run, params) {
   return run.parts.includes(asked) ? asked : run.parts[0];
 }
 
-async function show() {
+/** The page of the address. `again`: after the run was read anew, because the server had no more of what was open. */
+async function show(again = false) {
   const mine = ++turn;
   current.leave?.();
   dispose();
@@ -62,13 +63,17 @@ async function show() {
   try {
     made = await make({ ...route, runs: loaded.runs, run, part, dark: isDark });
   } catch (error) {
+    if (!again && (await outdated().catch(() => false))) {
+      loaded = await open();
+      return mine === turn ? show(true) : undefined;
+    }
     console.error(error);
     made = {
       title: "error",
       node: h("div", { class: "page" }, h("h1", {}, "This page cannot be shown"), h("p", {}, told(String(error)))),
     };
   }
-  if (mine !== turn) return; // another page was asked for while this one was loading
+  if (mine !== turn) return undefined; // another page was asked for while this one was loading
   current = made;
   const held = bar.contains(document.activeElement) ? document.activeElement.name : ""; // what is made anew loses it
   frame(route, run, part, isDark);
@@ -79,6 +84,7 @@ async function show() {
   else if (document.activeElement === document.body && root.dataset.ready) main.focus({ preventScroll: true });
   made.ready?.();
   main.dataset.shown = location.hash;
+  return undefined;
 }
 
 function frame(route, run, part, isDark) {
@@ -221,9 +227,9 @@ async function follow() {
     await new Promise((resolve) => setTimeout(resolve, POLL));
     if (document.hidden) continue;
     try {
-      const now = await version();
+      const newer = await outdated();
       root.classList.remove("lost");
-      if (now === source.version || document.querySelector("dialog")) continue;
+      if (!newer || document.querySelector("dialog")) continue;
       loaded = await open();
       if (!FOLLOWING.has(parse().page)) continue; // who reads an episode goes on reading it
       const top = scrollY;
@@ -240,9 +246,9 @@ async function begin() {
   root.dataset.theme = dark(parse().params) ? "dark" : "light";
   clear(main, h("p", { class: "page loading" }, "Reading …"));
   loaded = await open();
-  addEventListener("hashchange", show);
+  addEventListener("hashchange", () => show());
   addEventListener("keydown", pressed);
-  system.addEventListener("change", show);
+  system.addEventListener("change", () => show());
   await show();
   performance.mark("usable");
   root.dataset.ready = "yes";

@@ -28,8 +28,9 @@ export class TextSearch {
     let done = 0;
     let begun = performance.now();
     for (const g of groups) {
-      const texts = await run.loadTexts(g);
+      const texts = await run.loadTexts(g).catch(() => null);
       if (turn !== this.turn) return false;
+      if (texts === null) return (say("the run has gone on: search again"), false);
       const hits = texts.values.map((text) => text.toLowerCase().includes(wanted));
       let i = 0;
       for (const e of run.members[g]) {

@@ -12,7 +12,7 @@ import pytest
 import synthetic_run
 from browser import Browser
 
-from verl_turnkey.plugins.seeing.join import find_log
+from verl_turnkey.plugins.seeing.join import find_log, load
 from verl_turnkey.plugins.seeing.server import Data, server
 
 
@@ -99,14 +99,14 @@ def test_tokens_are_random(run):
     assert len(urlsplit(first).path) > 30
 
 
-def test_new_files_make_a_new_version_and_the_old_one_stays_for_who_reads_it(run):
+def test_new_files_make_a_new_version_which_is_the_only_one(run):
     data = Data([run], rest=0)
     before = data.now()
     assert data.now() is before
     grow(run)
     after = data.now()
     assert after.version != before.version
-    assert data.block("run-0", before.version) == before.blocks["run-0"]
+    assert data.block("run-0", before.version) is None
     assert data.block("run-0", after.version) == after.blocks["run-0"] != before.blocks["run-0"]
 
 
@@ -126,6 +126,24 @@ def test_between_two_looks_nothing_is_read(run):
     before = data.now()
     grow(run)
     assert data.now() is before
+
+
+def test_who_reads_an_old_version_reads_on(address, run):
+    """Blocks of what the page opened are gone: it reads anew and shows what was asked for."""
+    browser = Browser()
+    try:
+        browser.open(address, "#/episodes")
+        key = load(run).episodes["episode"].iloc[0]
+        browser.run("window.setTimeout = () => {}")  # no more looks at the server than those that are asked for
+        grow(run)
+        assert ask(address, "version").read()
+        browser.go(f"#/episode/{key}")
+        assert browser.texts(".turn .action")
+        browser.go("#/episodes")
+        assert "3" in browser.texts("[name=step] option")
+        assert all("404" in line for line in browser.console())
+    finally:
+        browser.close()
 
 
 def test_a_page_follows_its_run(address, run):

@@ -106,8 +106,8 @@ def test_the_page_of_a_run(browser, page):
     browser.open(page.address)
     charts = browser.texts(".chart h3")
     assert [title for title in charts if title.startswith(("Success", "Credit", "Entropy", "KL", "Clipped"))]
-    assert len(charts) == 9
-    assert browser.run("return document.querySelectorAll('.chart canvas').length") == 9
+    assert len(charts) == 12
+    assert browser.run("return document.querySelectorAll('.chart canvas').length") == 12
     assert browser.texts(".facts dd")[:2] == [f"{len(page.run.episodes):,}", f"{len(page.run.turns):,}"]
     failed = page.run.episodes["failed_kind"].value_counts()
     assert browser.texts("table.plain tr td.num, table.plain tbody td:nth-child(2)")[: len(failed)] == [

@@ -189,6 +189,18 @@ def test_episodes_that_end_at_a_limit():
     assert found(make(4, lambda step, n: {"truncated": n > 4}), "too_long") is None
 
 
+def test_what_the_rules_look_at_is_drawn():
+    def turn(step, n, t):
+        return {"state_key": "s0", "action": "a0"} if step == 2 and t < 2 else {}
+
+    run = make(2, lambda step, n: {"score": 1.0} if step == 2 and n < SIZE else {}, turn)
+    drawn = {chart["title"]: chart["series"] for chart in charts(run)}
+    [signal], [vain, commonest] = drawn["Groups without signal"], drawn["Repetition"]
+    assert (signal["x"], signal["y"]) == ([1, 2], [0.0, 0.5])
+    assert vain["y"] == [0.0, 0.2]  # one of five turns
+    assert commonest["y"] == [0.6, 0.8]  # a0 of a0 a1 a0 a1 a0, then of a0 a0 a0 a1 a0
+
+
 def test_every_rule_has_a_test_and_words():
     source = Path(__file__).read_text(encoding="utf-8")
     for name, rule in health.RULES.items():

@@ -18,7 +18,7 @@ import synthetic_run
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.seeing import pack, page
+from verl_turnkey.plugins.seeing import choosing, pack, page
 from verl_turnkey.plugins.seeing.join import load
 from verl_turnkey.plugins.seeing.pack import task_name
 from verl_turnkey.plugins.seeing.page import ASSETS
@@ -125,6 +125,20 @@ def test_what_exceeds_the_size_is_left_out_by_whole_groups_and_said(run):
     assert smaller == page.blocks([loaded], megabytes)
 
 
+def test_groups_that_do_not_fit_are_not_built(tmp_path, monkeypatch):
+    """Beyond what fits a few batches are built, to guess by and because a guess was high, and not all."""
+    synthetic_run.write(tmp_path, episodes=1200, turns=4, steps=3)
+    loaded, squeeze, built = load(tmp_path), pack.squeeze, []
+    monkeypatch.setattr(pack, "squeeze", lambda value: built.append(0) or squeeze(value))
+    whole = page.blocks([loaded], 60)
+    everything = len(built)
+    built.clear()
+    said = index(page.blocks([loaded], (len(page.html(whole, live=False)) - 0.8 * texts_of(whole)) / 1e6))
+    kept = len(said["texts"]) + len(said["numbers"])
+    assert kept > 0
+    assert len(built) <= kept + 6 * choosing.BATCH < everything
+
+
 def test_a_group_has_numbers_and_texts_or_neither_until_the_rest_is_for_numbers(run):
     """Numbers of all groups would leave no conversation to read."""
     loaded = load(run)
@@ -148,7 +162,7 @@ def test_of_each_step_a_group_stays_then_mixed_outcomes_and_the_newest(tmp_path)
     synthetic_run.write(tmp_path / "run", episodes=300, turns=8, steps=5, skill=0.6, validate=False)
     loaded = load(tmp_path / "run")
     group, names = pack._groups(loaded.episodes)
-    order = pack._order(loaded, group, len(names))
+    order = choosing.order(loaded, group, len(names))
     assert sorted(order) == list(range(len(names)))
     won = loaded.episodes["success"].eq(True).groupby(group).mean()
     failed = loaded.episodes["failed"].notna().groupby(group).any()
@@ -193,7 +207,9 @@ def test_a_log_of_the_rollout_alone_makes_a_page(tmp_path):
     assert said["texts"] == []
     assert said["counts"].count(0) == 1
     assert said["parts"] == ["advantage"]
-    assert [chart["title"] for chart in said["charts"]] == ["Success", "Return", "Length", "Invalid actions"]
+    assert [chart["title"] for chart in said["charts"]] == [
+        "Success", "Return", "Length", "Invalid actions", "Repetition", "Groups without signal",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
