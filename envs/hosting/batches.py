@@ -23,6 +23,7 @@ from uuid import uuid4
 from verl_turnkey.envs.errors import EnvironmentFailure
 
 EACH, LONGEST = 50e-6, 5e-3  # seconds
+MOST_TAKING = 4  # remote calls of one caller that wait in the host to take answers back: one would do
 
 Call = tuple[int | None, str, tuple[Any, ...]]
 """number (None: nobody waits for the answer), method, arguments"""
@@ -156,6 +157,8 @@ class BatchServer:
             task.add_done_callback(self._tasks.discard)
         taken: asyncio.Future[list[Answer]] = loop.create_future()
         caller.taking.append(taken)
+        while len(caller.taking) > MOST_TAKING:  # Ray bounds how many calls an actor holds
+            _settle(caller.taking.popleft(), None, [])
         if caller.ready or not caller.running:
             caller.pace.soon(caller.running)
         return await taken

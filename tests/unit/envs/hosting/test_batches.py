@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.batches import BatchedCalls, BatchServer
+from verl_turnkey.envs.hosting.batches import MOST_TAKING, BatchedCalls, BatchServer
 
 
 class Target:
@@ -166,5 +166,25 @@ def test_callers_that_go_away_leave_nothing_behind():
         assert all(not c.taking and not c.ready and not c.running for c in wire.server._callers.values())
         gc.collect()
         assert complaints == []
+
+    run(main())
+
+
+def test_remote_calls_do_not_pile_up_behind_one_that_takes_long():
+    async def main():
+        wire = Wire()
+        calls = BatchedCalls(wire)
+        held = calls.call("held", "gate")  # such as a start that waits for room
+        for n in range(1000):
+            calls.tell("echo", "told")
+            if n % 10 == 0:
+                assert await calls.call("echo", str(n)) == str(n)
+            (caller,) = wire.server._callers.values()
+            assert len(caller.taking) <= MOST_TAKING
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        assert 1 <= calls._out <= MOST_TAKING
+        await calls.call("open", "gate")
+        assert await held == "gate"
 
     run(main())
