@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from verl_turnkey.envs.hosting.runner import Declared, EnvRunner
 from verl_turnkey.envs.hosting.threads import ThreadWorker
 
 CLOSE_SECONDS = 5.0  # for the ``close`` of an environment that is no longer needed
+IDLE_SECONDS = 3600.0  # longest time that an environment is kept for another episode: more than an update takes
+GROWTH = 2.0  # a process that has grown by this factor since its first episode is not kept
 RESET_KEY, STEP_KEY = "turnkey.env.reset_timeout", "turnkey.env.step_timeout"
 
 
@@ -31,6 +34,10 @@ class Instance:
     env_id: str
     made_for: str
     cost: int
+    first_mb: float = 0.0
+    """memory of its process after its first episode"""
+    released: float = 0.0
+    """when its last episode ended"""
 
 
 class InstancePool:
@@ -57,6 +64,7 @@ class InstancePool:
         self._starts = asyncio.Semaphore(capacity.starts_at_once(sharers))
         self._idle_threads: list[Any] = []
         self._background: set[asyncio.Task[None]] = set()
+        self._sweep: asyncio.TimerHandle | None = None
         self.idle: list[Instance] = []  # least recently used first
         self.measures = Measures()
 
@@ -69,8 +77,18 @@ class InstancePool:
         return instance
 
     def release(self, instance: Instance) -> None:
-        """Keep an environment, idle, for another episode."""
+        """Keep an environment, idle, for another episode, unless its process has grown."""
+        if isinstance(instance.worker, ProcessWorker):
+            memory = instance.worker.resident_mb()
+            instance.first_mb = instance.first_mb or memory
+            declared = self._admission.declared.get(instance.env_id, Declared()).memory_mb
+            if memory > GROWTH * max(declared, instance.first_mb):
+                self._retire(instance.worker)
+                return
+        instance.released = time.monotonic()
         self.idle.append(instance)
+        if self._sweep is None:
+            self._sweep_in(IDLE_SECONDS)
 
     def clone(self, instance: Instance, runner: EnvRunner) -> Instance:
         """An instance for the copy of a thread-safe environment, which ``runner`` holds; its room is taken."""
@@ -92,10 +110,23 @@ class InstancePool:
 
     async def shutdown(self) -> None:
         """Close the idle instances, and wait until all are closed."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         while self.idle:
             self._retire(self.idle.pop().worker)
         while self._background:
             await asyncio.wait(self._background)
+
+    def _sweep_in(self, seconds: float) -> None:
+        self._sweep = asyncio.get_running_loop().call_later(seconds, self._retire_old)
+
+    def _retire_old(self) -> None:
+        """Close what has been idle for too long, and come again when the next one will have been."""
+        self._sweep, now = None, time.monotonic()
+        while self.idle and self.idle[0].released + IDLE_SECONDS <= now:
+            self._retire(self.idle.pop(0).worker)
+        if self.idle:
+            self._sweep_in(self.idle[0].released + IDLE_SECONDS - now)
 
     def _reuse(self, env_id: str, made_for: str) -> Instance | None:
         """An idle environment for these arguments; else None, with room made for a new one."""

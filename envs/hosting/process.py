@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
@@ -116,6 +117,14 @@ class ProcessWorker:
             worker.kill()
             raise
         return worker
+
+    def resident_mb(self) -> float:
+        """Memory of the process, without those that it has started; 0 if unknown."""
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1])
+        except (OSError, IndexError):
+            return 0.0
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
         """Run a method of the runner. The process is killed at the deadline, or when the caller is cancelled."""
