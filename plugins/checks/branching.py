@@ -39,7 +39,8 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
     if method is None:
         raise ConfigError(
             f"{asked} gives columns and branches, which verl's "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} does not read: it knows one score per rollout. Take a method of this package, or of your own"
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} does not read: it knows one score per rollout. "
+            "Take a method of this package, or of your own"
         )
     turn = options.max_tokens_per_turn or rollout.response_length
     if options.branch_tokens is not None and options.branch_tokens < turn:
