@@ -1,0 +1,49 @@
+"""The script for machines with a GPU, on a tiny model on the CPU: both sides of each comparison are then the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_cpu_agrees_with_itself(tmp_path):
+    out = tmp_path / "result.json"
+    script = [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py"), "--device", "cpu", "--tiny", "--out", str(out)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert done.stdout.count("| tiny |") == len(result["numerics"]) + len(result["costs"]) == 8 + 4
+    for row in result["numerics"]:
+        exact = row["dtype"] == "float32"
+        assert row["gradient_off"] < (1e-5 if exact else 0.05), row
+        assert row["gradient_off"] > 0 or exact, row
+        assert row["loss_device"] == pytest.approx(row["loss_cpu"], rel=1e-5 if exact else 0.05)
+        if row["loss"] in ("st_ppo", "s_ppo"):  # the second gradient
+            assert row["second_cpu"] > 1
+            assert row["second_device"] == pytest.approx(row["second_cpu"], rel=1e-5 if exact else 0.05)
+        else:
+            assert row["second_cpu"] is None
+    assert {(row["layout"], row["loss"]) for row in result["costs"]} == {
+        (layout, loss) for layout in ("conversation", "row per step") for loss in ("vanilla", "st_ppo")
+    }
+    for row in result["costs"]:
+        assert ("second pass" in row["parts"]) == (row["loss"] == "st_ppo")
+        assert sum(row["parts"].values()) == pytest.approx(row["seconds"])
+
+
+def test_a_machine_without_a_gpu_is_told(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py")], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode != 0
+    assert "--device cpu --tiny" in done.stderr
