@@ -5,6 +5,7 @@
 #
 #   ./run_tests.sh                 # everything
 #   ./run_tests.sh unit            # only tests/unit; also: contract, openenv, e2e
+#   VERL=verl==0.9.0 TURNKEY_VENV=.venv-0.9.0 ./run_tests.sh verl    # what moved in another verl, then what touches verl
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 venv="${TURNKEY_VENV:-.venv}"
@@ -44,6 +45,12 @@ site() {
     rm -r "$folder"
 }
 
+# What moved in the installed verl, then the contract tests of what touches verl.
+against_verl() {
+    "$venv/bin/turnkey" doctor --verl
+    "$venv/bin/python" -m pytest --durations=5 tests/contract/plugins/{test_registration.py,credit,rollout,trainer,checks}
+}
+
 case "$parts" in *contract* | *e2e*) debian_packages ;; esac
 bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/docs.txt
 "$venv/bin/ruff" check .
@@ -52,6 +59,8 @@ for part in $parts; do
     echo "== tests/$part"
     if [ "$part" = openenv ]; then
         openenv
+    elif [ "$part" = verl ]; then
+        against_verl
     else
         side_by_side=()
         [ "$part" = unit ] && site

@@ -4,7 +4,8 @@
 #   examples/install_cpu.sh VENV_DIR [FURTHER_LOCK_FILE ...]
 #
 # Takes about two minutes and 4 GB. A second run finds nothing to do and returns at once. PYTHON=... picks the
-# interpreter (3.10 to 3.12). Never installs a CUDA build of torch.
+# interpreter (3.10 to 3.12), VERL=... another verl than the pinned one (verl==0.9.0, or the path of a checkout). Never
+# installs a CUDA build of torch.
 set -euo pipefail
 
 TORCH="torch==2.13.0+cpu"
@@ -18,7 +19,7 @@ shift
 log="$venv/install.log"
 stamp="$venv/.turnkey-stamp"
 
-want="$(cat "$lock" "$@" "$repo/pyproject.toml" "$repo/setup.py" "${BASH_SOURCE[0]}" <(echo "$repo") | sha256sum | cut -d' ' -f1)"
+want="$(cat "$lock" "$@" "$repo/pyproject.toml" "$repo/setup.py" "${BASH_SOURCE[0]}" <(echo "$repo" "${VERL:-}") | sha256sum | cut -d' ' -f1)"
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then
   exit 0
 fi
@@ -69,6 +70,10 @@ install_lock() {
     "$venv/bin/python" -m pip install --quiet --no-deps -r "$1"
 }
 
+install_verl() {
+  "$venv/bin/python" -m pip install --quiet --no-deps "$VERL"
+}
+
 install_repository() {
   # setuptools is in the lock: no build environment has to be downloaded.
   "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation -e "$repo"
@@ -101,6 +106,7 @@ rm -f "$stamp"
 echo "Installing into $venv ($(cat "$log"))"
 stage "torch for the CPU" install_torch
 stage "verl, vLLM, Ray (pinned)" install_lock "$lock"
+[ -z "${VERL:-}" ] || stage "$VERL instead of the pinned verl" install_verl
 for further in "$@"; do
   stage "$(basename "$further" .txt) (pinned)" install_lock "$further"
 done

@@ -57,8 +57,7 @@ def agent_loops(config: DictConfig) -> list[str]:
         ConfigError: the YAML file is not there or holds something else.
     """
     importlib.import_module("verl.experimental.agent_loop")  # fills the registry
-    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-    from verl.utils.import_utils import resolve_config_path
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry, resolve_config_path
 
     names = [*_agent_loop_registry]
     key = f"{ROLLOUT}.agent.agent_loop_config_path"

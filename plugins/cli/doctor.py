@@ -15,9 +15,10 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from verl_turnkey.plugins.verl_api import internals, ledger
+from verl_turnkey.plugins.verl_api import internals, ledger, seams
 
 # Tested versions; a package outside its range is shown, not refused.
 RANGES = {
@@ -79,7 +80,7 @@ def _inspect(report: Report) -> Report:
     if entry.failure:
         report.broken_imports["verl_turnkey.plugins.entry"] = entry.failure
     report.points = [asdict(point) for point in ledger.points()]
-    report.seams = [f"{problem} (used for: {seam.why})" for seam in internals.SEAMS if (problem := seam.problem())]
+    report.seams = [f"{what} (used for: {why})" for what, why in seams.moved()]
     for plugin in entry_points(group="verl.plugins"):
         try:
             plugin.load()
@@ -117,6 +118,31 @@ def run(*, in_ray: bool, address: str | None) -> int:
         return 1
     console.print("all good", style="bold green")
     return 0
+
+
+def run_verl() -> int:
+    """Print which private parts of the installed verl moved; returns 0, or 1 when one did."""
+    console = Console(width=None if os.isatty(1) else 120)
+    if importlib.util.find_spec("verl") is None:
+        console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
+        return 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
+        moved = seams.moved()
+    if moved:
+        table = Table(
+            "part of verl", "expected", "found", "used for", title="moved", title_justify="left", show_lines=True
+        )
+        for what, why in moved:
+            expected = "\nor ".join(text or "nothing" for text in what.expected)
+            table.add_row(*map(escape, (f"{what.module}.{what.name}", expected, what.found or "nothing", why)))
+        console.print(table)
+    said = (
+        f"verl {internals.verl_version()}: {len(moved)} of {len(seams.SEAMS) + len(list(seams.imports()))} parts moved"
+    )
+    tested = f"tested with {', '.join(internals.TESTED_VERL)}"
+    console.print(f"{said}; {tested}", style="bold red" if moved else "bold green", markup=False, highlight=False)
+    return int(bool(moved))
 
 
 def _in_worker(address: str | None) -> Report:

@@ -39,6 +39,7 @@ def doctor(
     address: Annotated[str | None, typer.Option(help="a running Ray cluster; default: start one here")] = None,
     clean: Annotated[bool, typer.Option("--clean", help="show what ended runs left on this machine, instead")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="with --clean: remove it")] = False,
+    verl: Annotated[bool, typer.Option("--verl", help="instead: which parts of verl moved")] = False,
 ) -> None:
     """Check the installation, here and in a Ray worker. Shows versions and what is registered; exit 1 on a problem."""
     if yes and not clean:
@@ -47,8 +48,10 @@ def doctor(
         from verl_turnkey.plugins.cli.leftovers import clean as clean_up
 
         raise typer.Exit(clean_up(remove=yes))
-    from verl_turnkey.plugins.cli.doctor import run
+    from verl_turnkey.plugins.cli.doctor import run, run_verl
 
+    if verl:
+        raise typer.Exit(run_verl())
     raise typer.Exit(run(in_ray=ray, address=address))
 
 

@@ -22,6 +22,7 @@ from verl_turnkey.plugins.evaluating.identity import text_digest
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.seeing.segments import new_segment
+from verl_turnkey.plugins.verl_api import builders
 
 LOOP = "turnkey_env"
 
@@ -70,7 +71,7 @@ class Player:
             server_manager=SeededTurns(self.server, key),
             tokenizer=self._worker.tokenizer,
             processor=self._worker.processor,
-            hf_model_type=self._worker.hf_model_type,
+            hf_model_type=builders.model_type(self._worker),
             dataset_cls=self._worker.dataset_cls,
             data_config=DictConfigWrap(self._config.data),
             tools=ToolListWrap(self._worker.tools),

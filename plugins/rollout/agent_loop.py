@@ -31,6 +31,7 @@ from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep,
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
 from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts, Scene, TemplatePrompts
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.verl_api import builders
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -41,18 +42,19 @@ class EnvAgentLoop(AgentLoopBase):
         self.shared = worker.shared(self.config)
         self.options = self.shared.turnkey.rollout
         self.reader = action_reader(self.options.action_format, self.shared.tool_format, self.tokenizer)
+        builder = builders.builder_of_loop(self)
         self.scene = Scene(
             options=self.options,
             template=self.shared.template,
             summarize=self.shared.summarize,
             instruction=self.reader.instruction,
             tools=self.reader.tools,
-            builder=self.continuous_token_builder,
+            builder=builder,
             control=self.shared.control_tokens(self.tokenizer),
             prompt_length=self.shared.prompt_length,
             response_length=self.shared.response_length,
         )
-        self.tail = self.shared.turn_tail(self.continuous_token_builder, self.tokenizer, self.reader.tools)
+        self.tail = self.shared.turn_tail(builder, self.tokenizer, self.reader.tools)
         self._image_token = get_processor_token_id(self.processor, "image")
         self.rows = RowBuilder(
             self.tokenizer.eos_token_id or 0,
@@ -238,7 +240,7 @@ class EnvAgentLoop(AgentLoopBase):
 
         content = [{"type": "image", "image": Image.fromarray(array)} for array in arrays]
         try:
-            self._assert_mm_supported(True)
+            builders.check_takes_images(self)
             found = await self.process_multi_modal_info([{"role": "user", "content": content}])
         except Exception as error:  # the model's processor raises its own errors; the message is passed on
             raise EnvironmentFailure(

@@ -19,6 +19,7 @@ from verl_turnkey.envs.prompting.prompts import build_messages
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.prompts import Scene, forked, said
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail
+from verl_turnkey.plugins.verl_api import builders
 
 _OF_A_STEP = re.compile(r"\{(observation|admissible)\}")
 
@@ -110,8 +111,7 @@ class ConversationPrompts:
         if self._role == "tool":
             message["name"] = "act"
         past = [ASKED, self._tail.turn(self._role)]
-        merged = self._scene.builder.merge_context_tokens(past, [*past, message], self._ids, tools=self._scene.tools)
-        return list(merged.token_ids)
+        return builders.appended_tokens(self._scene.builder, past, [*past, message], self._ids, self._scene.tools)
 
     def _drop_oldest(self) -> None:
         """Begin anew: the task and as many of the last turns as fit into half of a prompt's budget together."""

@@ -19,6 +19,7 @@ from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
 from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.verl_api import builders
 
 
 class PromptError(RuntimeError):
@@ -107,7 +108,7 @@ class Scene:
 
     def render(self, messages: list[dict[str, Any]], images: list[Any] | None) -> list[int]:
         """The token ids of a prompt of these messages."""
-        return list(self.builder.build_initial_tokens(messages, tools=self.tools, images=images))
+        return builders.first_tokens(self.builder, messages, self.tools, images)
 
 
 class TemplatePrompts:

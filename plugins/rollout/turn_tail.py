@@ -11,11 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
-from verl.utils.tokenizer.continuous_token import DeepSeekVL2ContinuousTokenBuilder
-from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
-
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.verl_api import builders
 
 ASKED: dict[str, Any] = {"role": "user", "content": "q"}
 """Stands for all messages before the model's last turn: no builder needs them to append what comes after it."""
@@ -100,17 +97,6 @@ class TurnTail:
         return _call("a", self.text_arguments) if role == "tool" else {"role": "assistant", "content": "a"}
 
 
-def builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: str | None) -> Any:
-    """verl's continuous-token builder of a model, as an agent loop gets it."""
-    return create_continuous_token_builder(
-        tokenizer,
-        hf_model_type=model_type,
-        chat_template_kwargs=config.data.get("apply_chat_template_kwargs", {}),
-        mm_processor_kwargs=config.data.get("mm_processor_kwargs", {}),
-        processor=processor,
-    )
-
-
 def learn(builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None, role: str) -> TurnTail:
     """Append messages with verl's builder and compare with a render of the whole conversation.
 
@@ -124,7 +110,7 @@ def learn(builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None, role
             key to set.
     """
     family = type(builder).__name__
-    if isinstance(builder, DeepSeekVL2ContinuousTokenBuilder):
+    if builders.renders_anew(builder):
         raise ConfigError(
             f"turnkey.rollout.prompt=conversation: verl's {family} renders the whole conversation anew, which loses "
             f"what was sampled: {OTHERWISE}"
@@ -180,7 +166,7 @@ def _call(action: str, as_text: bool) -> dict[str, Any]:
 
 def _render(builder: Any, messages: list[dict[str, Any]], tools: Any, family: str) -> list[int]:
     try:
-        return list(builder.build_initial_tokens(messages, tools=tools, images=None))
+        return builders.first_tokens(builder, messages, tools)
     except Exception as error:  # of the template, which may demand anything
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
@@ -213,7 +199,7 @@ def _between(
     """The ids of a whole render after the model's turn that the builder leaves to whoever wrote the turn."""
     runtime = [*first, *tokenizer.encode("a", add_special_tokens=False)]
     try:
-        merged = list(builder.merge_context_tokens(past, [*past, message], runtime, tools=tools).token_ids)
+        merged = builders.appended_tokens(builder, past, [*past, message], runtime, tools)
     except Exception as error:
         raise ConfigError(
             f"turnkey.rollout.prompt=conversation: verl's {family} cannot append a {message['role']} message with this "
@@ -242,7 +228,7 @@ def _way_out(message: dict[str, Any]) -> str:
 
 def _generation(builder: Any, first: list[int], tools: Any) -> tuple[int, ...]:
     """The generation prompt: what the first prompts for two different messages have in common after them."""
-    other = list(builder.build_initial_tokens([{**ASKED, "content": "w"}], tools=tools, images=None))
+    other = builders.first_tokens(builder, [{**ASKED, "content": "w"}], tools)
     n = 0
     while n < min(len(first), len(other)) and first[-n - 1] == other[-n - 1]:
         n += 1

@@ -20,9 +20,9 @@ from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.prompts import ControlTokens
 from verl_turnkey.plugins.rollout.strategies import Strategy, read_strategy
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
-from verl_turnkey.plugins.rollout.turn_tail import TurnTail, builder_of, learn
+from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
 from verl_turnkey.plugins.seeing.table_writer import Counts
-from verl_turnkey.plugins.verl_api import ledger
+from verl_turnkey.plugins.verl_api import builders, ledger
 
 FINISH_SECONDS = 10.0
 """seconds to wait for the trajectory log at the end of training"""
@@ -125,7 +125,7 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
         check_tool_template(worker.tokenizer, **worker.config.data.get("apply_chat_template_kwargs", {}))
     if process.turnkey.rollout.prompt == "conversation":
         _check_positions(worker)
-        builder = builder_of(worker.config, worker.tokenizer, worker.processor, worker.hf_model_type)
+        builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
         process.turn_tail(builder, worker.tokenizer, tools)
 
 

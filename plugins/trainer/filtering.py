@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import transfer_queue as tq
-from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC
 
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import failure
+from verl_turnkey.plugins.verl_api import internals
 
 
 def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
@@ -74,7 +74,7 @@ class PlayedOnly:
         if not keys:
             return []
         metric = self._buffer.filter_groups_metric
-        if metric == FILTER_GROUPS_REWARD_METRIC:
+        if metric == internals.reward_metric():
             data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])
             return [float(scores.sum()) for scores in data["rm_scores"].unbind()]
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])

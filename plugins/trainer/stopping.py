@@ -11,6 +11,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.stopping.watchdog import Watchdog
+from verl_turnkey.plugins.verl_api import internals
 
 
 class Stopping:
@@ -73,7 +74,7 @@ class Stopping:
             yield f"agent-loop worker {i}", worker
         servers = [
             server
-            for manager in self._rollout_server_managers()  # type: ignore[attr-defined]
+            for manager in internals.server_managers(self)
             for replica in manager.get_replicas()
             for server in replica.servers
         ]

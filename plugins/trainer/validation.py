@@ -18,6 +18,7 @@ import ray
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout.worker import latest_failures
 from verl_turnkey.plugins.trainer.starvation import StarvedError, listed
+from verl_turnkey.plugins.verl_api.validating import validation_metrics
 
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
 """shares of failed episodes"""
@@ -26,6 +27,7 @@ WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
 class PlayedValidation:
     """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
 
+    config: Any
     agent_loop_manager: Any
     global_steps: int
     _save_stopping: Callable[[int], None]
@@ -42,8 +44,9 @@ class PlayedValidation:
         failed = failed_of(reward_extra_infos_dict, len(sample_uids))
         infos = of_played(reward_extra_infos_dict, failed)
         turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
-        metrics = super()._val_metrics_update(data_sources, sample_uids, infos, turns, expected_acc_counts)  # type: ignore[misc]
-        expected = set((expected_acc_counts or {}).values())
+        verls = super()._val_metrics_update  # type: ignore[misc]
+        metrics = validation_metrics(verls, data_sources, sample_uids, infos, turns, expected_acc_counts)
+        expected = set((expected_acc_counts or {}).values()) or {self.config.actor_rollout_ref.rollout.val_kwargs.n}
         if any(failed) and len(expected) == 1:
             metrics = unsplit(metrics, data_sources, infos, expected.pop())
         share = sum(failed) / max(1, len(failed))

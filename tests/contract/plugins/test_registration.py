@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from verl_turnkey.advantage import estimators
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.cli import doctor
 from verl_turnkey.plugins.entry import switches
-from verl_turnkey.plugins.verl_api import internals, ledger
-from verl_turnkey.plugins.verl_api.internals import Seam
+from verl_turnkey.plugins.verl_api import internals, ledger, seams
+from verl_turnkey.plugins.verl_api.seams import Seam
 
 PLUGIN = """
 from verl.trainer.ppo import core_algos
@@ -164,19 +165,44 @@ def test_doctor_is_content_with_a_healthy_installation(tmp_path):
     assert "missing" not in done.stdout
 
 
-@pytest.mark.parametrize("seam", internals.SEAMS, ids=lambda seam: seam.name)
+@pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: seam.name)
 def test_verl_is_as_we_expect_it(seam):
-    assert seam.problem() is None
+    assert seam.moved() is None
     assert seam.why
 
 
 def test_a_seam_that_moved_is_named():
-    good = next(seam for seam in internals.SEAMS if seam.name == "PPOTrainer._compute_advantage")
-    moved = Seam(good.module, good.name, "self, batch", "x").problem()
-    assert moved is not None
-    assert "PPOTrainer._compute_advantage(self, batch, metrics) was (self, batch)" in moved
-    assert "is gone" in (Seam(good.module, "PPOTrainer._compute_advantages", "self", "x").problem() or "")
-    assert "is gone" in (Seam("verl.trainer.ppo.v2", "PPOTrainer", "self", "x").problem() or "")
+    good = next(seam for seam in seams.SEAMS if seam.name == "PPOTrainer._compute_advantage")
+    now, before = f"{good.name}(self, batch, metrics)", f"{good.name}(self, batch)"
+    assert f"{now} was {before}" in str(Seam(good.module, good.name, "self, batch", "x").moved())
+    assert Seam(good.module, good.name, "self, batch", "x", older=(now,)).moved() is None
+    assert f"{now} was {before} or not there" in str(
+        Seam(good.module, good.name, "self, batch", "x", (seams.GONE,)).moved()
+    )
+    gone = Seam(good.module, "PPOTrainer._compute_advantages", "self", "x")
+    assert str(gone.moved()).endswith("is gone")
+    assert replace(gone, older=(seams.GONE,)).moved() is None
+    assert replace(gone, older=(now,)).moved() is None, "under its older name"
+    assert str(Seam("verl.trainer.ppo.v2", "PPOTrainer", "self", "x").moved()).endswith("is gone")
+
+
+def test_what_the_package_imports_from_verl_is_there():
+    found = {(seam.module, seam.name) for seam in seams.imports()}
+    assert ("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync") in found
+    assert ("verl.trainer.ppo.v1", "trainer_base") in found, "a module"
+    assert [str(what) for what, _ in seams.moved()] == []
+
+
+def test_doctor_prints_what_moved(monkeypatch, capsys):
+    assert doctor.run_verl() == 0
+    assert ": 0 of " in capsys.readouterr().out
+    moved = Seam("verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", "self", "training")
+    monkeypatch.setattr(seams, "SEAMS", (moved, *seams.SEAMS))
+    assert doctor.run_verl() == 1
+    out = capsys.readouterr().out
+    assert ": 1 of " in out
+    for text in ("PPOTrainer.fit", "PPOTrainer.fit(self)", "agent_loop_manager", "training"):
+        assert text in "".join(out.split()), text
 
 
 def test_switches_of_a_command_line():

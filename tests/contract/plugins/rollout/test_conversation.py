@@ -20,7 +20,8 @@ from verl_turnkey.plugins.rollout.action_reader import ACT
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts, later_template
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.prompts import ControlTokens, Scene
-from verl_turnkey.plugins.rollout.turn_tail import builder_of, learn
+from verl_turnkey.plugins.rollout.turn_tail import learn
+from verl_turnkey.plugins.verl_api.builders import BY_TYPE, builder_of
 
 TEMPLATE = "Do {task}\nBefore: {summary}\n\nSeen (step {step}): {observation}\nPossible: {admissible}\n{format}"
 
@@ -41,7 +42,7 @@ class Talk:
         self.family, self.tokenizer = family, family.tokenizer()
         data = {"data": {"apply_chat_template_kwargs": family.kwargs}}
         builder = builder_of(OmegaConf.create(data), self.tokenizer, None, family.model_type)
-        assert type(builder).__name__ == family.builder
+        assert type(builder).__name__ == family.builder or not BY_TYPE
         options = {"max_tokens_per_turn": 40, "action_format": "json" if tools else "plain", **options}
         config = RolloutConfig(prompt="conversation", **options)
         shown = [ACT] if tools else None
