@@ -22,7 +22,7 @@ PROC = Path("/proc")
 QUIET_SECONDS = 600.0
 """for which a leftover must not have changed: what is being made may not be open yet"""
 LOOK_SECONDS = 20.0
-CLEAN_SECONDS = 10.0
+CLEAN_SECONDS = 60.0
 """for which the end of a run waits for processes that end"""
 _HEX = "[0-9a-f]"
 

@@ -173,6 +173,14 @@ class Logged:
         self._pending |= dict(zip(refs, owners, strict=True))
         return refs
 
+    def _keep_log(self) -> None:
+        """Write what the rollouts and this process hold, where the run ends without its end being reached."""
+        if self._tables is not None:
+            players = self.agent_loop_manager.agent_loop_workers
+            left = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
+            ray.wait(left, num_returns=len(left), timeout=loop_worker.FINISH_SECONDS)
+            self._tables.drain(FINISH_SECONDS)
+
     def _gather(self) -> None:
         if not self._pending:
             return

@@ -26,6 +26,7 @@ class Stopping:
     _saved: int | None
     _save_checkpoint: Callable[[], None]
     _save_stopping: Callable[[int], None]
+    _keep_log: Callable[[], None]
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop, watched."""
@@ -83,4 +84,5 @@ class Stopping:
 
     def _died(self, why: str) -> None:
         logger.warning(why)
+        self._keep_log()
         channel.tell("dead", f"{why}; {self._newest()}")

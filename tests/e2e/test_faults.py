@@ -1,7 +1,12 @@
-"""What ends a real run costs the steps since the checkpoint: a signal, and an inference engine that dies."""
+"""What ends a real run costs the steps since the checkpoint: a signal, and processes that die.
+
+With ``-s`` the seconds from the fault to the end of the run are printed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -10,9 +15,14 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 from launch import minigrid, started
+from omegaconf import OmegaConf
+from verl.trainer.ppo.utils import create_rl_sampler
+
+from verl_turnkey.plugins.seeing.reading import read
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 5}
@@ -30,8 +40,20 @@ def play(out: Path, model: Path, *overrides: str) -> tuple[str, ...]:
         "trainer.save_freq=1000",
         "trainer.total_training_steps=1000",
         f"trainer.default_local_dir={out.parent}/checkpoints",
+        f"turnkey.log.trajectories={out.parent}/log",
         *overrides,
     )
+
+
+def shared_memory(process: subprocess.Popen) -> set[Path]:
+    """What the processes of a run hold of it."""
+    found = set()
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{each.pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(file.readlink())
+    return {path for path in found if path.match("/dev/shm/psm_*") and path.exists()}
 
 
 def steps(out: Path) -> list[int]:
@@ -49,6 +71,21 @@ def until_step(out: Path, process: subprocess.Popen) -> int:
     pytest.fail((out / "log.txt").read_text()[-6000:])
 
 
+def kill(process: subprocess.Popen, name: str) -> None:
+    """Kill the process of a run whose command line has ``name``."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    (one,) = [child for child in children if name in " ".join(child.cmdline())]
+    one.kill()
+
+
+def ended(what: str, process: subprocess.Popen) -> int:
+    """The exit status of a run that ends after ``what``."""
+    began = time.monotonic()
+    code = process.wait(timeout=240)
+    print(f"{what}: the run ended {time.monotonic() - began:.1f} s later, with status {code}")
+    return code
+
+
 @pytest.fixture(scope="module")
 def beginner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model after a few episodes: how it plays does not matter."""
@@ -59,26 +96,26 @@ def beginner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[int]]:
+def runs(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[int], set[Path]]:
     """A run that gets SIGTERM after its first step; it resumes, and its engine is killed after another."""
     out = tmp_path_factory.mktemp("faults")
     first, second = out / "first", out / "second"
-    codes = []
+    codes, held = [], set()
     with started(first, *play(first, beginner)) as process:
         until_step(first, process)
+        held |= shared_memory(process)
         os.kill(process.pid, signal.SIGTERM)
-        codes.append(process.wait(timeout=120))
+        codes.append(ended("SIGTERM", process))
     with started(second, *play(second, beginner, "turnkey.stop.patience=8")) as process:
         until_step(second, process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        (engine,) = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
-        engine.kill()
-        codes.append(process.wait(timeout=240))
-    return first, second, codes
+        held |= shared_memory(process)
+        kill(process, "EngineCore")
+        codes.append(ended("the engine is killed", process))
+    return first, second, codes, held
 
 
 def test_a_signal_ends_the_run_after_a_step_and_it_resumes_there(runs) -> None:
-    first, second, codes = runs
+    first, second, codes, _ = runs
     assert codes[0] == 75
     said = (first / "log.txt").read_text()
     last = int((first.parent / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
@@ -89,7 +126,53 @@ def test_a_signal_ends_the_run_after_a_step_and_it_resumes_there(runs) -> None:
 
 
 def test_a_dead_engine_ends_the_run_and_is_named(runs) -> None:
-    _, second, codes = runs
+    _, second, codes, _ = runs
     said = (second / "log.txt").read_text()
     assert codes[1] == 69, said[-6000:]
     assert "and dead are: inference server 0: its engine is dead; the newest checkpoint is global_step_" in said
+
+
+def test_the_resumed_run_plays_the_tasks_that_were_next(runs) -> None:
+    """As verl's sampler deals them when nothing stops."""
+    first = runs[0]
+    rows = pd.read_parquet(first / "train.parquet")["turnkey_task"]
+    sampler = create_rl_sampler(OmegaConf.create({"shuffle": True, "seed": None}), rows)
+    order = itertools.chain.from_iterable(sampler for _ in range(1000))
+    credit = read(first.parent / "log", "credit")
+    played = read(first.parent / "log", "episodes").merge(credit[["episode", "train_step"]].drop_duplicates())
+    groups = played.drop_duplicates("group")
+    assert played.groupby("group")["episode"].nunique().eq(2).all()
+    assert sorted(groups["train_step"].unique()) == list(range(1, groups["train_step"].max() + 1))
+    for _, of_step in groups.groupby("train_step"):
+        assert sorted(of_step["seed"]) == sorted(json.loads(rows[next(order)])["seed"] for _ in range(4))
+    assert groups["segment"].nunique() == 2
+
+
+def test_no_shared_memory_is_left(runs) -> None:
+    *_, held = runs
+    assert held
+    assert not [path for path in held if path.exists()]
+
+
+@pytest.fixture(scope="module")
+def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int, int]:
+    """The training process of a run is killed after its first step; it resumes, and begins another."""
+    out = tmp_path_factory.mktemp("killed")
+    first, second, every = out / "first", out / "second", "trainer.save_freq=1"
+    with started(first, *play(first, beginner, every)) as process:
+        until_step(first, process)
+        kill(process, "ray::WorkerDict")
+        code = ended("the training process is killed", process)
+    saved = int((out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    with started(second, *play(second, beginner, every)) as process:
+        until_step(second, process)
+    return first, second, code, saved
+
+
+def test_a_dead_training_process_ends_the_run_and_the_last_checkpoint_is_resumed_from(killed) -> None:
+    first, second, code, saved = killed
+    said = (first / "log.txt").read_text()
+    assert code == 69, said[-6000:]
+    assert "verl-turnkey: a process of the run is dead: The actor died" in said
+    assert "main_ppo" in said.rsplit("To resume:", 1)[1]
+    assert steps(second)[0] == saved + 1
