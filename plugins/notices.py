@@ -52,9 +52,14 @@ def warn_once(text: str) -> None:
 
 
 class Failures:
-    """Counts the failed episodes of this process by kind, and says the first, tenth, hundredth, ... of each kind."""
+    """Counts what failed in this process by kind, and says the first, tenth, hundredth, ... of each kind.
 
-    def __init__(self) -> None:
+    Args:
+        one, many: what fails.
+    """
+
+    def __init__(self, one: str = "episode", many: str = "episodes") -> None:
+        self._one, self._many = one, many
         self.counts: Counter[str] = Counter()
         self.latest: dict[str, str] = {}
         """kind -> the latest reason, on one line"""
@@ -66,6 +71,6 @@ class Failures:
         count = self.counts[kind]
         if str(count).rstrip("0") == "1":
             logger.warning(
-                "%d failed episode%s of the kind %r in this process so far, the latest: %s",
-                *(count, "s" * (count > 1), kind, self.latest[kind]),
+                "%d failed %s of the kind %r in this process so far, the latest: %s",
+                *(count, self._many if count > 1 else self._one, kind, self.latest[kind]),
             )

@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, cut_runs, group_stats, joint_codes, next_values
-from verl_turnkey.advantage.methods._step_columns import key_column
+from verl_turnkey.advantage.methods._step_columns import key_column, step_column
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -77,6 +77,9 @@ def read_tree(batch: StepBatch) -> Tree:
 def leaf_outcomes(batch: StepBatch, tree: Tree) -> Floats:
     """Outcome of each node that is a leaf (N,): the score of its trajectory when given, else its rewards.
 
+    ``extra.leaf_outcome``, of each trajectory's last step, comes before both: components that rate a step by what came
+    of it give a shared one another reward in each branch.
+
     A trajectory that begins at a fork has the rewards on the path to the fork as well; of a step that several
     trajectories hold it is the mean of theirs.
     """
@@ -84,6 +87,9 @@ def leaf_outcomes(batch: StepBatch, tree: Tree) -> Floats:
     last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
     outcome = np.zeros(n)
     outcome[tree.node[last]] = batch.score[last]
+    if "extra.leaf_outcome" in batch.given:
+        outcome[tree.node[last]] = step_column(batch, "tree", "leaf_outcome")[last]
+        return outcome
     if "score" in batch.given:
         return outcome
     visit, visits = joint_codes(tree.node, batch.trajectory)

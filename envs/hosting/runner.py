@@ -107,6 +107,13 @@ class EnvRunner:
             runner._env, runner._made_for = env, self._made_for
             return runner
 
+    def step_clone(self, action: str) -> tuple[str, Info]:
+        """What a step shows in a copy that is made for it; this environment stays where it is."""
+        copied = self.clone()
+        assert copied is not None
+        observation, _, _, _, info = copied.step(action)
+        return observation, info
+
     def close(self) -> None:
         """Close the environment, if there is one; what it raises is ignored."""
         env, self._env = self._env, None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of
+from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig, credit_modify, credit_params, estimator_of
 from verl_turnkey.plugins.rollout.strategies import BRANCH_COLUMNS, KEY, read_strategy
 
 
@@ -25,7 +25,7 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
     found = read_strategy(turnkey.rollout.strategy)
     if found is None:
         return ()
-    spec, options = found[0], turnkey.rollout
+    (spec, strategy), options = found, turnkey.rollout
     rollout = config.actor_rollout_ref.rollout
     asked = f"{KEY}={spec.name}"
     if (loop := str(rollout.agent.default_agent_loop)) != "turnkey_env":
@@ -53,9 +53,45 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
         raise ConfigError(
             f"{asked} gives the column {clash[0]}, and so does a component of turnkey.rewards: give that another column"
         )
+    if spec.trains:
+        _check_trained(config, asked)
+    _warn_budget(options, turn, getattr(strategy, "turns", None))
     read = {*method.columns(credit_params(config, turnkey), credit_modify(config, turnkey)), *method.before}
     if spec.gives and not {f"extra.{name}" for name in spec.gives} & read:
         warnings.warn(
             f"{asked} measures {', '.join(spec.gives)}, and the method {method.name} reads none of it", stacklevel=2
         )
+    if spec.trains and "extra.parent" not in read:
+        warnings.warn(
+            f"{asked} trains branches, and the method {method.name} reads no extra.parent: it compares returns from a "
+            "fork on with returns of whole episodes; +turnkey=tree compares branches with their siblings",
+            stacklevel=2,
+        )
     return columns
+
+
+def _check_trained(config: DictConfig, asked: str) -> None:
+    """Refuse what would judge branches that are trained by something else than their own outcome."""
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        raise ConfigError(
+            f"algorithm.filter_groups.enable=true sees one outcome per rollout, and {asked} trains several: set it to "
+            "false"
+        )
+    if OmegaConf.select(config, "algorithm.use_kl_in_reward"):
+        raise ConfigError(
+            f"algorithm.use_kl_in_reward=true is not in the outcomes of the branches that {asked} trains: set it to "
+            "false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
+        )
+
+
+def _warn_budget(options: RolloutConfig, turn: int, turns: int | None) -> None:
+    """Warn of a budget in which a branch from the first turns never fits."""
+    longest = min(options.max_turns, turns or options.max_turns)
+    for key, limit, each in (("branch_tokens", options.branch_tokens, turn), ("branch_steps", options.branch_steps, 1)):
+        if limit is not None and limit < longest * each:
+            warnings.warn(
+                f"turnkey.rollout.{key}={limit} has no room for a branch before turn "
+                f"{options.max_turns - limit // each}: one may take {longest * each} (turnkey.rollout.max_turns="
+                f"{options.max_turns}, each up to {each})",
+                stacklevel=3,
+            )

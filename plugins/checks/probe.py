@@ -123,7 +123,8 @@ async def play(
 ) -> tuple[str, Info, set[str] | None]:
     """Begin ``task`` and take up to ``STEPS`` random steps, as a host does; ``before``: see ``countable``.
 
-    ``forks``: whether episodes will be cloned; then the steps are replayed, as a host clones what cannot copy itself.
+    ``forks``: whether episodes will be cloned; then each step is taken in a copy first, or the steps are replayed where
+    the environment cannot copy itself.
 
     Returns:
         First observation and info, and the columns of the steps, as :func:`probe` returns them.
@@ -137,6 +138,7 @@ async def play(
     try:
         load = f"import of {task.env_id}"
         declared = await process.call("load", (task.env_id,), env.reset_timeout, load, RESET_KEY)
+        copies = forks and declared is not None and declared.copies
         start = (task.env_id, dict(task.kwargs), task.seed)
         first = await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)
         observation, info = first
@@ -144,8 +146,14 @@ async def play(
         for _ in range(STEPS):
             actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
             action = rng.choice(actions) if actions else "look"
+            if forks and copies:
+                copied = await process.call(
+                    "step_clone", (action,), env.step_timeout, f"clone before {action!r}", STEP_KEY
+                )
             step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
             seen, (observation, _, terminated, truncated, info) = info, step
+            if copies and fingerprint(*copied) != fingerprint(observation, info):
+                raise _another_state(len(taken) + 1, "in a copy of it")
             taken.append(action)
             states.append((observation, info))
             if not info["invalid"]:
@@ -153,7 +161,7 @@ async def play(
                 given = {*columns} if given is None else given & columns.keys()
             if terminated or truncated:
                 break
-        if forks and not (declared and declared.copies):
+        if forks and not copies:
             await _replay(process, env, start, taken, states)
     finally:
         await process.retire(CLOSE_SECONDS)
@@ -176,11 +184,15 @@ async def _replay(
         found.append((observation, info))
     for n, (one, other) in enumerate(zip(found, states, strict=True)):
         if fingerprint(*one) != fingerprint(*other):
-            raise EnvironmentFailure(
-                "clone",
-                f"it came to another state after {n} actions when they were replayed: not all of its randomness comes "
-                "from the seed of its reset, so that turnkey.rollout.strategy cannot fork its episodes",
+            raise _another_state(
+                n, "when they were replayed: not all of its randomness comes from the seed of its reset"
             )
+
+
+def _another_state(actions: int, how: str) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "clone", f"it came to another state after {actions} actions {how}: turnkey.rollout.strategy cannot fork it"
+    )
 
 
 def _measure(

@@ -38,6 +38,7 @@ from verl_turnkey.plugins.config.schema import (
 )
 from verl_turnkey.plugins.credit.supplied import BYPASS, SOURCES, check_supplied
 from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
@@ -175,8 +176,13 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
                 f"algorithm.adv_estimator={spec.name} needs the Python package {module!r}, which is not installed: "
                 f'pip install "verl-turnkey[{spec.name}]" on every node'
             )
-    if config.actor_rollout_ref.rollout.n == 1 and (
-        hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"  # both are about groups of episodes
+    forked = read_strategy(turnkey.rollout.strategy)
+    if (
+        config.actor_rollout_ref.rollout.n == 1
+        and not (forked and forked[0].trains)
+        and (
+            hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"  # both are about groups of episodes
+        )
     ):
         warnings.warn(
             f"actor_rollout_ref.rollout.n=1 leaves {spec.name} with one episode per group and nothing to compare it "

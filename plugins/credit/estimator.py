@@ -19,7 +19,7 @@ import torch
 from verl_turnkey.advantage import ConfigError, Credit, Modification, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
-from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics
+from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics, warn_of_branches
 from verl_turnkey.plugins.credit.row_turns import Padded, record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.unrecorded import needs_record
@@ -87,6 +87,7 @@ class CreditStep:
             | reward_metrics(rows, self.keys, self.extra_fields)
             | row_metrics(rows, self.tags, self.extra_fields)
         )
+        warn_of_branches(self.metrics)
         self.rows = rows
         return rows
 

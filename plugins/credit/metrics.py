@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import Rows
-from verl_turnkey.plugins.notices import failure_kind
+from verl_turnkey.plugins.notices import failure_kind, warn_once
 
 REWARD = "reward/"
 """prefix of the reward components in verl's ``reward_extra_info``"""
@@ -45,6 +45,16 @@ def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappi
         )
         for name in sorted(names)
     }
+
+
+def warn_of_branches(metrics: Mapping[str, float]) -> None:
+    """Say it where all branches of a batch failed: estimates by branches are then without any, and credit is 0."""
+    failed, *ended = (metrics.get(f"{BRANCHING}{name}", 0.0) for name in ("failed", "trained", "measured"))
+    if failed and not any(ended):
+        warn_once(
+            "all branches of a batch failed (branching/failed), so that turnkey.rollout.strategy gave its method "
+            "nothing; the agent-loop workers name the reasons"
+        )
 
 
 def episode_metrics(rows: Rows) -> dict[str, float]:

@@ -107,7 +107,7 @@ class EnvAgentLoop(AgentLoopBase):
             Budget(options.branch_tokens, options.branch_steps, options.branches_at_once),
             self._walk,
             lambda episode: episode.apply_rewards(self.shared.rewards, row),
-            self.shared.failures.add,
+            self.shared.failed_branches.add,
         )
 
     def _task(self, kwargs: dict[str, Any]) -> Task:

@@ -130,8 +130,8 @@ class Branching:
             branch = path.fork(self._branches if fork.trained else path.episode.branch, fork.trained, turns)
             branch.depth = depth
             clones.append(asyncio.ensure_future(path.environment.clone()))
+            self._clones.append(clones[-1])
             self._playing.append(asyncio.create_task(self._play(branch, clones[-1], most)))
-        self._clones += clones
         if clones:
             path.depth = depth
             self._said["forks"] += 1
@@ -173,11 +173,11 @@ class Branching:
                 rewards = [step.record["composed_reward"] for step in branch.episode.steps]
                 self._returns.setdefault(branch.node(branch.begins), []).append(float(sum(rewards[branch.begins :])))
         finally:
-            if branch.environment is not None:
-                branch.environment.close()
             self._said[f"{kind}_tokens"] += branch.spent.tokens
             self._said[f"{kind}_steps"] += branch.spent.steps
-            self._budget.give_back(most, branch.spent, measured=not branch.trained)
+            self._budget.give_back(most, branch.spent, measured=not branch.trained)  # else others wait for ever
+            if branch.environment is not None:
+                branch.environment.close()
 
     def episodes(self, trunk: Path, session: str) -> list[Episode]:
         """The episode and its branches that have steps of their own, with the columns of their records.

@@ -49,6 +49,7 @@ class WorkerProcess:
         found = read_strategy(rollout.strategy)
         self.strategy: Strategy | None = None if found is None else found[1]
         self.failures = Failures()
+        self.failed_branches = Failures("branch", "branches")
         self.log = TrajectoryLog(config, self.turnkey.log)
         self.pool = HostPool(
             hosts=env.hosts,

@@ -550,7 +550,7 @@ MUTATIONS = [
     ("plugins/rollout/prompts.py", "isinstance(value, list | Memory)", "isinstance(value, list)", FORKS),
     ("plugins/rollout/budget.py", "self._taken -= most - spent", "self._taken -= most"),
     ("plugins/rollout/strategies/vine.py", "values[t] = before - rewards[t - 1]", "values[t] = before"),
-    ("plugins/checks/probe.py", "not (declared and declared.copies)", "False", "tests/unit/plugins/checks"),
+    ("plugins/checks/probe.py", "if forks and not copies:", "if False:", "tests/unit/plugins/checks"),
     # --- rows that merge
     ("plugins/checks/update.py", 'loop == "turnkey_env" and turnkey.rollout.rows_hold_turns:', "False:"),
     ("plugins/config/schema.py", 'self.layout == "merged" and self.prompt', "self.prompt", LOSSES),

@@ -61,13 +61,17 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """A registered strategy: its class, the columns ``extra.<name>`` it gives, where it is from and what it does."""
+    """A registered strategy: its class, the columns ``extra.<name>`` it gives, where it is from and what it does.
+
+    ``trains``: whether branches of it may be trained.
+    """
 
     name: str
     cls: type
     gives: tuple[str, ...]
     source: str
     summary: str
+    trains: bool = True
 
 
 _STRATEGIES: dict[str, StrategySpec] = {}
@@ -75,9 +79,11 @@ _C = TypeVar("_C", bound=type)
 
 
 def register_strategy(
-    name: str, *, gives: tuple[str, ...] = (), source: str = "", summary: str = ""
+    name: str, *, gives: tuple[str, ...] = (), trains: bool = True, source: str = "", summary: str = ""
 ) -> Callable[[_C], _C]:
     """Decorate a frozen dataclass with the methods of :class:`Strategy` to make it the strategy ``name``.
+
+    ``trains=False``: all branches of it are measured only.
 
     Raises:
         ValueError: the name is taken, or what is decorated is no frozen dataclass.
@@ -89,7 +95,7 @@ def register_strategy(
 
     def register(cls: _C) -> _C:
         require_frozen(f"strategy {name!r}", cls)
-        _STRATEGIES[name] = StrategySpec(name, cls, tuple(gives), source, summary)
+        _STRATEGIES[name] = StrategySpec(name, cls, tuple(gives), source, summary, trains)
         return cls
 
     return register

@@ -13,6 +13,7 @@ from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, regist
 @register_strategy(
     "vine",
     gives=("turn_value", "value_rollouts"),
+    trains=False,
     source="VinePPO, arXiv:2410.01679",
     summary="values of states by fresh rollouts from them, which are not trained; with the method progress, alpha=0",
 )

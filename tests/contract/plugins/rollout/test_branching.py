@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract_tools import Worker
 from scripted import Script
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_turnkey.advantage import StepBatch, compute_credit, validate_record
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.branching import Branching, Path
 from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
@@ -215,6 +219,30 @@ def test_each_turn_of_a_tree_is_trained_once(play, bushy, prompt, layout):
     np.testing.assert_allclose(value[ends], expected, atol=1e-12)
 
 
+def test_verl_gives_all_rows_of_a_rollout_the_numbers_of_its_first_way_through(play, bushy, monkeypatch):
+    """Through verl's own postprocessing; only the queue is left out."""
+    put: list[dict[str, Any]] = []
+
+    async def taken(**given: Any) -> None:
+        put.append(given)
+
+    outputs, _ = play(Bush(), TREE, "turnkey.rollout.strategy=bushy", SHORT)
+    trunk = sum(
+        step["composed_reward"]
+        for row in outputs
+        for step in row.extra_fields["turnkey"]["steps"]
+        if "branch" not in row.extra_fields["turnkey"]
+    )
+    scores = {row.reward_score for row in outputs}
+    assert len(scores) > 1, "the test needs branches that end differently"
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", taken)
+    row = {"uid": "u", "session_id": 0, "global_steps": 1, "data_source": "x", "turnkey_task": TREE.to_json()}
+    asyncio.run(Worker()._agent_loop_postprocess(outputs, False, **row))
+    assert len(put[0]["keys"]) == len(outputs) == 12
+    assert {row.reward_score for row in outputs} == {trunk}
+    assert {row.extra_fields["reward_extra_info"]["episode_return"] for row in outputs} == {trunk}
+
+
 def test_the_turns_of_a_branch_that_failed_are_those_of_one_that_went_on_from_it(play, bushy, monkeypatch):
     """The first branch of the start breaks in its second turn, after another one began there."""
     broken = []
@@ -234,6 +262,12 @@ def test_the_turns_of_a_branch_that_failed_are_those_of_one_that_went_on_from_it
     assert batch.n_trajectories == 7
     assert len(batch) == 11
     assert outputs[0].extra_fields["reward_extra_info"]["branching/failed"] == 1
+
+
+def test_a_branch_that_fails_is_not_counted_as_an_episode(play, numbered):
+    play(explorer("RL", (0, 3)), TREE, VINE, SHORT)
+    assert loop_worker._process.failures.counts == {}
+    assert loop_worker._process.failed_branches.counts == {"step": 1}
 
 
 def test_an_error_that_is_nobodys_failure_is_not_lost(play, bushy, monkeypatch):

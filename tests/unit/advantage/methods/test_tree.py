@@ -128,6 +128,16 @@ def test_a_branch_that_begins_at_the_fork_has_the_mean_of_what_was_earned_on_the
     np.testing.assert_allclose(got, np.array([0, 4 - 10 / 3, 0, 2 - 10 / 3, 4 - 10 / 3]), atol=1e-12)
 
 
+def test_the_outcome_that_a_branch_brings_along_is_its_own():
+    """The shared step earned 4 by what came of the first way through; the second one ends with 1 in all."""
+    shared = {"group": [0] * 3, "trajectory": [*"aab"], "step": [0, 1, 1], "reward": [4, 0, 1]}
+    extra = {"parent": ["", "x", "x"]}
+    rebuilt = compute_credit("tree", StepBatch(**shared, extra=extra), norm="mean", trajectory_w=0).advantage
+    given = StepBatch(**shared, extra=extra | {"leaf_outcome": [4.0, 4.0, 1.0]})
+    assert rebuilt.tolist() == [0, -0.5, 0.5]
+    assert compute_credit("tree", given, norm="mean", trajectory_w=0).advantage.tolist() == [0, 1.5, -1.5]
+
+
 def test_groups_are_apart():
     batch = StepBatch(
         group=[0, 0, 1, 1], trajectory=range(4), step=[0] * 4, reward=[1, 0, 0, 0], extra={"parent": ["s"] * 4}

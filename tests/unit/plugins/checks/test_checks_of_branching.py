@@ -22,9 +22,11 @@ from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 COLUMNS = ("parent", "branch", "depth", "leaf_outcome", "turn_value", "value_rollouts")
 
 
-def config(method: str = "progress", **rollout: Any) -> Any:
+def config(method: str = "progress", algorithm: Any = None, **rollout: Any) -> Any:
     rollout = {"agent": {"default_agent_loop": "turnkey_env"}, "response_length": 64, **rollout}
-    return OmegaConf.create({"algorithm": {"adv_estimator": method}, "actor_rollout_ref": {"rollout": rollout}})
+    return OmegaConf.create(
+        {"algorithm": {"adv_estimator": method} | (algorithm or {}), "actor_rollout_ref": {"rollout": rollout}}
+    )
 
 
 def turnkey(strategy: Any = "vine", **options: Any) -> TurnkeyConfig:
@@ -66,6 +68,38 @@ def test_an_estimator_of_verls_knows_no_branches():
         check_branching(config("grpo"), turnkey("tree"), ())
 
 
+@pytest.mark.parametrize("key", ["filter_groups", "use_kl_in_reward"])
+def test_what_knows_one_outcome_per_rollout_is_refused_with_trained_branches(key):
+    algorithm = {"filter_groups": {"enable": key == "filter_groups"}, "use_kl_in_reward": key == "use_kl_in_reward"}
+    check_branching(config(algorithm=algorithm), turnkey(), ())
+    with pytest.raises(ConfigError, match=f"algorithm.{key}.* turnkey.rollout.strategy=tree trains"):
+        check_branching(config("tree", algorithm), turnkey("tree"), ())
+
+
+def test_branches_that_a_method_compares_with_whole_episodes_are_said():
+    with pytest.warns(UserWarning, match=r"the method gigpo reads no extra\.parent"):
+        check_branching(config("gigpo"), turnkey("tree"), ())
+
+
+@pytest.mark.parametrize(
+    ("options", "turn"),
+    [
+        ({"branch_tokens": 128}, 8),
+        ({"branch_tokens": 640}, None),
+        ({"branch_steps": 3}, 7),
+        ({"branch_steps": 10}, None),
+    ],
+)
+def test_a_budget_without_room_for_early_branches_is_said(options, turn):
+    """Ten turns of at most 64 tokens."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        check_branching(config(), turnkey(max_turns=10, **options), ())
+        short = {"name": "vine", "turns": 2}
+        check_branching(config(), turnkey(short, max_turns=10, **options), ())
+    assert [f"before turn {turn}" in str(each.message) for each in said] == ([] if turn is None else [True])
+
+
 def test_measuring_for_nobody_is_said():
     with pytest.warns(UserWarning, match="measures turn_value, value_rollouts, and the method gigpo reads none"):
         check_branching(config("gigpo"), turnkey(), ())
@@ -82,11 +116,13 @@ class Rooms:
 
     def __init__(self, steady: bool, copies: bool) -> None:
         self.steady, self.copies, self.calls, self.shown = steady, copies, itertools.count(), 0
-        self.resets = 0
+        self.resets, self.copy_is_off = 0, 0
 
     async def call(self, method: str, *_: Any) -> Any:
         if method == "load":
             return Declared(copies=self.copies)
+        if method == "step_clone":
+            return f"room {self.shown + self.copy_is_off + 1}", {"state_key": None}
         self.resets += method == "start"
         self.shown = 0 if method == "start" else self.shown + 1
         seen = f"room {self.shown if self.steady else next(self.calls)}"
@@ -115,6 +151,10 @@ def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.Mo
         with pytest.raises(EnvironmentFailure, match=said) as failure:
             played(monkeypatch, rooms, seed)
         assert failure.value.kind == "clone"
-    # What copies itself needs neither, and independent episodes are not cloned.
-    assert played(monkeypatch, Rooms(steady=False, copies=True), None) == 1
+    # What copies itself needs no seed, and independent episodes are not cloned.
+    assert played(monkeypatch, Rooms(steady=True, copies=True), None) == 1
     assert played(monkeypatch, Rooms(steady=False, copies=False), None, forks=False) == 1
+    off = Rooms(steady=True, copies=True)
+    off.copy_is_off = 1
+    with pytest.raises(EnvironmentFailure, match="another state after 1 actions in a copy of it"):
+        played(monkeypatch, off, 3)

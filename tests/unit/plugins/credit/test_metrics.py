@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import RecordError, make_record, make_step
-from verl_turnkey.plugins.credit.metrics import combine, episode_metrics, reward_metrics, row_metrics
+from verl_turnkey.plugins.credit.metrics import combine, episode_metrics, reward_metrics, row_metrics, warn_of_branches
 from verl_turnkey.plugins.credit.rows import read_rows
 
 
@@ -161,3 +161,14 @@ def test_rows_of_several_batches():
 def test_a_failed_episode_has_nothing_to_train():
     with pytest.raises(RecordError, match="g_1_0: a failed episode must be fully masked"):
         rows([True], "it died", mask=1)
+
+
+def test_a_batch_whose_branches_all_failed_is_said(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr("verl_turnkey.plugins.credit.metrics.warn_once", said.append)
+    for failed, measured in ((0.0, 0.0), (2.0, 0.5), (0.0, 3.0)):
+        warn_of_branches({"branching/failed": failed, "branching/measured": measured, "branching/trained": 0.0})
+    warn_of_branches({})
+    assert said == []
+    warn_of_branches({"branching/failed": 0.5, "branching/measured": 0.0, "branching/trained": 0.0})
+    assert "all branches of a batch failed" in said[0]
