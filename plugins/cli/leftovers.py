@@ -13,7 +13,13 @@ from verl_turnkey.plugins.stopping import leftovers
 def clean(*, remove: bool) -> int:
     """Print the leftovers of this user, and remove them on demand; returns 0, or 1 if some could not be removed."""
     console = Console(width=None if os.isatty(1) else 120, highlight=False)
-    found = leftovers.find()
+    try:
+        found = leftovers.find()
+    except leftovers.HiddenError as error:
+        console.print(
+            f"Nothing is removed: {error}. Look as the user, and in the container, that ran them.", style="red"
+        )
+        return 1
     if not found:
         console.print("nothing is left of ended runs")
         return 0
@@ -27,7 +33,7 @@ def clean(*, remove: bool) -> int:
     if not remove:
         console.print("turnkey doctor --clean --yes removes them", markup=False)
         return 0
-    left = leftovers.remove([each.path for each in found])
+    left = leftovers.remove({each.path: each.identity for each in found})
     console.print(f"{len(found) - len(left)} removed")
     for path in left:
         console.print(f"could not be removed: {path}", markup=False, style="red")

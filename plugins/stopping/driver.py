@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -72,11 +73,22 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
         finally:
             ending.end()
             if ours:
-                time.sleep(LAST_LINES_SECONDS)
-                ray.shutdown()
-                files.clean()
+                with _on_signals(files.stop_cleaning), suppress(Exception):  # neither changes how the run ended
+                    time.sleep(LAST_LINES_SECONDS)
+                    ray.shutdown()
+                    files.clean()
 
     return run
+
+
+@contextmanager
+def _on_signals(do: Callable[[], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, lambda *_: do()) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def died(error: RayActorError) -> str:

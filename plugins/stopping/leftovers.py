@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,10 @@ LOOK_SECONDS = 20.0
 CLEAN_SECONDS = 60.0
 """for which the end of a run waits for processes that end"""
 _HEX = "[0-9a-f]"
+
+
+Identity = tuple[int, int]
+"""device and inode: a path may be made anew by somebody else"""
 
 
 class Kind(NamedTuple):
@@ -46,9 +51,10 @@ class Kind(NamedTuple):
 
 
 _RUNS = re.compile(r"ray::|vllm|verl", re.IGNORECASE)
+_HOLDERS = re.compile(r"ray|vllm|verl|python", re.IGNORECASE)
 
 KINDS = (
-    Kind("message queue of vLLM", "shm", re.compile(rf"psm_{_HEX}{{8}}"), stat.S_IFREG),
+    Kind("shared memory of Python, as vLLM's queues", "shm", re.compile(rf"psm_{_HEX}{{8}}"), stat.S_IFREG),
     Kind("weights on their way to vLLM", "shm", re.compile(rf"verl_weights_{_HEX}{{32}}"), stat.S_IFREG),
     Kind("socket for weights", "", re.compile(r"rl-colocate-zmq-.+\.sock"), stat.S_IFSOCK),
     Kind("socket of vLLM", "", re.compile(rf"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"), stat.S_IFSOCK),
@@ -67,99 +73,175 @@ class Leftover(NamedTuple):
     """that it takes: of shared memory less than its length, where parts were never written"""
     seconds: float
     """since it changed"""
+    identity: Identity
+
+
+class HiddenError(Exception):
+    """The open files of a process of this user cannot be seen, so nobody knows what is in use."""
 
 
 def find() -> list[Leftover]:
     """The leftovers of this user, biggest first; see :data:`QUIET_SECONDS`.
 
-    Processes of other containers that share these folders are not seen.
+    Processes of other containers and nodes that share these folders are not seen.
+
+    Raises:
+        HiddenError: a process that may use some of it does not show what it has open.
     """
     there = [(path, kind) for kind in KINDS for path in _of_kind(kind)]
-    used, processes, now, found = _used_by_all(), _processes(), time.time(), []
+    processes, now, found = _processes(), time.time(), []
+    if hidden := _hidden(processes):
+        raise HiddenError(f"the open files of {', '.join(hidden)} cannot be seen from here")
+    used = _used_by_all()
     for path, kind in there:
         with suppress(FileNotFoundError):
-            changed, inside = path.lstat().st_mtime, f"{path}/"
+            status, (size, changed), inside = path.lstat(), _extent(path), f"{path}/"
             users = (each.began for each in processes.values() if kind.users and kind.users.search(each.command))
             if now - changed < QUIET_SECONDS or any(began <= changed for began in users):
                 continue
-            if not any(each == str(path) or each.startswith(inside) for each in used):
-                found.append(Leftover(path, kind.what, _bytes(path), now - changed))
+            if any(each == str(path) or each.startswith(inside) for each in used):
+                continue
+            if kind.type == stat.S_IFSOCK and _answers(path):
+                continue
+            found.append(Leftover(path, kind.what, size, now - changed, (status.st_dev, status.st_ino)))
     return sorted(found, key=lambda each: -each.bytes)
 
 
-def remove(paths: Collection[Path]) -> list[Path]:
-    """Remove files and folders; returns those that could not be removed. Ray's link to a removed session goes, too."""
+def remove(found: Mapping[Path, Identity]) -> list[Path]:
+    """Remove what is still the same; returns what could not be removed. Ray's link to a removed session goes, too."""
     left = []
-    for path in paths:
+    for path, identity in found.items():
         try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            if not _same(path, identity):
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            link = path.parent / "session_latest"
+            if path.parent.name == "ray" and link.is_symlink() and not link.exists():
+                link.unlink()
         except OSError:
             left.append(path)
-        link = path.parent / "session_latest"
-        if link.is_symlink() and not link.exists():
-            link.unlink(missing_ok=True)
     return left
 
 
 class RunFiles:
-    """Context: collects what the descendants of this process hold meanwhile; :meth:`clean` removes it afterwards.
+    """Context: collects the shared memory that descendants of this process make; :meth:`clean` removes it afterwards.
 
+    Only what is made meanwhile, by this user: a file that was there before is somebody else's, whoever opens it.
     A run on a cluster that somebody else started has no processes among the descendants, and nothing is collected.
     """
 
     def __init__(self) -> None:
-        self._seen: set[Path] = set()
-        self._end = threading.Event()
+        self._seen: dict[Path, Identity] = {}
+        self._began = 0.0
+        self._end, self._enough = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="turnkey-leftovers", daemon=True)
 
     def __enter__(self) -> RunFiles:
+        self._began = time.time() - 1  # clocks of file systems are coarse
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join()
-        self.look()
+        self._thread.join(CLEAN_SECONDS)  # the files of a process that hangs in the kernel cannot be read
 
     def look(self) -> None:
         """Take note of what is held now."""
         for path in map(Path, _open_in(_descendants(os.getpid()))):
             for kind in KINDS:
-                if path.parent == kind.folder and kind.name.fullmatch(path.name):
-                    self._seen.add(path)
+                if kind.where == "shm" and path.parent == kind.folder and kind.name.fullmatch(path.name):
+                    status = _status(path, kind)
+                    if status is not None and status.st_mtime >= self._began:
+                        self._seen[path] = status.st_dev, status.st_ino
 
     def clean(self, seconds: float = CLEAN_SECONDS) -> None:
         """Remove what was collected and nobody holds any more; waits at most ``seconds`` for those who hold it."""
+        thread = threading.Thread(target=self._clean, args=(seconds,), name="turnkey-clean", daemon=True)
+        thread.start()
+        thread.join(seconds + 5)
+
+    def stop_cleaning(self) -> None:
+        """Leave what is held now."""
+        self._enough.set()
+
+    def _clean(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while there := {path for path in self._seen if os.path.lexists(path)}:
-            held = there & set(map(Path, _used_by_all()))
-            if not held or time.monotonic() >= end:
-                remove(there - held)
+        while there := {path: each for path, each in self._seen.items() if _same(path, each)}:
+            held = _used_by_all()
+            if self._enough.is_set() or time.monotonic() >= end or not any(str(path) in held for path in there):
+                remove({path: each for path, each in there.items() if str(path) not in held})
                 return
-            time.sleep(0.2)
+            self._enough.wait(0.2)
 
     def _watch(self) -> None:
-        while not self._end.wait(LOOK_SECONDS):
+        while True:
+            last = self._end.wait(LOOK_SECONDS)
             self.look()
+            if last:
+                return
+
+
+def _status(path: Path, kind: Kind) -> os.stat_result | None:
+    """Of the path itself, where it is of the kind and of this user."""
+    with suppress(OSError):
+        status = path.lstat()
+        if status.st_uid == os.getuid() and stat.S_IFMT(status.st_mode) == kind.type:
+            return status
+    return None
+
+
+def _same(path: Path, identity: Identity) -> bool:
+    with suppress(OSError):
+        status = path.lstat()
+        return (status.st_dev, status.st_ino) == identity
+    return False
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens at the socket, perhaps in a network of their own; True if that cannot be told."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            pass
+    return True
+
+
+def _hidden(processes: Mapping[int, _Process]) -> list[str]:
+    """Processes of this user that may use leftovers and do not show what they have open."""
+    found = []
+    for pid, each in processes.items():
+        try:
+            os.listdir(PROC / str(pid) / "fd")
+        except PermissionError:
+            with suppress(OSError):
+                if (PROC / str(pid)).stat().st_uid == os.getuid() and _HOLDERS.search(each.command):
+                    found.append(f"process {pid} ({each.command.partition(chr(0))[0]})")
+        except OSError:
+            pass
+    return found
 
 
 def _of_kind(kind: Kind) -> Iterator[Path]:
     with suppress(OSError):
-        for entry in os.scandir(kind.folder):
-            if kind.name.fullmatch(entry.name):
-                with suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_uid == os.getuid() and stat.S_IFMT(status.st_mode) == kind.type:
-                        yield Path(entry.path)
+        for name in os.listdir(kind.folder):
+            if kind.name.fullmatch(name) and _status(kind.folder / name, kind) is not None:
+                yield kind.folder / name
 
 
-def _bytes(path: Path) -> int:
-    total = path.lstat().st_blocks
-    for folder, _, names in os.walk(path):
-        for name in names:
+def _extent(path: Path) -> tuple[int, float]:
+    """Bytes that a file or folder takes, and when anything of it changed last."""
+    status = path.lstat()
+    total, changed = status.st_blocks, status.st_mtime
+    for folder, folders, names in os.walk(path):
+        for name in (*folders, *names):
             with suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_blocks
-    return 512 * total
+                status = os.lstat(os.path.join(folder, name))
+                total, changed = total + status.st_blocks, max(changed, status.st_mtime)
+    return 512 * total, changed
 
 
 def _used_by_all() -> set[str]:

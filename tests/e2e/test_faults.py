@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -23,6 +24,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_sampler
 
 from verl_turnkey.plugins.seeing.reading import read
+from verl_turnkey.plugins.stopping import leftovers
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 5}
@@ -155,24 +157,44 @@ def test_no_shared_memory_is_left(runs) -> None:
 
 
 @pytest.fixture(scope="module")
-def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int, int]:
-    """The training process of a run is killed after its first step; it resumes, and begins another."""
+def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """The training process of a run is killed after its first step; then the driver of the run that resumed."""
     out = tmp_path_factory.mktemp("killed")
     first, second, every = out / "first", out / "second", "trainer.save_freq=1"
     with started(first, *play(first, beginner, every)) as process:
         until_step(first, process)
+        cleaned = shared_memory(process)
         kill(process, "ray::WorkerDict")
         code = ended("the training process is killed", process)
     saved = int((out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     with started(second, *play(second, beginner, every)) as process:
         until_step(second, process)
-    return first, second, code, saved
+        held = shared_memory(process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        ended("the driver is killed", process)
+        began = time.monotonic()
+        _, alive = psutil.wait_procs(children, timeout=300)  # Ray's agents look seldom whether their node is there
+        print(f"its {len(children)} processes were gone {time.monotonic() - began:.1f} s after it")
+    return first, second, code, saved, cleaned, held, alive
 
 
 def test_a_dead_training_process_ends_the_run_and_the_last_checkpoint_is_resumed_from(killed) -> None:
-    first, second, code, saved = killed
+    first, second, code, saved, *_ = killed
     said = (first / "log.txt").read_text()
     assert code == 69, said[-6000:]
     assert "verl-turnkey: a process of the run is dead: The actor died" in said
     assert "main_ppo" in said.rsplit("To resume:", 1)[1]
     assert steps(second)[0] == saved + 1
+
+
+def test_of_a_killed_driver_no_process_is_left_and_doctor_finds_its_files(killed, monkeypatch) -> None:
+    *_, cleaned, held, alive = killed
+    assert not alive
+    assert not any(path.exists() for path in cleaned), "of the run whose driver lived on"
+    monkeypatch.setattr(leftovers, "QUIET_SECONDS", 0.0)
+    left = {path for path in held if path.exists()}
+    found = {each.path: each.identity for each in leftovers.find() if each.path in left}
+    assert set(found) == left
+    assert not leftovers.remove(found)
+    assert not any(path.exists() for path in left)

@@ -13,6 +13,7 @@ from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_turnkey.plugins.seeing.reading import read
 from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.stopping.watchdog import examine
 
@@ -147,3 +148,28 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     assert (sorted(dead), silent) == (sorted(names), [])
     trainer._died("dead are: inference server 0")
     assert channel.told("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
+
+
+def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_path: Path):
+    """By rollout workers and by the trainer, whose own thread waits for the dead one for ever."""
+    trainer = build("sync", f"turnkey.log.trajectories={tmp_path}/log")
+    row = {"train_step": [4], "value": [1.0]}
+
+    def plays(actor: Any, folder: str, row: dict[str, Any]) -> None:
+        from types import SimpleNamespace
+
+        from verl_turnkey.plugins.rollout import worker
+        from verl_turnkey.plugins.seeing.segments import UNNAMED
+        from verl_turnkey.plugins.seeing.table_writer import Tables
+
+        log = Tables(folder, UNNAMED, "player", seconds=600)
+        worker._process = SimpleNamespace(log=log)
+        log.put("steps", 4, row)
+
+    player, dead = Actor.remote(), Actor.remote()
+    ray.get(player.__ray_call__.remote(plays, f"{tmp_path}/log", row | {"name": ["played"]}))
+    ray.kill(dead)
+    trainer._tables.put("steps", 4, row | {"name": ["trained"]})
+    trainer.agent_loop_manager.agent_loop_workers = [dead, player]
+    trainer._died("dead are: agent-loop worker 0")
+    assert sorted(read(tmp_path / "log", "steps")["name"]) == ["played", "trained"]

@@ -42,6 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         if path.name == SESSION:
             path.mkdir()
             (path / "raylet.out").write_bytes(b"." * 5000)
+            age(path / "raylet.out")
             (path.parent / "session_latest").symlink_to(path.name)
         elif path.suffix == ".sock" or path.name == SOCKET:
             with socket.socket(socket.AF_UNIX) as made:
@@ -159,15 +160,59 @@ def test_doctor_shows_and_removes_on_demand(place: Path):
     assert CliRunner().invoke(app, ["doctor", "--yes"]).exit_code == 2
 
 
+def test_nothing_is_removed_where_the_files_of_a_process_cannot_be_seen(place: Path, monkeypatch):
+    monkeypatch.setattr(leftovers, "_hidden", lambda processes: ["process 7 (python)"])
+    shown = CliRunner().invoke(app, ["doctor", "--clean", "--yes"])
+    assert shown.exit_code == 1
+    assert "process 7 (python) cannot be seen" in " ".join(shown.output.split())
+    assert all(os.path.lexists(name) for name in LEFT)
+
+
+def test_a_session_whose_logs_are_written_stays(place: Path):
+    os.utime(place / LEFT[6] / "raylet.out")
+    assert found(place) == set(LEFT) - {LEFT[6]}
+
+
+def test_what_was_made_anew_since_is_not_removed(place: Path):
+    seen = {each.path: each.identity for each in leftovers.find()}
+    path = place / LEFT[0]
+    path.rename(place / "shm" / "kept")  # or its number might be given again
+    path.write_bytes(b"another's")
+    assert leftovers.remove(seen) == []
+    assert {name for name in LEFT if os.path.lexists(name)} == {LEFT[0]}
+
+
 def test_a_run_removes_what_its_processes_held_when_they_are_dead(place: Path, process):
+    made = [place / "shm" / f"psm_{i:08x}" for i in range(3)]
+    theirs = place / "tmp" / "0a1b2c3d-0000-4000-8000-00000000000f"
     files = leftovers.RunFiles()
     with files:
-        of_run = process(f"held = open({str(place / LEFT[0])!r}), open({str(place / LEFT[1])!r})")
+        for path in (*made, theirs):
+            path.write_bytes(b".")
+        held = [*made[:2], theirs, place / LEFT[0]]
+        of_run = process("; ".join(f"held{i} = open({str(path)!r})" for i, path in enumerate(held)))
         files.look()
         of_run.kill()
         of_run.wait()
-        other = process(f"held = open({str(place / LEFT[1])!r})")  # of another run by now
+        other = process(f"held = open({str(made[1])!r})")  # of another run by now
     files.clean(seconds=0.3)
-    there = {name for name in LEFT if os.path.lexists(name)}
-    assert there == set(LEFT[1:]), "held by another process, or never by this run"
+    assert not made[0].exists()
+    assert made[1].exists(), "held by another process"
+    assert made[2].exists(), "never held by this run"
+    assert theirs.exists(), "a file of the user's"
+    assert (place / LEFT[0]).exists(), "older than the run"
     assert other.poll() is None
+
+
+def test_cleaning_can_be_cut_short(place: Path, process):
+    files = leftovers.RunFiles()
+    with files:
+        path = place / "shm" / "psm_00000000"
+        path.write_bytes(b".")
+        process(f"held = open({str(path)!r})")
+        files.look()
+    files.stop_cleaning()
+    began = time.monotonic()
+    files.clean(seconds=60)
+    assert time.monotonic() - began < 30
+    assert path.exists()
