@@ -39,8 +39,9 @@ class Curve(NamedTuple):
 
 
 class Fall(NamedTuple):
-    """``best``: the highest level, of the steps up to ``best_at``; ``turn``: the step at which most was lost;
-    ``steps``: those at the end that stay below half of the best; ``within``: first and last step that tell of it."""
+    """``best``: the highest level, of the steps up to ``best_at``; ``last``: the level at the end, or the lowest of a
+    fall that was made good; ``turn``: the step at which most was lost; ``steps``: those below half of the best;
+    ``within``: first and last step that tell of it; ``back``: the step at which half of the best was there again."""
 
     best: float
     best_at: int
@@ -48,6 +49,7 @@ class Fall(NamedTuple):
     turn: int
     steps: list[int]
     within: tuple[int, int]
+    back: int | None = None
 
 
 class Change(NamedTuple):
@@ -61,27 +63,33 @@ class Change(NamedTuple):
 
 
 def fall(success: Curve) -> Fall | None:
-    """Whether the level of success was at least 20 % once, and ends below half of its best."""
+    """Whether the level of success was at least 20 % once, and then below half of its best; of several the last."""
     step, value, *_ = finite(success)
     if not len(value):
         return None
     level = np.array([value[max(0, i - RECENT + 1) : i + 1].mean() for i in range(len(value))])
+    highest = np.maximum.accumulate(level)
+    lost = (level < highest / 2) & (highest >= LEAST)
+    if not lost.any():
+        return None
+    over = len(lost) - int(np.argmax(lost[::-1]))  # the place after the fall
+    back = int(step[over]) if over < len(step) else None
+    level = level[:over]
     at = len(level) - 1 - int(level[::-1].argmax())  # of equals the last: only after it something is lost
     best = float(level[at])
     below = level < best / 2
-    if best < LEAST or not below[-1]:
-        return None
     since = len(below) - int(np.argmin(below[::-1]))
-    end = min(len(step), since + RECENT)
+    end = min(over, since + RECENT)
     falling = slice(max(0, at - RECENT + 1), end)
     turn = falling.start + split(value[falling]) if split(value[falling]) else since
     return Fall(
         best,
         int(step[at]),
-        float(level[-1]),
+        float(level[-1] if back is None else level[at:].min()),
         int(step[turn]),
-        [int(s) for s in step[since:]],
+        [int(s) for s in step[since:over]],
         (int(step[max(0, at - 2 * RECENT + 1)]), int(step[end - 1])),
+        back,
     )
 
 
@@ -155,9 +163,11 @@ def _peak(name: str, step: Numbers, value: Numbers, within: NDArray[np.bool_], l
     if not within.any():
         return None
     at = int(np.flatnonzero(within)[value[within].argmax()])
-    if at < RECENT:
+    early = at < RECENT  # nothing was usual yet: only what is far above the healthy is told, beside what came later
+    if early and (least == 0 or len(value) <= RECENT):
         return None
-    usual = float(np.median(value[:at]))
+    usual = float(np.median(np.delete(value, at) if early else value[:at]))
+    least *= PEAK if early else 1
     return (
         Change(name, "peak", usual, float(value[at]), int(step[at])) if value[at] > max(least, PEAK * usual) else None
     )

@@ -201,6 +201,7 @@ def _collapse(run: Run) -> dict[str, Any] | None:
         "best_at": found.best_at,
         "last": found.last,
         "step": found.turn,
+        "back": found.back,
         "changes": told(found, changes(curves, found)),
     }
 

@@ -67,15 +67,17 @@ def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
 
 @rule
 def collapse(seen: Seen) -> Iterator[Finding]:
-    """Success that was there and went."""
+    """Success that was there and went, for good or for a while."""
     curve = seen.of_episodes("success")
     found = fall(Curve(curve.index.to_numpy(float), curve.to_numpy(float)))
     if found is None:
         return
+    state = "is" if found.back is None else "was"
+    since = "" if found.back is None else f", and above it again from step {found.back}"
     yield Finding(
         "collapse",
         f"Success fell from {_percent(found.best)} around step {found.best_at} to {_percent(found.last)}, most of it "
-        f"at step {found.turn}. It is below half of its best {_range(found.steps)}",
+        f"at step {found.turn}. It {state} below half of its best {_range(found.steps)}{since}",
         f"mean of {RECENT} steps below half of the best, which was at least {_percent(LEAST)}",
         found.steps,
         f"step={found.turn}&outcome=lost&split=training",

@@ -72,7 +72,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
             plain(f"{each['name']} {run['seed']}"),
             f"{found['best']:.3f} (step {found['best_at']})",
             f"{found['last']:.3f}",
-            str(found["step"]),
+            str(found["step"]) if found["back"] is None else f"{found['step']}, back at {found['back']}",
             "; ".join(_changed(row) for row in found["changes"] if not row["fall"]) or "-",
         ]
         for each in groups
@@ -81,7 +81,9 @@ def tables(found: dict[str, Any]) -> list[Table]:
     ]
     if fallen:
         made.append(
-            Table("success that was lost in training", ["run", "best", "last", "lost at", "what changed then"], fallen)
+            Table(
+                "success that was lost in training", ["run", "best", "down to", "lost at", "what changed then"], fallen
+            )
         )
     parts = list(dict.fromkeys(part for each in groups for part in list(each["seconds_per_step"])[:PARTS]))
     if parts:

@@ -117,7 +117,7 @@ MUTATIONS = [
     ("plugins/seeing/seen.py", '~flag(run.episodes["validation"])', '~flag(run.episodes["truncated"])'),
     ("plugins/seeing/health.py", '(seen.turns["turn"] > 0) & ', ""),
     ("plugins/seeing/seen.py", 'same &= turns["state_key"] == before["state_key"]', ""),
-    ("plugins/seeing/collapse.py", "best < LEAST or not below[-1]", "best < LEAST"),
+    ("plugins/seeing/collapse.py", " & (highest >= LEAST)", ""),
     ("plugins/seeing/collapse.py", "range(2, len(value) - 1)", "range(1, len(value))"),
     ("plugins/seeing/collapse.py", "abs(after - before) <= 2 * noise or ", ""),
     ("plugins/seeing/collapse.py", "np.median(value[:at])", "np.median(value)"),

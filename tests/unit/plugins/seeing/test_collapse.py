@@ -32,12 +32,31 @@ def test_a_fall_by_hand():
         [0.5],
         [0.1, 0.15, 0.1, 0.0, 0.0, 0.0],  # never had much
         [0.5, 0.5, 0.5, 0.3, 0.3, 0.3],  # lost less than half
-        [0.5, 0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5],  # came back
         [0.1, 0.2, 0.3, 0.4, 0.5],
     ],
 )
 def test_no_fall(values):
     assert fall(Curve(np.arange(len(values)), np.array(values, float))) is None
+
+
+def test_a_fall_that_was_made_good():
+    """A real run of the quickstart with four times its learning rate: success in 12 steps of training."""
+    values = [0.438, 0.359, 0.203, 0.266, 0.109, 0.375, 0.5, 0.641, 0.781, 0.719, 0.703, 0.719]
+    found = fall(Curve(STEPS, np.array(values)))
+    assert (found.best, found.best_at) == (0.438, 1)
+    assert found.last == pytest.approx((0.203 + 0.266 + 0.109) / 3)
+    assert (found.turn, found.steps, found.back) == (3, [5], 6)
+    kl = [0.014, 0.018, 0.082, 0.02, 0.001, 0.003, 0.003, 0.003, 0.002, 0.005, 0.002, 0.001]
+    told_of = changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.02)}, found)
+    assert [(each.step, each.before, each.after) for each in told_of] == [(3, 0.003, 0.082)]
+    norm = [0.254, 0.351, 3.0, 0.377, 0.153, 0.325, 0.324, 0.228, 0.256, 0.536, 0.273, 0.414]
+    assert changes({"norm": Curve(STEPS, np.array(norm), "peak")}, found) == []  # nothing was usual yet
+    assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, found) == []
+
+
+def test_of_two_falls_the_last_counts():
+    found = fall(Curve(np.arange(1.0, 15), np.array([0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5, 0.6, 0, 0, 0, 0.6, 0.6])))
+    assert (found.steps, found.back, found.last) == ([11, 12, 13], 14, 0.0)
 
 
 def test_steps_without_a_number_and_out_of_order():
