@@ -64,7 +64,8 @@ for part in $parts; do
     else
         side_by_side=()
         [ "$part" = unit ] && site
-        [ "$part" = unit ] && side_by_side=(-n 2 --dist worksteal) # the other parts start Ray, which takes all cores
+        [ "$part" = unit ] && side_by_side=(-n 2 --dist worksteal)
+        [ "$part" = contract ] && side_by_side=(-n 2 --dist loadfile) # half of its time is spent waiting for processes
         "$venv/bin/python" -m pytest "tests/$part" --durations=5 "${side_by_side[@]}"
     fi
 done
