@@ -65,7 +65,7 @@ for part in $parts; do
         side_by_side=()
         [ "$part" = unit ] && site
         [ "$part" = unit ] && side_by_side=(-n 2 --dist worksteal)
-        [ "$part" = contract ] && side_by_side=(-n 2 --dist loadfile) # half of its time is spent waiting for processes
+        [ "$part" = contract ] && side_by_side=(-n 2 --dist loadfile) # much of its time is spent waiting
         "$venv/bin/python" -m pytest "tests/$part" --durations=5 "${side_by_side[@]}"
     fi
 done
