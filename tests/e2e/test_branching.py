@@ -1,7 +1,8 @@
-"""VinePPO on MiniGrid: values by fresh rollouts from each state, which train nothing themselves."""
+"""On MiniGrid: values by fresh rollouts from each state, which train nothing themselves, and trees of episodes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,54 @@ def test_values_are_those_of_the_policy(run: Run) -> None:
     assert len(said) == len(come) > 30
     spread = np.std(np.array(come)) * np.sqrt(TURNS / len(come))
     assert abs(np.mean(said) - np.mean(come)) < 4 * spread
+
+
+@pytest.fixture(scope="module")
+def forest(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Each rollout goes on in two ways from its turn 1."""
+    out = tmp_path_factory.mktemp("forest")
+    return train(
+        out,
+        "+turnkey=tree",
+        "+turnkey/env=babyai",
+        "+turnkey/device=cpu",
+        *minigrid(out, LEVEL, train=8, val=4, seed=2),
+        "turnkey.rollout.strategy={name: tree, depth: 1}",
+        f"turnkey.rewards=[{{name: '{POLICY}:forward'}}]",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        f"trainer.total_training_steps={STEPS}",
+    )
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_each_turn_of_a_tree_is_trained_once_by_the_leaves_below_it(forest: Run, step: int) -> None:
+    metrics, seen = forest.metrics[step], forest.seen(step)
+    assert metrics["episode/count"] == 8
+    assert metrics["branching/trained"] == metrics["branching/forks"] > 0.5
+    assert metrics["branching/measured"] == metrics["branching/failed"] == 0
+    assert metrics["actor/grad_norm"] > 0
+    columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
+    queue = {key: (advantage, mask.bool()) for key, advantage, mask, padding in columns if not padding}
+    rows = [
+        {
+            "key": f"{episode['episode'].partition('.')[0]}_{int(turn['row'])}",
+            "group": episode["group"],
+            "trajectory": episode["episode"],
+            "step": turn["turn"],
+            "reward": turn["reward"],
+            "penalty": turn["penalty"],
+            **json.loads(turn["extra"]),
+        }
+        for episode in forest.episodes("train")
+        if episode["global_step"] == step
+        for turn in episode["steps"]
+        if turn["row"] is not None
+    ]
+    assert sorted(row["key"] for row in rows) == sorted(queue)
+    assert len({row["trajectory"] for row in rows}) > 8, "branches are trained"
+    for row, value in zip(rows, naive.tree(rows), strict=True):
+        advantage, mask = queue[row["key"]]
+        np.testing.assert_allclose(advantage[mask].numpy(), value, atol=1e-5, err_msg=row["key"])
