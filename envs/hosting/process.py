@@ -28,7 +28,7 @@ from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, fr
 from verl_turnkey.envs.hosting.threads import deadline_exceeded
 
 BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
-_DUMP_SECONDS = 0.1
+_DUMP_SECONDS = 0.5  # on a busy machine the process may not run at once
 _EXIT_SECONDS = 1.0
 _RING_BYTES = 1 << 16
 _TAIL_CHARS = 2000
