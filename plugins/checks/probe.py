@@ -146,7 +146,7 @@ async def play(
         for _ in range(STEPS):
             actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
             action = rng.choice(actions) if actions else "look"
-            if forks and copies:
+            if copies:
                 copied = await process.call(
                     "step_clone", (action,), env.step_timeout, f"clone before {action!r}", STEP_KEY
                 )

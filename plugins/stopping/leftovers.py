@@ -92,7 +92,7 @@ def find() -> list[Leftover]:
     processes, now, found = _processes(), time.time(), []
     if hidden := _hidden(processes):
         raise HiddenError(f"the open files of {', '.join(hidden)} cannot be seen from here")
-    used = _used_by_all()
+    used = _used_by(processes)
     for path, kind in there:
         with suppress(FileNotFoundError):
             status, (size, changed), inside = path.lstat(), _extent(path), f"{path}/"
@@ -167,7 +167,7 @@ class RunFiles:
     def _clean(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while there := {path: each for path, each in self._seen.items() if _same(path, each)}:
-            held = _used_by_all()
+            held = _used_by(_processes())
             if self._enough.is_set() or time.monotonic() >= end or not any(str(path) in held for path in there):
                 remove({path: each for path, each in there.items() if str(path) not in held})
                 return
@@ -244,9 +244,8 @@ def _extent(path: Path) -> tuple[int, float]:
     return 512 * total, changed
 
 
-def _used_by_all() -> set[str]:
-    """Paths that processes have open, mapped or in their command lines, and those of sockets, in this container."""
-    pids = set(_processes())
+def _used_by(pids: Collection[int]) -> set[str]:
+    """Paths that ``pids`` have open, mapped or in their command lines, and those of all sockets of this container."""
     found = _open_in(pids) | set(_sockets().values())
     for pid in pids:
         with suppress(OSError):  # it has ended, or is another user's

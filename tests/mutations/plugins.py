@@ -120,7 +120,7 @@ MUTATIONS = [
     ("plugins/seeing/collapse.py", " & (highest >= LEAST)", ""),
     ("plugins/seeing/collapse.py", "range(2, len(value) - 1)", "range(1, len(value))"),
     ("plugins/seeing/collapse.py", "abs(after - before) <= 2 * noise or ", ""),
-    ("plugins/seeing/collapse.py", "np.median(value[:at])", "np.median(value)"),
+    ("plugins/seeing/collapse.py", "if early else value[:at]", "if early else value"),
     ("plugins/seeing/collapse.py", "key=lambda row: (row[4], not row[5])", "key=lambda row: row[4]"),
     ("plugins/seeing/pack.py", "np.where(finite, np.rint(", "np.where(finite | True, np.rint("),
     (

@@ -46,7 +46,11 @@ class Fork:
 
 
 class Strategy(Protocol):
-    """Its fields are the parameters that a configuration may set. It keeps nothing of an episode."""
+    """Its fields are the parameters that a configuration may set. It keeps nothing of an episode.
+
+    Two fields mean the same in all strategies that have them: ``turns``, after which a branch is cut at the latest, and
+    ``roots``, "own" where each rollout is a tree of its own (else the first turns of a group are siblings).
+    """
 
     def fork(self, at: Place) -> Fork | None:
         """Asked before each turn of the episode and of its trained branches; None: go on without a fork."""

@@ -54,6 +54,12 @@ def test_a_fall_that_was_made_good():
     assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, found) == []
 
 
+def test_what_was_usual_is_what_was_before():
+    """After the peak the update stays large, which says nothing of what was usual."""
+    norm = Curve(STEPS, np.array([1.0, 1, 1, 1, 1, 1, 50, 30, 30, 30, 30, 30]), "peak")
+    assert [(each.step, each.before) for each in changes({"norm": norm}, fall(SUCCESS))] == [(7, 1.0)]
+
+
 def test_of_two_falls_the_last_counts():
     found = fall(Curve(np.arange(1.0, 15), np.array([0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5, 0.6, 0, 0, 0, 0.6, 0.6])))
     assert (found.steps, found.back, found.last) == ([11, 12, 13], 14, 0.0)
