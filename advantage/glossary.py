@@ -25,6 +25,7 @@ MEANINGS = {
     "parent_level": "The leaves below the step against the leaves below the step before it.",
     "tree_level": "The leaves below the step against the leaves of its tree.",
     "fork_level": "The leaves below the step against those below its siblings, with the weight of this level.",
+    "sibling_level": "The score of the step against those of the other candidates for the same turn.",
     "trajectory_credit": "The outcome of the trajectory against its group, before it is shared.",
     "edge_level": "What changed because all trajectories that took the same step share their credit.",
     "gae": "Generalized advantage estimate: this turn's TD error and the later ones, discounted; whitened if so set.",

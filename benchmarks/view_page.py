@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "tests/unit"), str(ROOT / "tests/contract/plugins/seeing")]
+sys.path += [str(ROOT / "tests/unit"), str(ROOT / "tests/contract")]
 
 import numpy as np  # noqa: E402
 import synthetic_run  # noqa: E402

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests/contract/plugins/seeing"))
+sys.path.append(str(ROOT / "tests/contract"))
 
 from browser import Browser, pictures  # noqa: E402
 

@@ -22,6 +22,7 @@ from verl_turnkey.advantage.methods import (  # noqa: F401  importing a method r
     rloo_steps,
     salt,
     seeupo,
+    siblings,
     step_episode,
     step_potential,
     tree,

@@ -18,13 +18,16 @@ from verl_turnkey.advantage.registry import register_estimator
 class TreeParams:
     """Parameters of ``tree``."""
 
-    rule: Literal["siblings", "treerl", "tree_grpo"] = "siblings"
-    """the fork against its siblings (our reading of PORTool's idea); TreeRL's differences of values; or Tree-GRPO's,
-    the leaf against those of its group and of its tree"""
+    rule: Literal["siblings", "treerl", "tree_grpo", "arpo"] = "siblings"
+    """the fork against its siblings (our reading of PORTool's idea); TreeRL's differences of values; Tree-GRPO's, the
+    leaf against those of its group and of its tree; or ARPO's, the leaf against those of its group"""
     trajectory_w: float = 1.0  # siblings: weight of the outcome against the group's leaves
     fork_w: float = 1.0  # siblings: weight of the step against its siblings
-    norm: Norm = "mean_std"  # siblings, tree_grpo: divide by the sample std, or only subtract the mean
+    norm: Norm = "mean_std"  # all but treerl: divide by the sample std, or only subtract the mean
     epsilon: float = 1e-6  # added to the stds
+    shared: Literal["mean", "sum"] = "mean"
+    """arpo: a shared step counts once, with the mean of its leaves' advantages (hard), or as often as leaves share it,
+    as where each trains a copy of it (soft)"""
 
     def __post_init__(self) -> None:
         for key in ("trajectory_w", "fork_w"):
@@ -37,7 +40,7 @@ class TreeParams:
     params=TreeParams,
     needs=("extra.parent",),
     before=("extra.parent",),
-    paper="tree advantage; TreeRL, arXiv:2506.11902; Tree-GRPO, arXiv:2509.21240",
+    paper="tree advantage; TreeRL, arXiv:2506.11902; Tree-GRPO, arXiv:2509.21240; ARPO, arXiv:2507.19849",
     summary="compares each branch of a tree of episodes with its siblings, by the outcomes of the leaves below it",
 )
 def tree(batch: StepBatch, params: TreeParams) -> Credit:
@@ -49,6 +52,7 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
         A(s) = trajectory_w (V(s) - mean_g) / F_g + fork_w (V(s) - mean_b) / F_b                  rule="siblings"
         A(s) = ((V(s) - V(root)) + (V(s) - V(parent of s))) / sqrt(leaves below s)                rule="treerl"
         A(s) = (V(s) - mean_g) / F_g + (V(s) - mean_t) / F_t                                      rule="tree_grpo"
+        A(s) = (V(s) - mean_g) / F_g, with shared="sum" times the leaves below s                  rule="arpo"
         and in each, minus the step's own penalty
 
     ``g``: all leaves of the group, ``t``: those of the step's tree, ``b``: the step and its siblings, each once; ``F``
@@ -59,7 +63,10 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     Source: "siblings" is our own, after PORTool (arXiv:2510.26020), whose aggregation and weights were not to be had.
     "treerl": TreeRL, arXiv:2506.11902, from a third-party note. "tree_grpo": Tree-GRPO, arXiv:2509.21240, released
     code, which trains on one row per leaf and gives the copies of a shared step the values of their leaves; the mean of
-    these is what the one step gets here. It gives a tree of one leaf its raw score, we give 0.
+    these is what the one step gets here. It gives a tree of one leaf its raw score, we give 0. "arpo": ARPO,
+    arXiv:2507.19849, from detailed restatements: the mean over the leaves below of their GRPO advantages. Its soft
+    default trains each leaf's copy of a shared step with that leaf's advantage. These copies have the same ratio, so
+    that their gradients add up to that of ``shared="sum"`` where none is clipped.
     """
     found = read_tree(batch)
     n = len(found.up)
@@ -84,6 +91,9 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     elif params.rule == "tree_grpo":
         parts = {"episode_level": of_group, "tree_level": against(found.leaf, found.tree, outcome)}
         groups = {"episode_level": found.group, "tree_level": found.tree}
+    elif params.rule == "arpo":
+        parts = {"episode_level": of_group * (leaves if params.shared == "sum" else 1)}
+        groups = {"episode_level": found.group}
     else:
         fork = params.fork_w * against(steps, found.up, value)
         parts = {"episode_level": params.trajectory_w * of_group, "fork_level": fork}

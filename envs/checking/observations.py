@@ -54,6 +54,8 @@ class Record:
     """the actions of ``first`` once more, on the instance that played everything else"""
     elsewhere: dict[str, list[Trace]] = field(default_factory=dict)
     """the actions of ``first`` in other processes"""
+    clones: list[Trace] = field(default_factory=list)
+    """the actions of ``first`` on a copy made half-way and on what it was made from, in turn; empty: no copies"""
     threads: list[Trace] | None = None
     probes: list[Probe] = field(default_factory=list)
     after_end: str | None = None

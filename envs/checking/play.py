@@ -23,9 +23,11 @@ from gymnasium.utils.env_checker import check_env
 from verl_turnkey.envs import errors
 from verl_turnkey.envs.answers import shown
 from verl_turnkey.envs.base import AnyText
+from verl_turnkey.envs.checking.clones import clones
 from verl_turnkey.envs.checking.memory import tree_memory_mb
 from verl_turnkey.envs.checking.observations import Probe
 from verl_turnkey.envs.checking.traces import Calls, Env, Tell, Trace, drawn, play, replay, said, shorten
+from verl_turnkey.envs.copies import offers_copies
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import import_modules
 
@@ -135,6 +137,9 @@ class _Examination:
             self.close(env)
         note("fresh", fresh)
         note("making", self.making)
+        if thread_safe and offers_copies(type(envs[0].unwrapped)):
+            with self.guarded("clone", "a copy made half-way"):
+                note("clones", [clone for trace in first for clone in clones(self.make, trace, calls)])
 
         env = envs[0]
         oracle = note("oracle", self.oracle(env))

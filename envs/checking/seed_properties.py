@@ -51,6 +51,18 @@ def seeds_differ(record: Record, limits: Limits) -> Verdict:
     return "pass", f"{len(starts)} starts of {len(record.first)} seeds"
 
 
+def clone(record: Record, limits: Limits) -> Verdict:
+    """A clone made in the middle goes on as the original does, and neither disturbs the other."""
+    if not record.clones:
+        return "pass", "by a reset and a replay, which `seed` judges"
+    for number, who in enumerate(("a copy made half-way", "what was copied half-way")):
+        advice = "clone() or a deep copy must take everything along and share nothing"
+        found = _same(record.first, record.clones[number::2], who, advice)
+        if found[0] != "pass":
+            return found
+    return "pass", f"by a copy: {len(record.clones) // 2} made, {found[1]}"
+
+
 def threads(record: Record, limits: Limits) -> Verdict:
     """With ``metadata["thread_safe"]``: several instances in threads of one process play as they do one by one."""
     if record.threads is None:

@@ -157,8 +157,8 @@ class HostPool:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         host = ray.remote(EnvHost).options(
-            # Preferably on the node of its agent loop.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
+            # On the node of its agent loop. Not soft: Ray deals actors that reserve nothing at random then.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
             name=f"turnkey_env_host_{self._tag}_{number}_{generation}",
             get_if_exists=True,
             num_cpus=0,

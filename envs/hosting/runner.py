@@ -7,7 +7,6 @@ plain types, so that none of its objects has to be pickled.
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from verl_turnkey.envs.answers import Answer, Fault, Info, read_reset, read_step
+from verl_turnkey.envs.copies import copied, offers_copies
 from verl_turnkey.envs.errors import (
     EnvironmentFailure,
     EnvironmentKwargsError,
@@ -65,8 +65,7 @@ class EnvRunner:
             metadata = getattr(creator, "metadata", None) or {}  # a function instead of a class has none
             memory = metadata.get("memory_mb", Declared.memory_mb)
             threads = metadata.get("thread_safe") is True
-            copies = threads and (callable(getattr(creator, "clone", None)) or metadata.get("deepcopy") is True)
-            return Declared(threads, max(1, math.ceil(memory)), copies)
+            return Declared(threads, max(1, math.ceil(memory)), threads and offers_copies(creator))
 
     def start(self, env_id: str, kwargs: Mapping[str, Any], seed: int | None) -> tuple[str, Info]:
         """Reset; makes the environment first, unless it is here already. Returns the first observation and info."""
@@ -90,18 +89,11 @@ class EnvRunner:
             return answer.observation, answer.reward, answer.terminated, answer.truncated, answer.info
 
     def clone(self) -> EnvRunner | None:
-        """A runner with an independent copy of the environment, in this process; None when the class offers no copy.
-
-        A class offers a copy with a method ``clone()``, or with ``metadata["deepcopy"] = True``.
-        """
+        """A runner with a copy of the environment, in this process; None when its class offers none."""
         assert self._env is not None
         with _failures("clone"):
-            core = self._env.unwrapped
-            if callable(make_clone := getattr(core, "clone", None)):
-                env = copy.deepcopy(self._env, {id(core): make_clone()})  # copies the wrappers
-            elif type(core).metadata.get("deepcopy") is True:
-                env = copy.deepcopy(self._env)
-            else:
+            env = copied(self._env)
+            if env is None:
                 return None
             runner = EnvRunner(self._modules)
             runner._env, runner._made_for = env, self._made_for

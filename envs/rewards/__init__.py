@@ -6,16 +6,19 @@ the modules ``matchtir``, ``stepsearch``, ``progress`` and ``arena``.
 
 # Importing a module registers its component.
 from verl_turnkey.envs.rewards import (  # noqa: F401
+    answer,
     contrastive,
     function,
     judged,
     matchtir,
     progress,
     r1_router,
+    ranked,
     scorer,
     stepsearch,
     sweet_spot,
 )
+from verl_turnkey.envs.rewards.answer import right_answers
 from verl_turnkey.envs.rewards.arena import Standing, pairwise, tournament
 from verl_turnkey.envs.rewards.components import (
     Component,
@@ -27,18 +30,21 @@ from verl_turnkey.envs.rewards.components import (
     rewards,
 )
 from verl_turnkey.envs.rewards.composition import LOOPS_OWN, Composition, Shaped, column_clash, compose
+from verl_turnkey.envs.rewards.group import Groups, Seat
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
 
 __all__ = [
     "LOOPS_OWN",
     "Component",
     "Composition",
+    "Groups",
     "Judge",
     "JudgeConfig",
     "JudgeError",
     "RewardError",
     "RewardSpec",
     "RewardStep",
+    "Seat",
     "Shaped",
     "Standing",
     "column_clash",
@@ -46,5 +52,6 @@ __all__ = [
     "pairwise",
     "register_reward",
     "rewards",
+    "right_answers",
     "tournament",
 ]

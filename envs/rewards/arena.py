@@ -1,6 +1,6 @@
 """ArenaRL (arXiv:2601.06487 and its code): the rewards of a group are its places in a tournament.
 
-It needs a whole group, so it is no component of one trajectory: call it where all rollouts of a group are available.
+It needs a whole group: the component of ``ranked.py`` calls it when all rollouts of a task have ended.
 """
 
 from __future__ import annotations

@@ -94,13 +94,15 @@ class RewardSpec:
     summary: str
     hindsight: bool = False
     """it rates a step by what came of it, and so cannot give a column about the state before the step"""
+    group: bool = False
+    """it compares the episodes of a task: it has a method ``of_group``, and alone it gives 0"""
 
 
 _REWARDS: dict[str, RewardSpec] = {}
 C = TypeVar("C", bound=type)
 
 
-def register_reward(name: str, *, cost: bool = False, hindsight: bool = False) -> Callable[[C], C]:
+def register_reward(name: str, *, cost: bool = False, hindsight: bool = False, group: bool = False) -> Callable[[C], C]:
     """Decorate a frozen dataclass with ``__call__(self, steps)`` (may be ``async``) to make it the component ``name``.
 
     The first line of its docstring is its summary in tables; the rest is as in :class:`RewardSpec`.
@@ -117,7 +119,7 @@ def register_reward(name: str, *, cost: bool = False, hindsight: bool = False) -
                 f"reward component {name!r} is already registered by {holder.__module__}.{holder.__qualname__}"
             )
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        _REWARDS[name] = RewardSpec(name, cls, cost, summary, hindsight)
+        _REWARDS[name] = RewardSpec(name, cls, cost, summary, hindsight, group)
         return cls
 
     return register

@@ -13,6 +13,7 @@ from typing import Any
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
 from verl_turnkey.envs.rewards.components import Component, RewardError, Steps, rewards
+from verl_turnkey.envs.rewards.group import Seat
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label", "column")
@@ -29,11 +30,13 @@ class Shaped:
     """label of a component -> its weighted values per step"""
     columns: dict[str, list[float]] = field(default_factory=dict)
     """name of a column -> per step the sum of the parts that give it; no part of the rewards"""
+    calls: dict[str, float] = field(default_factory=dict)
+    """label of a component that compares episodes, with _calls -> the episode's share of its comparisons"""
 
     @property
     def sums(self) -> dict[str, float]:
-        """Label of a component -> the sum of its values over the whole episode."""
-        return {label: math.fsum(values) for label, values in self.parts.items()}
+        """Label of a component -> the sum of its values over the whole episode; and ``calls``."""
+        return {label: math.fsum(values) for label, values in self.parts.items()} | self.calls
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class _Part:
     values: Component
     where: str
     column: str | None = None
+    group: bool = False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (self.label, f"{self.label}_calls") if self.group else (self.label,)
 
 
 class Composition:
@@ -54,15 +62,22 @@ class Composition:
     @property
     def labels(self) -> tuple[str, ...]:
         """The names under which the parts are logged, in the order of the configuration."""
-        return tuple(part.label for part in self._parts)
+        return tuple(label for part in self._parts for label in part.labels)
+
+    @property
+    def compares(self) -> str | None:
+        """The first component that compares the episodes of a task, by its place in the configuration; None: none."""
+        return next((f"{part.where} ({part.label})" for part in self._parts if part.group), None)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that components give instead of a reward."""
         return tuple(dict.fromkeys(part.column for part in self._parts if part.column is not None))
 
-    async def run(self, steps: Steps) -> Shaped:
+    async def run(self, steps: Steps, seat: Seat | None = None) -> Shaped:
         """The rewards of an episode, given all of its steps; components that wait for a server wait at the same time.
+
+        ``seat``: its place in its group, for components that compare its episodes; None: it is compared with nobody.
 
         Raises:
             RewardError: a component fails, or gives anything but one number per step, up to 1e18 in size; or the sum of
@@ -70,25 +85,33 @@ class Composition:
         """
         if not steps:
             raise RewardError("an episode without steps has no rewards")
-        found = await gather(self._value(part, steps) for part in self._parts)
-        pairs = list(zip(self._parts, found, strict=True))
+        # An episode of which another component fails is not compared.
+        meet = [part for part in self._parts if part.group and seat is not None]
+        alone = [part for part in self._parts if not part.group or seat is None]
+        found = dict(zip(map(id, alone), await gather(self._value(part, steps) for part in alone), strict=True))
+        met = await gather(self._value(part, steps, seat) for part in meet)
+        found |= dict(zip(map(id, meet), met, strict=True))
+        pairs = [(part, found[id(part)]) for part in self._parts]
+        shares = {} if seat is None else seat.calls
         sums = _sums(values for part, values in pairs if part.column is None)
         columns = {name: _sums(values for part, values in pairs if part.column == name) for name in self.columns}
         for what, column in (("components", sums), *((f"components of the column {n}", c) for n, c in columns.items())):
             for t, total in enumerate(column):
                 if abs(total) > LARGEST_REWARD:
                     raise RewardError(f"the {what} sum up to {total:g} at step {t}: expected up to 1e18 in size")
-        return Shaped(sums, {part.label: values for part, values in pairs}, columns)
+        calls = {part.labels[1]: shares.get(part.label, 0.0) for part in self._parts if part.group}
+        return Shaped(sums, {part.label: values for part, values in pairs}, columns, calls)
 
     def __call__(self, steps: Steps) -> Shaped:
         """As :meth:`run`, outside of an event loop."""
         return asyncio.run(self.run(steps))
 
     @staticmethod
-    async def _value(part: _Part, steps: Steps) -> list[float]:
+    async def _value(part: _Part, steps: Steps, seat: Seat | None = None) -> list[float]:
         where = f"{part.where} ({part.label})"
+        component: Any = part.values
         try:
-            values: Any = part.values(steps)
+            values: Any = component(steps) if seat is None else seat.values(part.label, component, steps)
             values = await values if inspect.isawaitable(values) else values
             values = [float(value) for value in values]
         except RewardError as error:
@@ -151,8 +174,8 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
     parts: list[_Part] = []
     for i, entry in enumerate(entries):
         part = _part(entry, f"{where}[{i}]")
-        if part.label in (other.label for other in parts):
-            raise ConfigError(f"{part.where}.label: {part.label!r} is there already; give this component another label")
+        if taken := {*part.labels} & {label for other in parts for label in other.labels}:
+            raise ConfigError(f"{part.where}.label: {min(taken)!r} is there already; give this component another label")
         parts.append(part)
     if all(part.column is not None for part in parts):
         raise ConfigError(
@@ -206,7 +229,7 @@ def _part(entry: Any, where: str) -> _Part:
             f"got {entry.get('weight', 'none')!r}"
         )
     _check_options(options, [entry.name for entry in fields(spec.cls) if entry.init], where)
-    return _Part(label, float(weight), parse(spec.cls, options, where), where, column)
+    return _Part(label, float(weight), parse(spec.cls, options, where), where, column, spec.group)
 
 
 def _without_extra(column: Any) -> str:

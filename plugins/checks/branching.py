@@ -10,6 +10,9 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig, credit_modify, credit_params, estimator_of
 from verl_turnkey.plugins.rollout.strategies import BRANCH_COLUMNS, KEY, read_strategy
 
+SCORING_SERVERS = ("vllm",)
+"""those of verl's that answer the sampling parameters of such a call"""
+
 
 def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse a strategy that cannot do what it asks for; warn of one that measures what nothing reads.
@@ -42,12 +45,28 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} does not read: it knows one score per rollout. "
             "Take a method of this package, or of your own"
         )
-    turn = options.max_tokens_per_turn or rollout.response_length
-    if options.branch_tokens is not None and options.branch_tokens < turn:
+    if spec.log_probs and not rollout.calculate_log_probs:
         raise ConfigError(
-            f"turnkey.rollout.branch_tokens={options.branch_tokens} allows no branch: one turn may take {turn} tokens "
-            "(turnkey.rollout.max_tokens_per_turn, or data.max_response_length)"
+            f"{asked} reads the log-probabilities of turns: set actor_rollout_ref.rollout.calculate_log_probs=true"
         )
+    total = getattr(strategy, "trajectories", None)
+    if total is not None and total <= rollout.n:
+        raise ConfigError(
+            f"{KEY}.trajectories={total} leaves no branch beside actor_rollout_ref.rollout.n={rollout.n} rollouts of a "
+            "group: raise the one, or lower the other"
+        )
+    turn = options.max_tokens_per_turn or rollout.response_length
+    if spec.clones:
+        least, what = turn, f"branch: one turn may take {turn} tokens (turnkey.rollout.max_tokens_per_turn, or "
+        what += "data.max_response_length)"
+    else:
+        least = getattr(strategy, "tokens", 1)
+        what = f"answer: one may take {least} tokens ({KEY}.tokens)"
+        _check_room(config, least)
+    if options.branch_tokens is not None and options.branch_tokens < least:
+        raise ConfigError(f"turnkey.rollout.branch_tokens={options.branch_tokens} allows no {what}")
+    if spec.scores:
+        _check_scores(config, asked)
     columns = (*BRANCH_COLUMNS, *spec.gives)
     if clash := sorted({*columns} & {*given}):
         raise ConfigError(
@@ -55,7 +74,8 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
         )
     if spec.trains:
         _check_trained(config, asked)
-    _warn_budget(options, turn, getattr(strategy, "turns", None))
+    if spec.clones:
+        _warn_budget(options, turn, getattr(strategy, "turns", None))
     read = {*method.columns(credit_params(config, turnkey), credit_modify(config, turnkey)), *method.before}
     if spec.gives and not {f"extra.{name}" for name in spec.gives} & read:
         warnings.warn(
@@ -68,6 +88,34 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
             stacklevel=2,
         )
     return columns
+
+
+def _check_room(config: DictConfig, tokens: int) -> None:
+    """Refuse answers that fit after no prompt: each would fail, and the run would learn nothing."""
+    rollout = config.actor_rollout_ref.rollout
+    room, keys = rollout.prompt_length + rollout.response_length, "data.max_prompt_length + data.max_response_length"
+    if rollout.max_model_len is not None and rollout.max_model_len < room:
+        room, keys = rollout.max_model_len, "actor_rollout_ref.rollout.max_model_len"
+    if tokens >= room:
+        raise ConfigError(
+            f"{KEY}.tokens={tokens} leaves no room for a prompt: expected fewer than {keys} = {room}, which a prompt "
+            "and an answer may have together"
+        )
+
+
+def _check_scores(config: DictConfig, asked: str) -> None:
+    """Refuse what gives no log-probabilities of a text that is not sampled."""
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    if mode != "turnkey_sync":
+        raise ConfigError(
+            f"{asked} needs log-probabilities of a given text, which verl's client of trainer.v1.trainer_mode={mode} "
+            f"drops: set it to turnkey_sync, or {KEY}=probe, which samples"
+        )
+    if (server := str(config.actor_rollout_ref.rollout.name)) not in SCORING_SERVERS:
+        raise ConfigError(
+            f"{asked} needs log-probabilities of a given text, which actor_rollout_ref.rollout.name={server} does not "
+            f"give: set it to {' or '.join(SCORING_SERVERS)}, or {KEY}=probe, which samples"
+        )
 
 
 def _check_trained(config: DictConfig, asked: str) -> None:

@@ -19,12 +19,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, Modification
 from verl_turnkey.plugins.checks.paths import joins_cluster
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file with the number of the newest complete checkpoint"""
 CREDIT = "turnkey_credit.json"
 """what a method remembers, where one does"""
+GROUPS = "turnkey_groups.json"
+"""what ``turnkey.groups.allocation`` remembers of the tasks"""
 NAMES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 """content of a checkpoint -> how the names of its files of a rank begin, with verl's FSDP engine"""
 KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remove_previous_ckpt_in_save"
@@ -113,6 +115,8 @@ def fault(
     data = folder / "data.pt"
     files = [data] if complete or data.exists() else []
     files += [folder / CREDIT] if remembers and (folder / CREDIT).exists() else []
+    known = turnkey_config(config).groups.remembers
+    files += [folder / GROUPS] if known and (folder / GROUPS).exists() else []
     queue = folder / "transfer_queue"
     files += [queue / name for name in ("metadata.json", "controller_state.pkl") if queue.is_dir()]
     return next((f"{file} {found}" for file in files if (found := damage(file))), None)

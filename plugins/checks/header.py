@@ -16,8 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.envs.tasks import COLUMN
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows
+from verl_turnkey.plugins.checks.groups import updates_of_a_step
 from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
+from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import (
     RolloutConfig,
@@ -75,8 +77,10 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
     if loop == OURS:
         yield "environment", _environment(config, turnkey)
     episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    yield "per step", f"{_episodes(config, episodes)}, {_rows(loop, turnkey, episodes)}"
+    yield "per step", f"{_episodes(config, turnkey.groups)}, {_rows(loop, turnkey, episodes)}"
     if mode.startswith("turnkey_"):
+        if turnkey.groups.keep < 1:
+            yield "trained", _kept(turnkey.groups)
         yield "update", _update(config, turnkey)
         yield "weighs", _weighs(config, turnkey)
     yield "paid", _paid(loop, turnkey)
@@ -164,8 +168,12 @@ def _environment(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     return f"{source}{kwargs}; at most {turnkey.rollout.max_turns} turns"
 
 
-def _episodes(config: DictConfig, episodes: int) -> str:
-    return f"{config.data.train_batch_size} tasks x {config.actor_rollout_ref.rollout.n} = {episodes} episodes"
+def _episodes(config: DictConfig, groups: GroupsConfig) -> str:
+    tasks, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    if groups.allocation == "even":
+        return f"{tasks} tasks x {n} = {tasks * n} episodes"
+    low, high = groups.bounds(n)
+    return f"{tasks} tasks x {low} to {high}, by {groups.allocation}, = {tasks * n} episodes"
 
 
 def _rows(loop: str, turnkey: TurnkeyConfig, episodes: int) -> str:
@@ -174,15 +182,23 @@ def _rows(loop: str, turnkey: TurnkeyConfig, episodes: int) -> str:
     return f"{episodes} rows" if loop in VERLS_LOOPS else "rows as the loop makes them"
 
 
+def _kept(groups: GroupsConfig) -> str:
+    of = "the groups" if groups.keep_by == "groups" else "the spread of rewards"
+    return f"{groups.keep:.0%} of {of}, from the groups down whose rewards differ most (turnkey.groups.keep)"
+
+
 def _update(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     actor = config.actor_rollout_ref.actor
     if turnkey.update.order == "reverse_turns":
         return f"one optimizer step per turn, the last first, x {actor.ppo_epochs} epochs"
     number = turnkey.update.mini_batches
     if number is None:
-        number = math.ceil(config.data.train_batch_size / _syncs(config) / actor.ppo_mini_batch_size)
-    batches = f"{number} mini-batches x {actor.ppo_epochs} epochs = {number * actor.ppo_epochs} optimizer steps"
-    return f"{batches} per {'batch' if _syncs(config) == 1 else 'update of a step'}"
+        groups = config.data.train_batch_size / updates_of_a_step(config)
+        groups = max(1, turnkey.groups.kept(groups)) if turnkey.groups.keep_by == "groups" else groups
+        number = math.ceil(groups / actor.ppo_mini_batch_size)
+    most = "" if turnkey.groups.keep_by == "groups" else "at most "
+    batches = f"{most}{number} mini-batches x {actor.ppo_epochs} epochs = {number * actor.ppo_epochs} optimizer steps"
+    return f"{batches} per {'batch' if updates_of_a_step(config) == 1 else 'update of a step'}"
 
 
 def _weighs(config: DictConfig, turnkey: TurnkeyConfig) -> str:
@@ -199,12 +215,6 @@ def _weighs(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     if spec is not None and weighs(spec, loss_params(config, turnkey)):
         return f"{mean}; {own} by weights of its own"
     return mean
-
-
-def _syncs(config: DictConfig) -> int:
-    """Updates of a training step: more than one with ``separate_async``."""
-    mode = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_")
-    return int(OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1)
 
 
 def _paid(loop: str, turnkey: TurnkeyConfig) -> str:

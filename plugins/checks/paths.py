@@ -39,7 +39,24 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
 
 def joins_cluster(config: DictConfig) -> bool:
     """Whether the run joins a running Ray cluster, so that files may be on its machines only."""
-    return bool(OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"))
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    return bool(address) and address != "local"
+
+
+def check_joining(config: DictConfig) -> None:
+    """Refuse what Ray takes only for a cluster that it starts; its own error names no key.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    options = config.ray_kwargs.ray_init
+    given = [f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus") if options.get(key) is not None]
+    if given and joins_cluster(config):
+        raise ConfigError(
+            f"{' and '.join(f'{key}={OmegaConf.select(config, key)}' for key in given)}: this run joins a Ray cluster "
+            "(ray_kwargs.ray_init.address or RAY_ADDRESS), whose nodes were told what they have when they were started "
+            f"(ray start --num-cpus, --num-gpus). Set {' '.join(f'{key}=null' for key in given)}"
+        )
 
 
 def absent(config: DictConfig, message: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from verl_turnkey.envs.hosting.process import ProcessWorker
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, estimator_of
 from verl_turnkey.plugins.rollout.extra_columns import countable
-from verl_turnkey.plugins.rollout.strategies import read_strategy
+from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 STEPS = 5
 
@@ -62,15 +64,19 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
 
     Raises:
         ConfigError: the environment cannot be made, raises, hangs, dies or returns what it must not, or cannot be
-            cloned although a strategy forks its episodes; its prompt exceeds the budget; or the model's chat template
-            shows no tools although the action is a tool call.
+            cloned although a strategy forks its episodes; the task has no right answer although a strategy needs
+            it; its prompt exceeds the budget; or the model's chat template shows no tools although the action is a tool
+            call.
     """
     task, spec = _configured(first_task(file), turnkey), estimator_of(config)
-    forks = read_strategy(turnkey.rollout.strategy) is not None
+    strategy = read_strategy(turnkey.rollout.strategy)
+    forks = strategy is not None and strategy[0].clones
     try:
         observation, info, given = asyncio.run(play(turnkey, task, () if spec is None else spec.names_before, forks))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
+    if strategy is not None and getattr(strategy[1], "needs_answer", False):
+        _check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
     if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
         _measure(config, turnkey, observation, info["task"], info["admissible"])
     return given
@@ -116,6 +122,24 @@ def _refusal(task: Task, error: Exception, where: str = "") -> ConfigError:
         f"environment {task.env_id!r} with seed {task.seed} cannot be played{where}{what}\n"
         "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
     )
+
+
+def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
+    """Refuse a first task without a right answer: if all have none, no value is ever measured.
+
+    Raises:
+        ConfigError: says where a right answer is looked for.
+    """
+    field = "reward_model"
+    row = {field: next(rows(file, [field]))[0]} if field in columns(file) else {}
+    try:
+        right_answers(replace(first, row=row))
+    except RewardError as error:
+        raise ConfigError(
+            f"{KEY}={strategy} compares with the right answer of each task, and of the first one in {file} {error}. "
+            "Give it, or take another strategy, or probe with another reward; turnkey.env.probe=false leaves this "
+            "check out"
+        ) from None
 
 
 async def play(

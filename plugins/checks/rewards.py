@@ -19,6 +19,7 @@ from verl_turnkey.plugins.config.schema import (
     reward_entries,
 )
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
+from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY, read_strategy
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {
@@ -75,6 +76,28 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> Composition:
                 "turnkey.rollout.invalid_action_penalty=0, or leave the component out"
             )
     return composition
+
+
+def check_compared(config: DictConfig, turnkey: TurnkeyConfig, composition: Composition) -> None:
+    """Refuse a component that compares a task's rollouts where training has one of them, or where some are branches.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    what = composition.compares
+    if what is None:
+        return
+    if config.actor_rollout_ref.rollout.n < 2:
+        raise ConfigError(
+            f"{what} compares the rollouts of a task with each other: set actor_rollout_ref.rollout.n to 2 or more, "
+            f"got {config.actor_rollout_ref.rollout.n}"
+        )
+    strategy = read_strategy(turnkey.rollout.strategy)
+    if strategy is not None and strategy[0].clones:
+        raise ConfigError(
+            f"{what} compares the rollouts of a task, and {KEY}={strategy[0].name} plays branches of them, which would "
+            f"be paid without it: set {KEY} to {INDEPENDENT}, or to one that only asks (probe, probe_gold)"
+        )
 
 
 def check_columns(

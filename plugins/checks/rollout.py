@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
@@ -98,11 +99,18 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         raise ConfigError(f"there is no {ROLLOUT}.name={name!r}{closest(name, known)}")
     if name != TESTED_ROLLOUT:
         warnings.warn(f"{ROLLOUT}.name={name} is untested with verl-turnkey, which is tested on vllm", stacklevel=2)
-    if name == "sglang" and turnkey.rollout.stop and rollout.skip_tokenizer_init:
-        raise ConfigError(
-            f"turnkey.rollout.stop={turnkey.rollout.stop} needs SGLang's tokenizer, which "
-            f"{ROLLOUT}.skip_tokenizer_init=true leaves out: set it to false, or use turnkey.rollout.stop_token_ids"
-        )
+    if name == "sglang" and rollout.skip_tokenizer_init:
+        found = read_strategy(turnkey.rollout.strategy)
+        ways = {
+            "turnkey.rollout.stop": (turnkey.rollout.stop, "use turnkey.rollout.stop_token_ids"),
+            f"{KEY}.stop": (found and getattr(found[1], "stop", None), f"set {KEY}.stop=[]"),
+        }
+        for key, (stop, instead) in ways.items():
+            if stop:
+                raise ConfigError(
+                    f"{key}={stop} needs SGLang's tokenizer, which {ROLLOUT}.skip_tokenizer_init=true leaves out: set "
+                    f"it to false, or {instead}"
+                )
     try:  # as workers do, but after they have loaded the models
         omega_conf_to_dataclass(rollout)
     except Exception as error:

@@ -9,20 +9,21 @@ from __future__ import annotations
 import sys
 import warnings
 from importlib.util import find_spec
-from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
 from verl_turnkey.plugins import registries
+from verl_turnkey.plugins.checks.absolute import absolute_paths
 from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
+from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
-from verl_turnkey.plugins.checks.paths import check_paths, joins_cluster
-from verl_turnkey.plugins.checks.rewards import check_algorithm, check_columns, check_rewards
+from verl_turnkey.plugins.checks.paths import check_joining, check_paths, joins_cluster
+from verl_turnkey.plugins.checks.rewards import check_algorithm, check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
@@ -82,6 +83,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         _check_trainer(config, mode)
         check_counts(config)
         check_rollout(config, turnkey, mode)
+        check_joining(config)
         check_paths(config, turnkey, use_critic=use_critic)
         check_checkpoints(config, turnkey, use_critic=use_critic)
         check_log_folder(config, turnkey)
@@ -95,54 +97,23 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         )
     check_update(config, turnkey, mode)
     files = check_data(config, turnkey, agent_loops(config))
+    check_groups(config, turnkey, mode, files)
     loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     if loop != "turnkey_env" and turnkey.rewards != TurnkeyConfig().rewards:
         warnings.warn(
             f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env reads it", stacklevel=2
         )
-    given = check_rewards(config, turnkey).columns if loop == "turnkey_env" else ()
+    given: tuple[str, ...] = ()
+    if loop == "turnkey_env":
+        rewards = check_rewards(config, turnkey)
+        check_compared(config, turnkey, rewards)
+        given = rewards.columns
     forked = check_branching(config, turnkey, given)
     if loop == "turnkey_env":
         check_agent_loop(config, turnkey, files, given, forked)
     elif ours and loop in VERLS_LOOPS and not any(LOOP_COLUMN in columns(file) for file in files):
         _check_derived(config, turnkey, loop)
     _hint_without_gpu(config)
-
-
-def absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Make paths that are relative to the driver's working directory absolute: workers have others."""
-    from verl_turnkey.envs.prompting.prompts import TEMPLATES
-
-    def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute())
-
-    with open_dict(config):
-        for i, entry in enumerate(turnkey.rewards):
-            for key in ("name", "path", "embed"):
-                if str(entry.get(key)).endswith(".py") or ".py:" in str(entry.get(key)):
-                    config.turnkey.rewards[i][key] = absolute(entry[key])
-            own = ":" in str(entry.get("name"))  # what its options mean is its own
-            for key in () if own else ("cache", "file"):
-                if isinstance(entry.get(key), str) and "://" not in entry[key]:
-                    config.turnkey.rewards[i][key] = absolute(entry[key])
-        function = OmegaConf.select(config, "reward.custom_reward_function.path")
-        if function and Path(function).is_file():
-            config.reward.custom_reward_function.path = absolute(function)
-        if turnkey.modules:
-            config.turnkey.modules = [absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
-        for key in ("action_format", "summary"):
-            if ".py:" in (path := getattr(turnkey.rollout, key) or ""):
-                OmegaConf.update(config, f"turnkey.rollout.{key}", absolute(path))
-        shipped = (TEMPLATES / f"{turnkey.rollout.template}.txt").is_file()  # its name wins over a file's
-        if not shipped and Path(turnkey.rollout.template).is_file():
-            OmegaConf.update(config, "turnkey.rollout.template", absolute(turnkey.rollout.template))
-        if turnkey.log.trajectories:
-            if "://" in turnkey.log.trajectories:
-                raise ConfigError(
-                    f"turnkey.log.trajectories={turnkey.log.trajectories} is an address: expected a folder that every "
-                    "node sees, such as one on a mounted file system"
-                )
-            config.turnkey.log.trajectories = absolute(turnkey.log.trajectories)
 
 
 def _check_root_keys(config: DictConfig) -> None:

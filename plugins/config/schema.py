@@ -14,6 +14,7 @@ from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, pars
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
+from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.stop import StopConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
@@ -135,6 +136,7 @@ class RolloutConfig:
             self.observation_role,
         )
         check(self.max_turns > 0, "max_turns", "positive", self.max_turns)
+        check(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
         check(
             self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0,
             "max_tokens_per_turn",
@@ -192,6 +194,7 @@ class TurnkeyConfig:
     """parameters of the policy loss; verl's own losses take none here"""
     env: EnvConfig = field(default_factory=EnvConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stop: StopConfig = field(default_factory=StopConfig)

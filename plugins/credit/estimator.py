@@ -22,6 +22,7 @@ from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics, warn_of_branches
 from verl_turnkey.plugins.credit.row_turns import Padded, record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
+from verl_turnkey.plugins.credit.signals import signal_metrics
 from verl_turnkey.plugins.credit.unrecorded import needs_record
 
 
@@ -84,6 +85,7 @@ class CreditStep:
         )
         self.metrics = (
             episode_metrics(rows)
+            | signal_metrics(rows)
             | reward_metrics(rows, self.keys, self.extra_fields)
             | row_metrics(rows, self.tags, self.extra_fields)
         )

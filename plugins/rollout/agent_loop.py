@@ -7,8 +7,6 @@ fails: a failed episode is exactly one masked row with the reason.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -20,16 +18,19 @@ from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import SummaryError
+from verl_turnkey.envs.rewards import Seat
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.rollout import worker
+from verl_turnkey.plugins.rollout import hints, worker
 from verl_turnkey.plugins.rollout.action_reader import action_reader
-from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Path
+from verl_turnkey.plugins.rollout.asking import State
+from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
 from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
-from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts, Scene, TemplatePrompts
+from verl_turnkey.plugins.rollout.paths import Path
+from verl_turnkey.plugins.rollout.prompts import Prompts, Scene, TemplatePrompts, guarded
+from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.verl_api import builders
 
@@ -77,10 +78,12 @@ class EnvAgentLoop(AgentLoopBase):
         """
         episode, task, failed = Episode(), None, None
         branching, found = self._branching(kwargs), [episode]
+        seat = self._seat(kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
-            path = await self._play(episode, self._sampling(sampling_params), task, branching)
-            await episode.apply_rewards(self.shared.rewards, kwargs)
+            hint = hints.shown(kwargs)
+            path = await self._play(episode, self._sampling(sampling_params), task, branching, hint)
+            await episode.apply_rewards(self.shared.rewards, kwargs, seat)
             if branching is not None:
                 await branching.finished()
                 found = branching.episodes(path, str(kwargs["session_id"]))
@@ -91,11 +94,20 @@ class EnvAgentLoop(AgentLoopBase):
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
+            if seat is not None:
+                seat.leave()
             if branching is not None:
                 await branching.close()
+        self.shared.times.append(episode.seconds)
         for each in found:
             self.shared.log.write(kwargs, task, each, outputs, failed, self.tokenizer.decode)
         return outputs
+
+    def _seat(self, row: dict[str, Any]) -> Seat | None:
+        """The place of a training episode among those of its task, if a reward compares them."""
+        if row.get(VALIDATION) or self.shared.rewards.compares is None:
+            return None
+        return self.shared.groups.seat(str(row["uid"]), str(row["session_id"]))
 
     def _branching(self, row: dict[str, Any]) -> Branching | None:
         """What forks the episode of a data row; None: nothing does. Validation plays as the model is used."""
@@ -105,8 +117,11 @@ class EnvAgentLoop(AgentLoopBase):
         return Branching(
             self.shared.strategy,
             Budget(options.branch_tokens, options.branch_steps, options.branches_at_once),
+            self.shared.allowance(str(row["uid"])),
             self._walk,
             lambda episode: episode.apply_rewards(self.shared.rewards, row),
+            lambda episode: episode.score(self.shared.rewards, row),
+            lambda path, ask: self._ask(path, ask, row),
             self.shared.failed_branches.add,
         )
 
@@ -131,7 +146,12 @@ class EnvAgentLoop(AgentLoopBase):
         return params
 
     async def _play(
-        self, episode: Episode, sampling_params: dict[str, Any], task: Task, branching: Branching | None
+        self,
+        episode: Episode,
+        sampling_params: dict[str, Any],
+        task: Task,
+        branching: Branching | None,
+        hint: str = "",
     ) -> Path:
         """Start the environment and play to the end of the episode."""
         started = perf_counter()
@@ -141,7 +161,7 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]
-            prompts = self._prompts(episode.task)
+            prompts = self._prompts(episode.task + hint)
             path = Path(episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running)
             await self._walk(path, branching)
             return path
@@ -150,20 +170,21 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def _walk(self, path: Path, branching: Branching | None) -> None:
         """Play until the environment, the number of turns or the prompt's budget ends the episode."""
-        episode, prompts = path.episode, path.prompts
+        episode, forks = path.episode, branching if path.trained else None
         for t in range(len(episode.steps), path.turns):
-            if branching is not None and path.trained:
-                await branching.at(path)
-            seen = path.seen
-            images = await self._images(seen.info.get("images") or [])
             try:
-                prompt = await _guarded(prompts.next, seen, images)
+                prompt = path.prompt = path.prompt or await self._prompt(path)
             except PromptTooLongError:
                 if t == 0:
                     raise
                 episode.steps[-1].record["truncated"] = True
                 break
+            if forks is not None:
+                await forks.at(path)
             turn = await self._generate(path, prompt)
+            if forks is not None:
+                await forks.written(path, turn)
+            seen, path.prompt = path.seen, None
             parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"])
             started = perf_counter()
             # Without an action the environment is not called, and its state stays.
@@ -173,10 +194,23 @@ class EnvAgentLoop(AgentLoopBase):
             seconds = perf_counter() - started
             last = t + 1 == path.turns
             path.add(self._played(t, last, prompt, turn, parsed, seen, answer, seconds), answer)
-            if answer.terminated or answer.truncated:
+            if not (answer.terminated or answer.truncated):
+                await guarded(path.prompts.heard, turn, parsed)
+            if forks is not None:
+                await forks.chosen(path)
+            if path.seen.terminated or path.seen.truncated:
                 break
-            await _guarded(prompts.heard, turn, parsed)
         episode.end(path.seen.info["success"])
+
+    async def _prompt(self, path: Path) -> Prompt:
+        """The prompt of the next turn."""
+        images = await self._images(path.seen.info.get("images") or [])
+        return await guarded(path.prompts.next, path.seen, images)
+
+    async def _ask(self, path: Path, ask: Ask, row: dict[str, Any]) -> float:
+        """Ask the model at the end of ``path``, about which the environment need not know."""
+        prompt = path.prompt or await self._prompt(path)
+        return await ask.value(State(path, prompt, row, self.tokenizer, self._generate, self.shared.room))
 
     def _played(
         self,
@@ -273,13 +307,3 @@ class EnvAgentLoop(AgentLoopBase):
             num_preempted=-1 if output.num_preempted is None else output.num_preempted,
             seconds=seconds,
         )
-
-
-async def _guarded(call: Callable[..., Any], *args: Any) -> Any:
-    """``call(*args)`` in a thread; an error of a template or a builder fails the episode, not its group."""
-    try:
-        return await asyncio.get_running_loop().run_in_executor(None, call, *args)
-    except (PromptTooLongError, SummaryError):
-        raise
-    except Exception as error:
-        raise PromptError(f"the prompt cannot be made: {type(error).__name__}: {error}") from error

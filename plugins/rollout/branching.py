@@ -1,24 +1,26 @@
 """Episodes that fork: a strategy says where, the branches play at the same time, and each turn is trained once.
 
-A fork copies what was played and the prompts, and clones the environment. Branches ask the server under the request id
-of their episode, so that they come to the server that holds their prefix.
+A fork copies what was played and the prompts, and clones the environment. A turn that is written and not yet played has
+not changed the environment: a path can still fork before it. Where a strategy chooses, the branches are candidates for
+one turn: the path waits for them, and goes on with the one that was chosen. Branches ask the server under the request
+id of their episode, so that they come to the server that holds their prefix.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
-from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.memory import SummaryError
 from verl_turnkey.envs.rewards import RewardError
-from verl_turnkey.plugins.rollout.budget import Budget, Cost
-from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
-from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts
-from verl_turnkey.plugins.rollout.strategies import Place, Strategy
+from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
+from verl_turnkey.plugins.rollout.episode import Episode, Generated
+from verl_turnkey.plugins.rollout.paths import Node, Path, Rival
+from verl_turnkey.plugins.rollout.prompts import PromptError
+from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, Place, Strategy
 
 FAILURES = (EnvironmentFailure, PromptError, PromptTooLongError, RewardError, SummaryError, TaskFormatError)
 """what costs an episode or a branch, and not the run"""
@@ -27,73 +29,17 @@ NOTHING = dict.fromkeys(
     0.0,
 )
 """what a rollout says of its branches, before the first one"""
-Node = tuple[int, int]
-"""A state on a path: the branch that played the step to it, and the number of the step from it."""
-
-
-@dataclass
-class Path:
-    """A way through an episode: what was played, and what it takes to play on."""
-
-    episode: Episode
-    prompts: Prompts
-    seen: Answer
-    """the state that it is in"""
-    request_id: str
-    sampling: dict[str, Any]
-    turns: int
-    """after which it is truncated"""
-    environment: Any
-    """the open episode of a host; None: it is being cloned"""
-    trained: bool = True
-    begins: int = -1
-    """the number of steps before the fork that it begins at; -1: it begins at none"""
-    depth: int = 0
-    """forks with trained branches on it"""
-    made_by: list[int] = field(default_factory=list)
-    """the branch that played each step"""
-    spent: Cost = field(default_factory=Cost)
-    """of its own steps"""
-
-    def fork(self, branch: int, trained: bool, turns: int) -> Path:
-        """A branch that begins here, still without an environment."""
-        steps = [
-            replace(step, record={**step.record, "extra": {**step.record["extra"]}}) for step in self.episode.steps
-        ]
-        return replace(
-            self,
-            episode=Episode(steps, self.episode.task, branch=branch),
-            prompts=self.prompts.fork(),
-            turns=turns,
-            environment=None,
-            trained=trained,
-            begins=len(steps),
-            made_by=[*self.made_by],
-            spent=Cost(),
-        )
-
-    async def step(self, action: str) -> Answer:
-        """One step of the environment."""
-        self.spent += Cost(steps=1)
-        return await self.environment.step(action)
-
-    def add(self, step: PlayedStep, answer: Answer) -> None:
-        """The next step, which led to the state ``answer``."""
-        self.episode.steps.append(step)
-        self.made_by.append(self.episode.branch)
-        self.seen = answer
-
-    def node(self, t: int) -> Node:
-        """The state before step ``t``."""
-        return (self.made_by[t - 1] if t else 0, t)
 
 
 class Branching:
     """The branches of one rollout.
 
     Args:
+        allowance: of its group, what trained branches are left.
         walk: plays a path to its end, forking it where it is trained.
         reward: composes the rewards of an episode that has ended.
+        score: the composed reward of the last step so far.
+        ask: asks the model at the end of a path.
         failed: told why a branch failed.
     """
 
@@ -101,12 +47,17 @@ class Branching:
         self,
         strategy: Strategy,
         budget: Budget,
+        allowance: Allowance,
         walk: Callable[[Path, Branching], Awaitable[None]],
         reward: Callable[[Episode], Awaitable[None]],
+        score: Callable[[Episode], Awaitable[float]],
+        ask: Callable[[Path, Ask], Awaitable[float]],
         failed: Callable[[str], None],
     ) -> None:
-        self._strategy, self._budget = strategy, budget
-        self._walk, self._reward, self._failed = walk, reward, failed
+        self._strategy, self._budget, self._allowance = strategy, budget, allowance
+        self._doubt: Callable[[Place, Generated], Fork | None] | None = getattr(strategy, "doubt", None)
+        self._choose: Callable[[Sequence[float]], int] | None = getattr(strategy, "choose", None)
+        self._walk, self._reward, self._score, self._ask, self._failed = walk, reward, score, ask, failed
         self._playing: list[asyncio.Task[None]] = []
         self._clones: list[asyncio.Task[Any]] = []
         self._branches = 0
@@ -115,27 +66,93 @@ class Branching:
         self._said = dict(NOTHING)
 
     async def at(self, path: Path) -> None:
-        """Fork ``path``, which is about to take a turn, if the strategy says so."""
+        """Fork ``path``, whose next prompt is made, or ask the model there, if the strategy says so."""
+        if (place := self._place(path)) is None:
+            return
+        what = self._strategy.fork(place)
+        if isinstance(what, Ask):
+            await self._begin_asking(path, what)
+        elif what is not None:
+            await self._begin_branches(path, what, place.turn)
+
+    async def written(self, path: Path, turn: Generated) -> None:
+        """Fork ``path``, which has written a turn that the environment has not seen: branches write another one."""
+        if self._doubt is None or (place := self._place(path)) is None:
+            return
+        if (fork := self._doubt(place, turn)) is not None:
+            await self._begin_branches(path, fork, place.turn)
+
+    def _place(self, path: Path) -> Place | None:
+        """Where a path may fork; not where it begins, for there forked the one that it is a branch of."""
         t = len(path.episode.steps)
-        if t == path.begins:  # the path that it is a branch of forked here
-            return
-        fork = self._strategy.fork(Place(t, path.episode.branch, path.depth, path.episode.steps))
-        if fork is None:
-            return
+        return None if t == path.begins else Place(t, path.episode.branch, path.depth, path.episode.steps)
+
+    async def _begin_asking(self, path: Path, ask: Ask) -> None:
+        most, asked = Cost(tokens=ask.tokens), 0
+        while asked < ask.times and await self._budget.reserve(most, measured=True):
+            branch = path.fork(path.episode.branch, trained=False, turns=path.turns, most=most)
+            self._playing.append(asyncio.create_task(self._play(branch, lambda b: self._ask(b, ask))))
+            asked += 1
+        self._said["forks"] += asked > 0
+
+    async def _begin_branches(self, path: Path, fork: Fork, t: int) -> None:
         turns = path.turns if fork.turns is None else min(path.turns, t + fork.turns)
         most = Cost((turns - t) * path.sampling["max_tokens"], turns - t)
         depth, clones = path.depth + fork.trained, []
-        while len(clones) < fork.branches and await self._budget.reserve(most, measured=not fork.trained):
+        while len(clones) < fork.branches and await self._reserve(most, fork.trained):
             self._branches += fork.trained
-            branch = path.fork(self._branches if fork.trained else path.episode.branch, fork.trained, turns)
+            branch = path.fork(self._branches if fork.trained else path.episode.branch, fork.trained, turns, most)
             branch.depth = depth
             clones.append(asyncio.ensure_future(path.environment.clone()))
             self._clones.append(clones[-1])
-            self._playing.append(asyncio.create_task(self._play(branch, clones[-1], most)))
+            course = partial(self._to_its_end, clones[-1])
+            if self._choose is not None:
+                path.rivals.append(Rival.of(branch))
+                course = partial(self._to_the_choice, clones[-1], path.rivals[-1])
+            self._playing.append(asyncio.create_task(self._play(branch, course)))
         if clones:
             path.depth = depth
             self._said["forks"] += 1
             await asyncio.wait(clones)  # the state must not change before
+
+    async def _reserve(self, most: Cost, trained: bool) -> bool:
+        """Whether one more branch may begin; what it may cost is set aside then."""
+        if trained and not self._allowance.take():
+            return False
+        if await self._budget.reserve(most, measured=not trained):
+            return True
+        self._allowance.give_back(trained)
+        return False
+
+    async def chosen(self, path: Path) -> None:
+        """Let the candidate that is chosen for the turn that ``path`` has just taken go on; the others end there.
+
+        All have their scores under the same conditions: as if the episode had been cut after the turn.
+        """
+        t = len(path.episode.steps) - 1
+        if self._choose is None or t == path.begins:
+            return
+        rivals = [rival for rival in path.rivals if await rival.played]
+        path.rivals = []
+        path.end(cut=True)
+        paths = [path, *(rival.branch for rival in rivals)]
+        scores = await asyncio.gather(*(self._score(each.episode) for each in paths), return_exceptions=True)
+        if isinstance(scores[0], BaseException):
+            raise scores[0]
+        for rival, score in zip(rivals, scores[1:], strict=True):
+            if isinstance(score, BaseException):
+                rival.decided.set_exception(score)
+        known = [(each, score) for each, score in zip(paths, scores, strict=True) if isinstance(score, float)]
+        for each, score in known:
+            each.episode.steps[-1].record["extra"][SCORE] = score
+        winner, _ = known[self._choose([score for _, score in known])]
+        if winner is not path:
+            path.trade(winner)
+            winner.end(cut=True)
+        path.end(cut=t + 1 == path.turns)
+        for rival in rivals:
+            if not rival.decided.done():
+                rival.decided.set_result(None)
 
     async def finished(self) -> None:
         """Wait for all branches."""
@@ -156,12 +173,37 @@ class Branching:
             if not clone.cancelled() and clone.exception() is None:
                 clone.result().close()
 
-    async def _play(self, branch: Path, clone: asyncio.Task[Any], most: Cost) -> None:
-        kind = "trained" if branch.trained else "measured"
+    async def _to_its_end(self, clone: asyncio.Task[Any], branch: Path) -> float:
+        """Play ``branch``; its return from the fork on."""
+        branch.environment = await clone
+        await self._walk(branch, self)
+        await self._reward(branch.episode)
+        return float(sum(step.record["composed_reward"] for step in branch.episode.steps[branch.begins :]))
+
+    async def _to_the_choice(self, clone: asyncio.Task[Any], rival: Rival, branch: Path) -> float:
+        """The same of a candidate: it waits until one is chosen, and may have the turn of another one then."""
+        well = False
         try:
             branch.environment = await clone
             await self._walk(branch, self)
-            await self._reward(branch.episode)
+            well = True
+        finally:
+            self._give_back(branch)  # the next turn's candidates may need it
+            rival.played.set_result(well)
+        await rival.decided
+        branch.environment.close()  # the loser's; a judge may take its time
+        await self._reward(branch.episode)
+        return 0.0
+
+    def _give_back(self, branch: Path) -> None:
+        """Of what was set aside for ``branch``, the part that it did not need."""
+        self._budget.give_back(branch.most, branch.spent, measured=not branch.trained)
+        branch.most = branch.spent
+
+    async def _play(self, branch: Path, course: Callable[[Path], Awaitable[float]]) -> None:
+        kind = "trained" if branch.trained else "measured"
+        try:
+            value = await course(branch)
         except FAILURES as error:
             self._said["failed"] += 1
             self._failed(f"{type(error).__name__}: {error}")
@@ -170,12 +212,11 @@ class Branching:
             if branch.trained:
                 self._ended.append(branch)
             else:
-                rewards = [step.record["composed_reward"] for step in branch.episode.steps]
-                self._returns.setdefault(branch.node(branch.begins), []).append(float(sum(rewards[branch.begins :])))
+                self._returns.setdefault(branch.node(branch.begins), []).append(value)
         finally:
             self._said[f"{kind}_tokens"] += branch.spent.tokens
             self._said[f"{kind}_steps"] += branch.spent.steps
-            self._budget.give_back(most, branch.spent, measured=not branch.trained)  # else others wait for ever
+            self._give_back(branch)  # else others wait for ever
             if branch.environment is not None:
                 branch.environment.close()
 
@@ -189,15 +230,14 @@ class Branching:
             session: the number of the rollout in its group.
         """
         root = session if getattr(self._strategy, "roots", "shared") == "own" else "start"
-        held: set[tuple[int, int]] = set()
+        held: dict[tuple[int, int], int] = {}
         found = []
         for path in (trunk, *sorted(self._ended, key=lambda each: each.episode.branch)):
             episode, steps = path.episode, path.episode.steps
-            own = [(branch, t) not in held for t, branch in enumerate(path.made_by)]
-            held |= {(branch, t) for t, branch in enumerate(path.made_by)}
-            if not any(own):
+            owners = [held.setdefault((made, t), episode.branch) for t, made in enumerate(path.made_by)]
+            if episode.branch not in owners:
                 continue
-            episode.begins, episode.branching = own.index(True), self._said
+            episode.owners, episode.branching = owners, self._said
             rewards = [step.record["composed_reward"] for step in steps]
             nodes = [path.node(t) for t in range(len(steps))]
             given = self._strategy.columns(rewards, [self._returns.get(node, []) for node in nodes])

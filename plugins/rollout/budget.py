@@ -1,8 +1,9 @@
-"""What the branches of an episode may cost."""
+"""What the branches of an episode may cost, and how many those of a group may be."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 
@@ -64,3 +65,24 @@ class Budget:
         return all(
             limit is None or value <= limit for value, limit in ((then.tokens, self._tokens), (then.steps, self._steps))
         )
+
+
+class Allowance:
+    """Trained branches that all rollouts of a group may begin together: the first ones that ask.
+
+    Args:
+        branches: how many; None: any number.
+    """
+
+    def __init__(self, branches: int | None = None) -> None:
+        self._left = math.inf if branches is None else branches
+
+    def take(self) -> bool:
+        """Take one if there is one left."""
+        free = self._left > 0
+        self._left -= free
+        return free
+
+    def give_back(self, taken: int) -> None:
+        """Branches that did not begin after all."""
+        self._left += taken

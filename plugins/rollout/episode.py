@@ -10,7 +10,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from verl_turnkey.advantage import make_record
-from verl_turnkey.envs.rewards import Composition, RewardError, RewardStep, column_clash
+from verl_turnkey.envs.rewards import Composition, RewardError, RewardStep, Seat, Shaped, column_clash
 from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED, REWARD
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 
@@ -114,8 +114,8 @@ class Episode:
     """for a place to run the environment"""
     branch: int = 0
     """which branch of its rollout it is; 0: none, the first way through"""
-    begins: int = 0
-    """number of its first step that no other branch trains"""
+    owners: Sequence[int] = ()
+    """the branch that trains each step, itself from some step on; empty where episodes do not fork"""
     branching: Mapping[str, float] = field(default_factory=dict)
     """what its rollout says of all branches; empty where episodes do not fork"""
 
@@ -130,19 +130,16 @@ class Episode:
         for step in self.steps:
             step.record["success"] = self.success
 
-    async def apply_rewards(self, composition: Composition, row: Mapping[str, Any]) -> None:
+    async def apply_rewards(self, composition: Composition, row: Mapping[str, Any], seat: Seat | None = None) -> None:
         """Write the composed reward and the columns of components to every step, after the episode has ended.
 
-        ``row``: the fields of the data row.
+        ``row``: the fields of the data row. ``seat``: its place among the rollouts of the task.
 
         Raises:
             RewardError: a component fails, the sum of the components is too large, or the environment gives a column of
                 a component's name itself.
         """
-        last = len(self.steps) - 1
-        shaped = await composition.run(
-            [step.for_reward(self.task, row, self.success and t == last) for t, step in enumerate(self.steps)]
-        )
+        shaped = await self._composed(composition, row, seat)
         for t, (step, reward) in enumerate(zip(self.steps, shaped.rewards, strict=True)):
             step.record["composed_reward"] = reward
             columns = {name: values[t] for name, values in shaped.columns.items()}
@@ -150,6 +147,29 @@ class Episode:
                 raise RewardError(column_clash(min(clash)))
             step.record["extra"] |= columns
         self.rewards, self.parts = shaped.sums, shaped.parts
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What it took: the model's turns, calls of the environment, and waiting for a place to run it."""
+        return {
+            "model": sum(step.turn.seconds for step in self.steps),
+            "environment": self.seconds_start + sum(step.seconds for step in self.steps),
+            "waiting": self.seconds_waiting,
+        }
+
+    @property
+    def begins(self) -> int:
+        """Number of its first step that no other branch trains."""
+        return self.owners.index(self.branch) if self.owners else 0
+
+    async def score(self, composition: Composition, row: Mapping[str, Any]) -> float:
+        """The composed reward of the last step, if the episode ended with it. Nothing is written."""
+        return (await self._composed(composition, row)).rewards[-1]
+
+    async def _composed(self, composition: Composition, row: Mapping[str, Any], seat: Seat | None = None) -> Shaped:
+        last = len(self.steps) - 1
+        steps = [step.for_reward(self.task, row, self.success and t == last) for t, step in enumerate(self.steps)]
+        return await composition.run(steps, seat)
 
     def info(self) -> dict[str, float]:
         """verl's ``reward_extra_info``: floats under the same keys on every row, failed episodes included."""

@@ -7,15 +7,17 @@ the task first.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, Summarize
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, Summarize, SummaryError
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
 from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
@@ -157,3 +159,13 @@ def said(parsed: ParsedAction, text: str, whole: bool) -> str:
     if whole or parsed.action is None:
         return (text.strip() if whole else " ".join(text.split())[:80]) or "(nothing)"
     return parsed.action
+
+
+async def guarded(call: Callable[..., Any], *args: Any) -> Any:
+    """``call(*args)`` in a thread; an error of a template or a builder fails the episode, not its group."""
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, call, *args)
+    except (PromptTooLongError, SummaryError):
+        raise
+    except Exception as error:
+        raise PromptError(f"the prompt cannot be made: {type(error).__name__}: {error}") from error

@@ -76,7 +76,7 @@ class TrajectoryLog:
             # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
             episode=replace(episode, steps=[]),
             turns=[_Turn.of(step, t) for t, step in enumerate(episode.steps)],
-            key=branch_name(f"{group}_{row['session_id']}", episode.branch),
+            rollout=f"{group}_{row['session_id']}",
             group=group,
             global_step=int(row["global_steps"]),
             split=extra_info.get("split") if isinstance(extra_info, Mapping) else None,
@@ -142,7 +142,7 @@ class Logged:
     episode: Episode
     """but for its steps"""
     turns: Sequence[_Turn]
-    key: str
+    rollout: str
     group: str
     global_step: int
     split: str | None
@@ -153,6 +153,15 @@ class Logged:
     rows: Mapping[int, tuple[int, int]]
     """step -> its row, and its place there"""
     decode: Decode
+
+    @property
+    def key(self) -> str:
+        return branch_name(self.rollout, self.episode.branch)
+
+    def trained_by(self, step: int) -> str | None:
+        """The episode that trains a step; None if it is this one."""
+        owner = self.episode.owners[step] if self.episode.owners else self.episode.branch
+        return None if owner == self.episode.branch else branch_name(self.rollout, owner)
 
     @property
     def size(self) -> int:
@@ -177,6 +186,11 @@ class Logged:
         return {
             "episode": self.key,
             "group": self.group,
+            "branch": episode.branch,
+            # What it forked from is the episode whose turn came before; at the start that is the first way through.
+            "parent": (self.trained_by(episode.begins - 1) if episode.begins else self.rollout)
+            if episode.branch
+            else None,
             "split": None if self.split is None else str(self.split),
             "validation": self.validation,
             "global_step": self.global_step,
@@ -202,11 +216,11 @@ class Logged:
         }
 
     def _turns(self) -> dict[str, list[Any]]:
-        columns = [self._turn(turn) for turn in self.turns]
+        columns = [self._turn(turn, t) for t, turn in enumerate(self.turns)]
         parts = {f"reward.{label}": list(values) for label, values in self.episode.parts.items()}
         return {name: [each[name] for each in columns] for name in columns[0]} | parts
 
-    def _turn(self, turn: _Turn) -> dict[str, Any]:
+    def _turn(self, turn: _Turn, t: int) -> dict[str, Any]:
         record, extra = turn.record, dict(turn.record["extra"])
         extra.pop("text", None)  # the observation, which is among the texts
         next_key = extra.pop("next_anchor", None)
@@ -214,6 +228,7 @@ class Logged:
         return {
             "row": row,
             "turn_in_row": place,
+            "trained_by": self.trained_by(t),
             "state_key": str(record["anchor"]),
             "next_key": next_key,
             "action": record["action"],

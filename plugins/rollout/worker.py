@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from omegaconf import DictConfig
 
@@ -12,11 +14,12 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.prompting.actions import TOOL_CALL
 from verl_turnkey.envs.prompting.prompts import load_template
-from verl_turnkey.envs.rewards import compose
+from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
+from verl_turnkey.plugins.rollout.budget import Allowance
 from verl_turnkey.plugins.rollout.prompts import ControlTokens
 from verl_turnkey.plugins.rollout.strategies import Strategy, read_strategy
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
@@ -40,17 +43,25 @@ class WorkerProcess:
         theirs = config.actor_rollout_ref.rollout
         self.prompt_length: int = theirs.prompt_length
         self.response_length: int = theirs.response_length
+        whole = self.prompt_length + self.response_length
+        self.room = min(whole, theirs.max_model_len or whole)  # tokens that a prompt and an answer may have together
         self.log_probs: bool = theirs.calculate_log_probs
         self.tool_format: str = theirs.multi_turn.format
         self.template = load_template(rollout.template)
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
+        self.groups = Groups()
         found = read_strategy(rollout.strategy)
         self.strategy: Strategy | None = None if found is None else found[1]
+        # All rollouts of a group play in one process, at the same time.
+        total = getattr(self.strategy, "trajectories", None)
+        self._branches: int | None = None if total is None else max(0, total - theirs.n)
+        self._allowances: WeakValueDictionary[str, Allowance] = WeakValueDictionary()
         self.failures = Failures()
         self.failed_branches = Failures("branch", "branches")
         self.log = TrajectoryLog(config, self.turnkey.log)
+        self.times: deque[dict[str, float]] = deque(maxlen=10_000)  # seconds of the episodes that ended since asked
         self.pool = HostPool(
             hosts=env.hosts,
             # Hosts are shared by the rollouts of one worker, under its id: its episodes end with its process.
@@ -65,6 +76,10 @@ class WorkerProcess:
         )
         self._control: ControlTokens | None = None
         self._tail: TurnTail | None = None
+
+    def allowance(self, group: str) -> Allowance:
+        """What trained branches are left to a group, as long as one of its rollouts plays."""
+        return self._allowances.setdefault(group, Allowance(self._branches))
 
     def control_tokens(self, tokenizer: Any) -> ControlTokens:
         """The model's control tokens, computed once."""
@@ -150,9 +165,13 @@ def latest_failures(worker: Any) -> list[str]:
     return [] if _process is None else list(_process.failures.latest.values())
 
 
-def measure(worker: Any) -> list[Any]:
-    """Run inside an agent-loop worker: references to the readings of its hosts (``EnvHost.measure``)."""
-    return [] if _process is None else _process.pool.measure()
+def measure(worker: Any) -> tuple[list[Any], list[dict[str, float]]]:
+    """Run inside an agent-loop worker: references to the readings of its hosts (``EnvHost.measure``), and times."""
+    if _process is None:
+        return [], []
+    times = list(_process.times)
+    _process.times.clear()
+    return _process.pool.measure(), times
 
 
 def log_counts(worker: Any) -> Counts:

@@ -19,7 +19,7 @@ from verl_turnkey.plugins.seeing.runs import Run, nearest
 SCALES = {
     "step": "training steps",
     "interactions": "environment interactions",
-    "tokens": "trained tokens",
+    "tokens": "generated tokens",
     "seconds": "seconds of training",
 }
 VALIDATION = re.compile(r"val-\w+/.+/acc/mean@\d+")

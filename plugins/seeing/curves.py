@@ -23,10 +23,12 @@ TIMES = 5
 def charts(run: Run) -> list[dict[str, Any]]:
     """Titles, units, ranges of y where fixed, and series ``{label, x, y}``; what has no numbers is left out."""
     episodes, turns, steps = run.episodes, run.turns, run.steps
-    step, validation = episodes["global_step"], flag(episodes["validation"]) & run.whole
+    turns = turns[run.own]
+    step, validation = episodes["global_step"], flag(episodes["validation"]) & run.whole & run.first_ways
     training = ~flag(episodes["validation"]) & run.whole
     of_turn = step.to_numpy()[turns["at"].to_numpy()]
     train_turn = training[turns["at"].to_numpy()]
+    training &= run.first_ways
     success = episodes["success"].where(episodes["failed"].isna(), False)
 
     def both(values: pd.Series) -> list[dict[str, Any] | None]:

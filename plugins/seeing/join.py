@@ -72,6 +72,16 @@ class Run:
         """Columns of credit that add up, the sum first."""
         return ["advantage", *(name for name in self.turns if name.startswith("part."))]
 
+    @property
+    def first_ways(self) -> np.ndarray:
+        """Which episodes are no branches: numbers of episodes are theirs, as in the trainer's metrics."""
+        return ~(self.episodes["branch"] > 0).to_numpy(bool)
+
+    @property
+    def own(self) -> np.ndarray:
+        """Which turns their episode trains: a turn that branches share counts once."""
+        return self.turns["trained_by"].isna().to_numpy()
+
 
 def find_log(folder: Path) -> Path:
     """The log of a run's folder, or the folder itself where it is one.
@@ -118,8 +128,8 @@ def join(
 ) -> pd.DataFrame:
     """Turns left join credit left join updates, in the order of ``episodes``, with ``at`` and ``reason``.
 
-    A turn that several steps trained shows the last. Of several passes over a batch: mean ratio and clip share, largest
-    ratio, and the entropy of the first.
+    A turn that several steps trained shows the last; one that branches share has the credit of the episode that trains
+    it. Of several passes over a batch: mean ratio and clip share, largest ratio, and the entropy of the first.
 
     Args:
         staleness: steps after which an episode may still be trained; at least those that one in the log has waited.
@@ -130,8 +140,9 @@ def join(
     table = turns.assign(at=turns["episode"].map(at)).dropna(subset="at")
     table = table.astype({"at": np.int64}).sort_values(["at", "turn"], kind="stable")
     last = credit.sort_values("train_step", kind="stable").drop_duplicates(["episode", "turn"], keep="last")
-    last = last.rename(columns={"turn_in_row": "trained_turn"})
-    table = table.merge(last, on=["episode", "turn"], how="left")
+    last = last.rename(columns={"turn_in_row": "trained_turn", "episode": "trainer"})
+    table["trainer"] = table["trained_by"].where(table["trained_by"].notna(), table["episode"])
+    table = table.merge(last, on=["trainer", "turn"], how="left")
     where = ["train_step", "row_id", "turn_in_row"]
     passes = updates.sort_values([*where, "epoch"], kind="stable").groupby(where, sort=False)
     update = passes.agg(
@@ -140,7 +151,9 @@ def join(
     ).reset_index()  # fmt: skip
     update = update.rename(columns={"turn_in_row": "trained_turn"})
     table = table.merge(update, on=["train_step", "row_id", "trained_turn"], how="left")
-    return table.assign(reason=_reasons(episodes, table, staleness)).reset_index(drop=True)
+    trained_at = table["trainer"].map(at).fillna(table["at"]).astype(np.int64)
+    reason = _reasons(episodes, table.assign(at=trained_at), staleness)
+    return table.assign(reason=reason).drop(columns="trainer").reset_index(drop=True)
 
 
 def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame, staleness: float) -> np.ndarray:

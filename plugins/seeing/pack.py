@@ -34,6 +34,8 @@ MISSING = -32768
 """in the index: no credit"""
 OF_EPISODE = [
     "episode",
+    "branch",
+    "parent",
     "global_step",
     "validation",
     "split",
@@ -59,6 +61,8 @@ OF_EPISODE = [
 ]
 NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_key"}
 REPEATING = {
+    "parent",
+    "trained_by",
     "split",
     "task",
     "env",
@@ -128,11 +132,12 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callab
 
     column("reason", turns["reason"].to_numpy(np.uint8))
     column("valid", flag(turns["valid"]).astype(np.uint8))
+    column("shared", (~run.own).astype(np.uint8))
     for name in run.parts:
         short, scale = _short(turns[name].to_numpy(np.float64))
         column(name, short, scale=scale)
     named = episodes["task"].map({task: task_name(task) for task in episodes["task"].dropna().unique()})
-    sizes = np.abs(turns["advantage"].to_numpy(np.float64))
+    sizes = np.abs(turns["advantage"].to_numpy(np.float64)[run.own])
     sizes = sizes[np.isfinite(sizes)]
     header = {
         "name": run.name,
@@ -144,7 +149,7 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callab
         "reasons": REASONS,
         "parts": run.parts,
         "meanings": _meanings(run),
-        "full": float(f"{np.quantile(sizes, 0.98):.5g}") if len(sizes) else 1.0,
+        "full": float(f"{(np.quantile(sizes, 0.98) if len(sizes) else 0.0) or sizes.max(initial=0.0):.5g}") or 1.0,
         "groups": names,
         "counts": count.tolist(),
         "whole": run.whole.astype(int).tolist(),

@@ -17,7 +17,6 @@ from verl_turnkey.plugins.seeing.compare import SCALES, TRAINING, VALIDATION
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """apart for colour-blind eyes too (Okabe and Ito)"""
 DASHES = ("", "6 3", "2 2")
-UNITS = {"step": "step", "interactions": "interaction", "seconds": "second"}
 KEYS = 20
 """differing keys that a table shows"""
 BAR = r"\|"
@@ -35,7 +34,7 @@ class Table:
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """What the numbers say, as texts."""
-    groups, at = found["groups"], f"at {UNITS[found['x']]} {found['range'][1]:g}"
+    groups, at = found["groups"], f"at {found['x'].removesuffix('s')} {found['range'][1]:g}"
     rows = [
         [
             plain(each["name"]),

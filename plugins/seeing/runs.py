@@ -55,17 +55,31 @@ class Run:
         return self.step[there], values[there]
 
     def interactions(self) -> NDArray[np.float64] | None:
-        """(N,) turns played in training up to each step, or None where the run did not count episodes."""
-        needed = ("episode/count", "episode/failed", "episode/length/mean")
-        if not all(name in self.metrics for name in needed):
+        """(N,) turns played in training up to each step, those of branches too; None: episodes were not counted."""
+        played, length = self._played(), "episode/length/mean"
+        if played is None or length not in self.metrics:
             return None
-        count, failed, length = (np.nan_to_num(self.metrics[name]) for name in needed)
-        return np.cumsum((count - failed) * length)
+        parts = (length, "branching/trained_steps", "branching/measured_steps")
+        return np.cumsum(played * sum(map(self._logged, parts)))
 
     def tokens(self) -> NDArray[np.float64] | None:
-        """(N,) tokens of the model that were trained up to each step (``rows/trained_tokens``), or None."""
-        name = "rows/trained_tokens"
-        return np.cumsum(np.nan_to_num(self.metrics[name])) if name in self.metrics else None
+        """(N,) tokens that the model wrote in training up to each step; None where they were not counted.
+
+        Those that are trained, and those of branches that are only measured. Failed episodes are not counted.
+        """
+        if "rows/trained_tokens" not in self.metrics:
+            return None
+        trained, played = self._logged("rows/trained_tokens"), self._played()
+        return np.cumsum(trained + (0.0 if played is None else played * self._logged("branching/measured_tokens")))
+
+    def _played(self) -> NDArray[np.float64] | None:
+        if not all(name in self.metrics for name in ("episode/count", "episode/failed")):
+            return None
+        return self._logged("episode/count") - self._logged("episode/failed")
+
+    def _logged(self, name: str) -> NDArray[np.float64]:
+        """(N,) a metric, 0 where it was not logged."""
+        return np.nan_to_num(self.metrics.get(name, np.zeros(len(self.step))))
 
     def seconds(self) -> NDArray[np.float64] | None:
         """(N,) seconds of training up to each step (``timing_s/step``), or None."""

@@ -49,6 +49,8 @@ TABLES = {
         _columns("""
             episode           string   <uid>_<session>: one episode of a group; .<branch> follows of a branch
             group             string   uid: the episodes that are compared with each other
+            branch            int32    of its rollout; 0 or null: the first way through
+            parent            string   the episode that a branch forked from; null: it is none
             split             string   of the data row: train, val, ...
             validation        bool     played to validate, not to train
             global_step       int32    the trainer's step when the episode began
@@ -81,6 +83,7 @@ TABLES = {
             turn              int32    0, 1, 2, ...
             row               int32    the training row that holds it: <uid>_<session>_<row>
             turn_in_row       int32    its place there
+            trained_by        string   the episode that trains a turn of several branches; null: this one
             state_key         string   state the action was taken in; equal keys in a group are compared
             next_key          string   state it led to, where that is known
             action            string   what the parser understood; null: none

@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 
 
 class Seen:
-    """Training episodes and turns by step. Of groups that were not logged there are none here."""
+    """Training episodes and turns by step. Of groups that were not logged there are none here.
+
+    ``ways`` are all of them, ``episodes`` those that are no branches; a turn that branches share is there once.
+    """
 
     def __init__(self, run: Run) -> None:
         train = run.episodes[run.whole & ~flag(run.episodes["validation"])]
-        self.episodes = train.assign(
+        self.ways = train.assign(
             success=flag(train["success"]), failed=train["failed"].notna(), truncated=flag(train["truncated"])
         )
-        turns = run.turns[run.turns["at"].isin(train.index)]
+        self.episodes = self.ways[run.first_ways[train.index]]
+        before = run.turns.shift(1)
+        same = [run.turns[name] == before[name] for name in ("at", "action", "state_key")]
+        there = run.own & run.turns["at"].isin(train.index)
+        turns = run.turns.assign(repeats=same[0] & same[1] & same[2])[there]
         self.turns = turns.assign(
             step=train["global_step"].reindex(turns["at"]).to_numpy(),
             group=train["group"].reindex(turns["at"]).to_numpy(),
@@ -48,7 +55,7 @@ class Seen:
     @cached_property
     def groups(self) -> pd.DataFrame:
         """Groups with several finished episodes: whether all have the ``same`` score, and whether one was ``won``."""
-        ok = self.episodes[~self.episodes["failed"]]
+        ok = self.ways[~self.ways["failed"]]
         groups = ok.groupby(["global_step", "group"]).agg(
             size=("score", "size"), low=("score", "min"), high=("score", "max"), won=("success", "max")
         )
@@ -62,11 +69,7 @@ class Seen:
     @cached_property
     def repeated(self) -> pd.Series:
         """Share of the turns that do again what changed nothing the turn before."""
-        turns = self.turns.sort_values(["at", "turn"])
-        before = turns.shift(1)
-        same = (turns["at"] == before["at"]) & (turns["action"] == before["action"])
-        same &= turns["state_key"] == before["state_key"]
-        return self.by_step(same, turns["step"])
+        return self.by_step(self.turns["repeats"], self.turns["step"])
 
     @cached_property
     def commonest(self) -> pd.Series:

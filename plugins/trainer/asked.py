@@ -7,7 +7,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-COLUMN = "__rollout_n__"
+from verl_turnkey.plugins.checks.groups import COLUMN
 
 
 class Asked:

@@ -1,4 +1,4 @@
-"""The state of a method that remembers something from batch to batch, as a file in verl's folder of a checkpoint."""
+"""The state of what remembers something from batch to batch, as a file in verl's folder of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def resumed_folder(config: Any, step: int) -> Path:
     return folder_of(config, step)
 
 
-def save(folder: Path, method: str, state: Mapping[str, float]) -> None:
-    """Write ``state`` into ``folder``, which is made if it is not there; atomically."""
+def save(folder: Path, method: str, state: Mapping[str, float], name: str = FILE) -> None:
+    """Write ``state`` into ``folder``, which is made if it is not there, as the file ``name``; atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{FILE}.part"
-    held = {name: float(value) for name, value in state.items()}
+    part = folder / f"{name}.part"
+    held = {key: float(value) for key, value in state.items()}
     part.write_text(json.dumps({"method": method, "state": held}, allow_nan=False), encoding="utf-8")
-    part.replace(folder / FILE)
+    part.replace(folder / name)
 
 
-def load(folder: Path, method: str) -> dict[str, float] | str:
+def load(folder: Path, method: str, name: str = FILE) -> dict[str, float] | str:
     """The state of ``method`` in ``folder``, or why there is none.
 
     Raises:
         ConfigError: the file is not one of :func:`save`.
     """
-    file = folder / FILE
+    file = folder / name
     if not file.is_file():
         return f"there is no {file}"
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
-        found, state = held["method"], {str(name): float(value) for name, value in held["state"].items()}
+        found, state = held["method"], {str(key): float(value) for key, value in held["state"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file}: expected the state of a method, got something else ({type(error).__name__}: {error}); "

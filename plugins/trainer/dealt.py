@@ -35,6 +35,7 @@ class Dealt:
     local_trigger_step: int
     parameter_sync_step: int
     _in_phases: bool
+    _groups: int | None
     _dp_size: int = 1
     _parts: int = 1
     """number of parts of the current batch; a mini-batch has one or several"""
@@ -42,11 +43,15 @@ class Dealt:
     """(B,) the actor's optimizer step that each row of the current batch is in"""
 
     def _mini_batches(self, role: str) -> int:
-        """Optimizer steps per batch and epoch: as many as verl takes with one row per rollout."""
+        """Optimizer steps per batch and epoch: as many as verl takes with one row per rollout.
+
+        Of a batch of which groups were left out, as many as verl would take for the groups that are left.
+        """
         if self.turnkey.update.mini_batches is not None:
             return self.turnkey.update.mini_batches
         size = (self.config.critic if role == "critic" else self.config.actor_rollout_ref.actor).ppo_mini_batch_size
-        return math.ceil(self.config.data.train_batch_size / self.parameter_sync_step / size)
+        whole = self.config.data.train_batch_size / self.parameter_sync_step
+        return math.ceil((whole if self._groups is None else self._groups) / size)
 
     def _filled_mini_batches(self, role: str) -> int:
         """At most that many, so that each has an episode to train."""

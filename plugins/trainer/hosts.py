@@ -11,6 +11,7 @@ import ray
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
 PREFIX = "hosts/"
+TIMES = "rollout_s/"
 SECONDS = 0.5  # a worker or host that has not answered by then is left out: no step waits for a metric
 
 
@@ -28,15 +29,17 @@ class HostMetrics:
                 self._asked[id(worker)] = worker.__ray_call__.remote(loop_worker.measure)
 
     def read(self) -> dict[str, float]:
-        """The answers as metrics ``hosts/...``; ``hosts/silent`` counts workers and hosts without one.
+        """The answers as metrics; ``hosts/silent`` counts workers and hosts without one.
 
         Empty where no environment runs in a host.
         """
         refs = list(self._asked.values())
         there, dead, late = _answers(refs)
-        readings, gone, slow = _answers([reading for host in there for reading in host])
+        readings, gone, slow = _answers([reading for hosts, _ in there for reading in hosts])
         self._asked = {worker: ref for worker, ref in self._asked.items() if ref in late}
         found = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
+        if ended := [seconds for _, times in there for seconds in times]:
+            found |= {f"{TIMES}{name}": float(np.mean([each[name] for each in ended])) for name in ended[0]}
         silent = dead + gone + len(late) + len(slow)
         return found | {f"{PREFIX}silent": float(silent)} if found or silent else {}
 

@@ -45,10 +45,12 @@ from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.trainer import started, starvation, worker_setup
+from verl_turnkey.plugins.trainer.allotted import Allotted
 from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
 from verl_turnkey.plugins.trainer.dealt import Dealt
 from verl_turnkey.plugins.trainer.hosts import HostMetrics
+from verl_turnkey.plugins.trainer.kept import Kept
 from verl_turnkey.plugins.trainer.logged import FINISH_SECONDS, Logged
 from verl_turnkey.plugins.trainer.stopping import Stopping
 from verl_turnkey.plugins.trainer.validation import PlayedValidation
@@ -57,7 +59,7 @@ from verl_turnkey.plugins.verl_api import internals, ledger
 POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of every step
 
 
-class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
+class TurnkeyTrainer(Kept, Dealt, Logged, PlayedValidation, Stopping, Checkpoints, Allotted):
     """Mixin; ``base_mode`` is the mode of the stock trainer that it extends."""
 
     base_mode: ClassVar[str]
@@ -90,6 +92,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
         prompts = config.data.train_batch_size // self.parameter_sync_step
         self._asked = Asked(self.replay_buffer, prompts, config.actor_rollout_ref.rollout.n)
         self._real_rows = 0
+        self._left_out, self._seen, self._allotted = Counter(), {}, {}
         self._updates: list[dict[str, float]] = []  # metrics of the updates of this step
         self._table: Rows | None = None
         self._hosts = HostMetrics()
@@ -156,6 +159,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
         return batch
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self._allot(batch)
         self._asked.submit(batch)
         return super()._submit_batch_to_rollout(batch)  # type: ignore[misc]
 
@@ -278,7 +282,7 @@ class TurnkeyTrainer(Dealt, Logged, PlayedValidation, Stopping, Checkpoints):
         has_tokens = (token_counts(response_mask) > 0).tolist()
         self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
         # An agent loop that raises leaves no row: verl then silently trains on the rest of its group.
-        there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in real})
+        there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in real}) + self._left_out
         missing = self._asked.missing(there)
         metrics["episode/missing"] = float(missing)
         if missing:

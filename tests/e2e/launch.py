@@ -144,9 +144,16 @@ def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[
 
 @contextmanager
 def started(
-    out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None
+    out: Path,
+    *overrides: str,
+    modules: tuple[Path, ...] = (),
+    env: dict[str, str] | None = None,
+    cluster: str | None = None,
 ) -> Iterator[subprocess.Popen]:
-    """``python -m verl.trainer.main_ppo +turnkey=... +turnkey/device=cpu ...`` in a process and a Ray of its own."""
+    """``python -m verl.trainer.main_ppo +turnkey=... +turnkey/device=cpu ...`` in a process of its own.
+
+    With a Ray of its own, too, unless the address of a ``cluster`` is given.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / "spy").mkdir(exist_ok=True)
     ray_dir = tempfile.mkdtemp(prefix="tk-")
@@ -165,10 +172,16 @@ def started(
         "trainer.val_before_train=false",
         "trainer.logger=[file]",
         f"hydra.run.dir={out}/hydra",
-        f"+ray_kwargs.ray_init._temp_dir={ray_dir}",
         *overrides,  # the last word
     ]
-    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}
+    own = {"VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}
+    if cluster:  # its nodes know nothing of this environment, and say themselves what they have
+        command += [f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}={value}" for name, value in own.items()]
+        command += [f"+ray_kwargs.ray_init.address={cluster}"]
+        command += [f"ray_kwargs.ray_init.{name}=null" for name in ("num_cpus", "num_gpus")]
+    else:
+        command += [f"+ray_kwargs.ray_init._temp_dir={ray_dir}"]
+    environment = {**os.environ, **own}
     try:
         with (out / "log.txt").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

@@ -24,7 +24,7 @@ def play(out: Path, model: Path, *overrides: str, env: dict[str, str] | None = N
         "+turnkey/env=babyai",
         *overrides,
         "+turnkey/device=cpu",
-        *minigrid(out, *LEVELS, train=16, val=4, seed=0),
+        *minigrid(out, *LEVELS, train=8, val=4, seed=0),
         f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=4",
@@ -38,6 +38,8 @@ COLOCATE = (
     "trainer.v1.trainer_mode=turnkey_colocate_async",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "trainer.save_freq=2",
+    "turnkey.groups.allocation=variance",
+    "turnkey.groups.keep=0.75",
 )
 
 
@@ -134,6 +136,17 @@ def test_every_update_moves_the_policy(run: Run, mode: str) -> None:
         assert moved.isfinite().all()
         assert moved.abs().max() > 1e-4
     assert all(np.isfinite(run.metrics[step]["actor/grad_norm"]) for step in (1, 2, 3))
+
+
+def test_tasks_that_are_known_are_played_more_or_less_often(colocate: Run) -> None:
+    """The eight tasks come again from the second step on; what is known of them is in the checkpoint."""
+    steps = [colocate.metrics[step] for step in (1, 2, 3)]
+    assert [found["groups/kept"] for found in steps] == [0.75] * 3
+    assert [found["episode/missing"] for found in steps] == [0] * 3
+    assert steps[0]["groups/known"] == 0
+    for found in steps[1:]:
+        assert found["groups/known"] > 0
+        assert found["groups/episodes/min"] < 4 < found["groups/episodes/max"]
 
 
 def test_staleness_reaches_the_loss(colocate: Run) -> None:

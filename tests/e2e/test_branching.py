@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,40 @@ def test_values_are_those_of_the_policy(run: Run) -> None:
     assert abs(np.mean(said) - np.mean(come)) < 4 * spread
 
 
-@pytest.fixture(scope="module")
-def forest(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Each rollout goes on in two ways from its turn 1."""
-    strategy = "turnkey.rollout.strategy={name: tree, depth: 1}"
-    return branch(tmp_path_factory.mktemp("forest"), model, "+turnkey=tree", strategy, seed=2)
+#: How branches are trained: the launch line, and the credit of each row.
+TRAINED = {
+    "tree": (["+turnkey=tree", "turnkey.rollout.strategy={name: tree, depth: 1}"], naive.tree),
+    "entropy_branch": (
+        [
+            "+turnkey=tree",
+            "turnkey.credit.rule=arpo",
+            "turnkey.rollout.strategy={name: entropy_branch, trajectories: 6}",
+        ],
+        partial(naive.tree, rule="arpo"),
+    ),
+    "siblings": (["+turnkey=siblings", "turnkey.rollout.strategy={name: siblings, candidates: 3}"], naive.siblings),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(TRAINED))
+def forest(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
+    line, _ = TRAINED[request.param]
+    return request.param, branch(tmp_path_factory.mktemp(request.param), model, *line, seed=2)
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_each_turn_of_a_tree_is_trained_once_by_the_leaves_below_it(forest: Run, step: int) -> None:
-    metrics, seen = forest.metrics[step], forest.seen(step)
+def test_each_turn_of_a_tree_is_trained_once_with_the_credit_of_its_method(forest: tuple[str, Run], step: int) -> None:
+    strategy, run = forest
+    credit = TRAINED[strategy][1]
+    metrics, seen = run.metrics[step], run.seen(step)
     assert metrics["episode/count"] == 8
-    assert metrics["branching/trained"] == metrics["branching/forks"] > 0.5
+    if strategy == "tree":  # each rollout goes on in two ways from its turn 1
+        assert metrics["branching/trained"] == metrics["branching/forks"] > 0.5
+    elif strategy == "siblings":  # two more candidates for each turn
+        assert metrics["branching/forks"] == metrics["episode/length/mean"]
+        assert metrics["branching/trained"] == 2 * metrics["branching/forks"]
+    else:  # of four groups, each with up to four branches
+        assert 0 < 8 * metrics["branching/trained"] <= 16
     assert metrics["branching/measured"] == metrics["branching/failed"] == 0
     assert metrics["actor/grad_norm"] > 0
     columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
@@ -108,13 +131,13 @@ def test_each_turn_of_a_tree_is_trained_once_by_the_leaves_below_it(forest: Run,
             "penalty": turn["penalty"],
             **json.loads(turn["extra"]),
         }
-        for episode in forest.episodes("train")
+        for episode in run.episodes("train")
         if episode["global_step"] == step
         for turn in episode["steps"]
         if turn["row"] is not None
     ]
     assert sorted(row["key"] for row in rows) == sorted(queue)
     assert len({row["trajectory"] for row in rows}) > 8, "branches are trained"
-    for row, value in zip(rows, naive.tree(rows), strict=True):
+    for row, value in zip(rows, credit(rows), strict=True):
         advantage, mask = queue[row["key"]]
         np.testing.assert_allclose(advantage[mask].numpy(), value, atol=1e-5, err_msg=row["key"])

@@ -25,3 +25,9 @@ def forward(steps: Sequence[RewardStep]) -> list[float]:
 def doubt(steps: Sequence[RewardStep]) -> list[float]:
     """In the place of the entropy of a turn: a number from its text."""
     return [sum(step.text.encode()) % 7 / 7 for step in steps]
+
+
+def ahead(first: Sequence[RewardStep], second: Sequence[RewardStep]) -> tuple[float, float]:
+    """Of two episodes the one with more steps ahead is better, else the one whose last text is greater."""
+    one, two = ((sum(forward(steps)), steps[-1].text) for steps in (first, second))
+    return float(one > two), float(two > one)

@@ -10,10 +10,12 @@ TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_bat
 TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
 SUPPLIED = f"{C}/credit/test_supplied.py"
 CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
+KEPT, ALLOCATION = f"{C}/trainer/test_kept_groups.py", f"{C}/trainer/test_allocation.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_logged.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
+CANDIDATES, UNCERTAIN = f"{C}/rollout/test_siblings.py", f"{C}/rollout/test_entropy_branch.py"
 FORKS, STRATEGIES = f"{C}/rollout/test_branching.py", "tests/unit/plugins/rollout/test_strategies.py"
 SEEING = "tests/unit/plugins/seeing"
 EVALUATING, UNIT_EVALUATING = f"{C}/evaluating/test_servers.py", "tests/unit/plugins/evaluating"
@@ -30,7 +32,10 @@ TESTS = {
     "plugins/config/schema.py": f"{CONFIG} {LOSSES}",
     "plugins/config/update.py": f"{CONFIG} {LOSSES}",
     "plugins/rollout/branching.py": FORKS,
+    "plugins/rollout/asking.py": f"{C}/rollout/test_asking.py",
+    "plugins/rollout/paths.py": FORKS,
     "plugins/rollout/budget.py": STRATEGIES,
+    "plugins/rollout/strategies/probe.py": f"{STRATEGIES} {C}/rollout/test_asking.py",
     "plugins/rollout/strategies/vine.py": STRATEGIES,
     "plugins/credit/estimator.py": f"{STEP} {ROWS}",
     "plugins/actor/balance.py": f"tests/unit/plugins/trainer/test_dealing.py {DEALING}",
@@ -64,6 +69,12 @@ TESTS = {
     "plugins/cli/leftovers.py": "tests/unit/plugins/stopping/test_leftovers.py",
     "plugins/checks/checkpoints.py": f"{C}/checks/test_whole_checkpoints.py {CHECKPOINTS}",
     "plugins/credit/supplied.py": f"tests/unit/plugins/credit/test_supplied.py {SUPPLIED}",
+    "plugins/trainer/spread.py": "tests/unit/plugins/trainer/test_spread.py",
+    "plugins/trainer/allotment.py": "tests/unit/plugins/trainer/test_allotment.py",
+    "plugins/trainer/kept.py": KEPT,
+    "plugins/trainer/outcomes.py": KEPT,
+    "plugins/trainer/allotted.py": ALLOCATION,
+    "plugins/credit/signals.py": "tests/unit/plugins/credit/test_signals.py",
     "plugins/trainer/credit_state.py": "tests/unit/plugins/trainer/test_credit_state.py",
     "plugins/seeing/table_writer.py": "tests/unit/plugins/seeing/test_table_writer.py",
     "plugins/seeing/reading.py": "tests/unit/plugins/seeing/test_reading.py",
@@ -116,7 +127,7 @@ MUTATIONS = [
     ),
     ("plugins/seeing/seen.py", '~flag(run.episodes["validation"])', '~flag(run.episodes["truncated"])'),
     ("plugins/seeing/health.py", '(seen.turns["turn"] > 0) & ', ""),
-    ("plugins/seeing/seen.py", 'same &= turns["state_key"] == before["state_key"]', ""),
+    ("plugins/seeing/seen.py", '("at", "action", "state_key")', '("at", "action")'),
     ("plugins/seeing/collapse.py", " & (highest >= LEAST)", ""),
     ("plugins/seeing/collapse.py", "range(2, len(value) - 1)", "range(1, len(value))"),
     ("plugins/seeing/collapse.py", "abs(after - before) <= 2 * noise or ", ""),
@@ -210,7 +221,7 @@ MUTATIONS = [
     # --- these survived once
     ("plugins/rollout/agent_loop.py", "if self._image_token in ids:", "if False:"),
     (
-        "plugins/rollout/agent_loop.py",
+        "plugins/rollout/prompts.py",
         "    except Exception as error:\n        raise PromptError",
         "    except ArithmeticError as error:\n        raise PromptError",
     ),
@@ -390,8 +401,8 @@ MUTATIONS = [
     ("plugins/trainer/trainer.py", 'batch.extra_info.pop("mini_batch_size", None)', "pass", STEP),
     (
         "plugins/trainer/dealt.py",
-        "math.ceil(self.config.data.train_batch_size / self.parameter_sync_step / size)",
-        "math.ceil(self.config.data.train_batch_size / size)",
+        "whole = self.config.data.train_batch_size / self.parameter_sync_step",
+        "whole = self.config.data.train_batch_size",
         TRAINERS,
     ),
     (
@@ -443,7 +454,7 @@ MUTATIONS = [
     ("plugins/trainer/credit_state.py", "        return Path(config.trainer.resume_from_path)\n", "        pass\n"),
     ("plugins/trainer/credit_state.py", "state if found == method else", "state if True else"),
     ("plugins/trainer/credit_state.py", "if not all(map(math.isfinite, state.values())):", "if False:"),
-    ("plugins/trainer/credit_state.py", "    part.replace(folder / FILE)\n", ""),
+    ("plugins/trainer/credit_state.py", "    part.replace(folder / name)\n", ""),
     ("plugins/trainer/dealing.py", "sorted(range(len(keys)), key=keys.__getitem__)", "list(range(len(keys)))"),
     ("plugins/trainer/dealing.py", "if every <= played:", "if True:"),
     ("plugins/trainer/dealing.py", "np.lexsort((-size, idle))", "np.lexsort((-size,))"),
@@ -548,15 +559,31 @@ MUTATIONS = [
     ("plugins/trainer/asked.py", "{*self._sampled, *found}", "{*found}"),
     ("plugins/rollout/episode.py", "float(not records)", "0.0"),
     # --- episodes that fork
-    ("plugins/rollout/branching.py", "sum(rewards[branch.begins :])", "sum(rewards)"),
-    ("plugins/rollout/branching.py", "own.index(True)", "0"),
-    ("plugins/rollout/branching.py", "if t == path.begins:", "if False:"),
+    ("plugins/rollout/branching.py", "episode.steps[branch.begins :]", "episode.steps"),
+    ("plugins/rollout/branching.py", "None if t == path.begins else", "None if False else"),
     ("plugins/rollout/agent_loop.py", "for each in reversed(found) for row", "for each in found for row", FORKS),
-    ("plugins/rollout/branching.py", "and await self._budget.reserve(", "and True | await self._budget.reserve("),
-    ("plugins/rollout/branching.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
+    ("plugins/rollout/branching.py", "if await self._budget.reserve(", "if True | await self._budget.reserve("),
+    ("plugins/rollout/paths.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
+    ("plugins/rollout/paths.py", "self.prompts, other.prompts = other.prompts, self.prompts", "pass", CANDIDATES),
+    (
+        "plugins/rollout/paths.py",
+        "self.environment, other.environment = other.environment, self.environment",
+        "pass",
+        CANDIDATES,
+    ),
+    ("plugins/rollout/branching.py", "path.end(cut=t + 1 == path.turns)", "pass", CANDIDATES),
+    ("plugins/rollout/branching.py", "winner.end(cut=True)", "pass", CANDIDATES),
+    ("plugins/rollout/branching.py", "self._give_back(branch)  # the next", "pass  # the next", CANDIDATES),
+    ("plugins/rollout/branching.py", "if trained and not self._allowance.take():", "if False:", UNCERTAIN),
+    ("plugins/rollout/agent_loop.py", "path.prompt = path.prompt or await", "path.prompt = await", UNCERTAIN),
     ("plugins/rollout/agent_loop.py", "is None or row.get(VALIDATION):", "is None:", FORKS),
     ("plugins/rollout/prompts.py", "isinstance(value, list | Memory)", "isinstance(value, list)", FORKS),
     ("plugins/rollout/budget.py", "self._taken -= most - spent", "self._taken -= most"),
+    ("plugins/rollout/asking.py", "len(self.prompt.ids) + i - 1", "len(self.prompt.ids) + i"),
+    ("plugins/rollout/asking.py", "next(same, min(len(before), len(whole)))", "0"),
+    ("plugins/rollout/asking.py", "if (needs := len", "if False and (needs := len"),
+    ("plugins/rollout/asking.py", "self.path.spent = path.spent", "pass"),
+    ("plugins/rollout/strategies/probe.py", "values[0] if values else last", "values[0] if values else 0.0"),
     ("plugins/rollout/strategies/vine.py", "values[t] = before - rewards[t - 1]", "values[t] = before"),
     ("plugins/checks/probe.py", "if forks and not copies:", "if False:", "tests/unit/plugins/checks"),
     # --- rows that merge
@@ -593,4 +620,24 @@ MUTATIONS = [
     ("plugins/rollout/merging.py", '+ mask.startswith(b"\\1")', ""),
     ("plugins/rollout/merging.py", 'return "columns" if (self', "return None if (self"),
     ("plugins/rollout/merging.py", "held and output.routed_experts is None and", "held and"),
+    ("plugins/trainer/spread.py", "(-spreads[name], name)", "(spreads[name], name)"),
+    ("plugins/trainer/spread.py", " - TOLERANCE", ""),
+    ("plugins/config/groups.py", " + 1e-9)", ")", "tests/unit/plugins/trainer/test_spread.py"),
+    ("plugins/trainer/spread.py", "max(1, number)", "number"),
+    ("plugins/trainer/spread.py", "ddof=1", "ddof=0"),
+    ("plugins/trainer/allotment.py", "distance**2 - 1 / number", "distance**2"),
+    ("plugins/trainer/allotment.py", "share >= SOLVED", "share > 1"),
+    ("plugins/trainer/allotment.py", "high - counts[free]", "more"),
+    ("plugins/trainer/allotment.py", "if counts[i] < high:", "if True:"),
+    ("plugins/trainer/allotment.py", "or not seen.unsolved", ""),
+    ("plugins/trainer/kept.py", "tq.kv_clear(keys=left_out, partition_id=batch.partition_id)", "pass"),
+    ("plugins/trainer/kept.py", "self._left_out.update(group for", "list(group for"),
+    ("plugins/trainer/kept.py", "for group, played in found.items() if played}", "for group, played in found.items()}"),
+    ("plugins/trainer/outcomes.py", "if not reasons[key]]", "]"),
+    ("plugins/trainer/allotted.py", "tu.assign_non_tensor_stack(batch, COLUMN, counts)", "pass"),
+    ("plugins/trainer/allotted.py", "if share and seen is not None:", "if False:"),
+    ("plugins/trainer/allotted.py", "self._seen = {key: Seen(", "_ = {key: Seen("),
+    ("plugins/credit/signals.py", "!= calls[t - 1]", ""),
+    ("plugins/credit/signals.py", "found += length == least", "found += length >= least"),
+    ("plugins/credit/signals.py", "steps.step[first], ", ""),
 ]

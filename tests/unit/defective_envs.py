@@ -6,6 +6,7 @@ only show (or can only be survived) when the environment runs in processes of it
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
@@ -352,6 +353,37 @@ class AloneInTheWorld(Corridor):
             raise OSError("the port is taken")
 
 
+class Copied(Corridor):
+    """Healthy, and copied by a deep copy."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True, "deepcopy": True}
+
+
+class CopyForgets(Copied):
+    """Its copy stands at the start."""
+
+    def clone(self) -> Corridor:
+        copy = type(self)()
+        copy.reset(seed=0)
+        return copy
+
+
+class CopyShares(SharedPosition):
+    """A step of a copy moves what it was copied from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = [0]  # type: ignore[misc]  # an instance's own, but for its copies
+
+    def clone(self) -> Corridor:
+        return copy.copy(self)
+
+
+class CannotBeCopied(Copied):
+    def clone(self) -> Corridor:
+        raise TypeError("cannot pickle a socket")
+
+
 class OneThreadOnly(Corridor):
     """Says that it may run in threads, and remembers which one it was made in."""
 
@@ -399,6 +431,9 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (GlobalRandom, "global_rng", "warn", "random in step("),
     (GlobalRandomAndThreads, "global_rng", "fail", "thread_safe must be False"),
     (Prints, "stdout", "warn", "step "),
+    (CopyForgets, "clone", "fail", "a copy made half-way, seed"),
+    (CopyShares, "clone", "fail", "clone() or a deep copy must take everything along and share nothing"),
+    (CannotBeCopied, "clone", "fail", "a copy made half-way raised TypeError"),
     (OneThreadOnly, "threads", "fail", "make me in the main thread"),
     (SharedPosition, "threads", "fail", "thread_safe'] must be False"),
 )
@@ -413,6 +448,6 @@ IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Dies, "runs", "fail", "signal SIGABRT"),
 )
 
-for _env in (Corridor, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
+for _env in (Corridor, Copied, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
     if f"defect/{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"defect/{_env.__name__}-v0", entry_point=_env)

@@ -50,6 +50,7 @@ COLUMNS = {
     "role": ["guesser", "setter", None],
     "valid": [True, True, False],
     "turn_score": [0.0, 0.5, 1.0, -2.0],
+    "candidate_score": [0.0, 0.5, 1.0, -2.0],
     "turn_value": [0.0, 0.2, 0.5, 1.0],
     "prover_value": [0.0, 0.1, 0.9],
     "potential": [0.0, 0.5, 0.95, 1.0, -1.0],

@@ -38,7 +38,8 @@ class SearchText(TextEnv):
         timeout: seconds for one answer of the retriever server.
         max_steps: steps before truncation; null: never.
 
-    ``success`` is an exact match. ``state_key`` is a hash of the question and the set of passages seen.
+    ``info["extra"]["gold_answers"]`` are the right answers. ``success`` is an exact match.
+    ``state_key`` is a hash of the question and the set of passages seen.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "memory_mb": 1}
@@ -114,7 +115,8 @@ class SearchText(TextEnv):
         return self._question
 
     def _known(self, observation: str, **what: Any) -> StepResult:
-        return StepResult(observation, digest(self._question.text, sorted(self._seen)), **what)
+        extra = {"gold_answers": list(self._question.answers)}
+        return StepResult(observation, digest(self._question.text, sorted(self._seen)), extra=extra, **what)
 
 
 def read_action(action: str) -> tuple[str | None, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -10,6 +10,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean, parse, require_frozen
 
 if TYPE_CHECKING:
+    from verl_turnkey.envs.rewards import RewardStep
     from verl_turnkey.plugins.rollout.episode import PlayedStep
 
 KEY = "turnkey.rollout.strategy"
@@ -17,6 +18,8 @@ INDEPENDENT = "independent"
 """no strategy: episodes do not fork"""
 BRANCH_COLUMNS = ("parent", "branch", "depth", "leaf_outcome")
 """columns of every step of an episode that may fork, whatever its strategy"""
+SCORE = "candidate_score"
+"""column of every step where a strategy chooses: the composed reward of the turn, before it was known what followed"""
 
 
 @dataclass(frozen=True)
@@ -45,21 +48,61 @@ class Fork:
     """after which a branch is truncated; null: played to its end"""
 
 
+class Asked(Protocol):
+    """The state before a turn, and the model that would take it."""
+
+    def turn(self, text: str, action: str) -> RewardStep:
+        """The turn as rewards would see it if the model had written ``text``, and the episode ended with it."""
+
+    async def write(self, begun: str, tokens: int, temperature: float, stop: Sequence[str]) -> str:
+        """How the model goes on with a turn that begins with ``begun``, up to the first of ``stop``."""
+
+    async def log_prob(self, begun: str, text: str) -> float:
+        """Mean log-probability of the tokens of ``text`` in a turn that begins with ``begun``.
+
+        Raises:
+            RewardError: the server gives none.
+        """
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to ask the model at a place, beside the episode. Nothing of it is trained, and no environment is cloned."""
+
+    times: int
+    """how often, fewer where the budget allows fewer"""
+    tokens: int
+    """that the model may write each time"""
+    value: Callable[[Asked], Awaitable[float]]
+    """what the state is worth by one answer; its errors are those of a reward"""
+
+
 class Strategy(Protocol):
     """Its fields are the parameters that a configuration may set. It keeps nothing of an episode.
 
-    Two fields mean the same in all strategies that have them: ``turns``, after which a branch is cut at the latest, and
-    ``roots``, "own" where each rollout is a tree of its own (else the first turns of a group are siblings).
+    Three fields mean the same in all strategies that have them: ``turns``, after which a branch is cut at the latest;
+    ``roots``, "own" where each rollout is a tree of its own (else the first turns of a group are siblings); and
+    ``trajectories``, the rollouts and trained branches of a group at most.
+
+    A method ``doubt(at, turn) -> Fork | None`` is optional. It is asked as ``fork`` is, when the turn is written and
+    not yet played: its branches write another one in the same state.
+
+    With a method ``choose(scores) -> int`` the branches of a fork, which must have ``turns=1``, are candidates for the
+    next turn, as is the path itself. It is asked before the path goes on which one it is to go on with: the number of
+    its score, of which the first one is the path's own. The strategy gives the column ``candidate_score``.
+
+    With an attribute ``needs_answer`` that is true, a first task without a right answer is refused before the run
+    starts; strings in an attribute ``stop`` are what it has answers end with.
     """
 
-    def fork(self, at: Place) -> Fork | None:
-        """Asked before each turn of the episode and of its trained branches; None: go on without a fork."""
+    def fork(self, at: Place) -> Fork | Ask | None:
+        """Asked before each turn of the episode and of its trained branches; None: go on without either."""
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:
         """The columns that it gives, one entry per step of a path from the start to an end.
 
         ``rewards``: composed, of each step. ``measured``: for each step the returns, from that step on, of the measured
-        branches that began before it.
+        branches that began before it, or the values by what the model was asked there.
         """
 
 
@@ -67,7 +110,8 @@ class Strategy(Protocol):
 class StrategySpec:
     """A registered strategy: its class, the columns ``extra.<name>`` it gives, where it is from and what it does.
 
-    ``trains``: whether branches of it may be trained.
+    ``trains``: whether branches of it may be trained. ``clones``: whether it forks; else it only asks the model.
+    ``scores``: whether it asks for log-probabilities. ``log_probs``: whether it reads those of turns.
     """
 
     name: str
@@ -76,6 +120,9 @@ class StrategySpec:
     source: str
     summary: str
     trains: bool = True
+    clones: bool = True
+    scores: bool = False
+    log_probs: bool = False
 
 
 _STRATEGIES: dict[str, StrategySpec] = {}
@@ -83,11 +130,21 @@ _C = TypeVar("_C", bound=type)
 
 
 def register_strategy(
-    name: str, *, gives: tuple[str, ...] = (), trains: bool = True, source: str = "", summary: str = ""
+    name: str,
+    *,
+    gives: tuple[str, ...] = (),
+    trains: bool = True,
+    clones: bool = True,
+    scores: bool = False,
+    log_probs: bool = False,
+    source: str = "",
+    summary: str = "",
 ) -> Callable[[_C], _C]:
     """Decorate a frozen dataclass with the methods of :class:`Strategy` to make it the strategy ``name``.
 
-    ``trains=False``: all branches of it are measured only.
+    ``trains=False``: all branches of it are measured only. ``clones=False``: it has none, and asks the model alone.
+    ``scores=True``: it asks for log-probabilities, which not every server gives. ``log_probs=True``: it reads those of
+    turns, so that a run without them is refused.
 
     Raises:
         ValueError: the name is taken, or what is decorated is no frozen dataclass.
@@ -99,7 +156,7 @@ def register_strategy(
 
     def register(cls: _C) -> _C:
         require_frozen(f"strategy {name!r}", cls)
-        _STRATEGIES[name] = StrategySpec(name, cls, tuple(gives), source, summary, trains)
+        _STRATEGIES[name] = StrategySpec(name, cls, tuple(gives), source, summary, trains, clones, scores, log_probs)
         return cls
 
     return register

@@ -50,12 +50,17 @@ class Vine:
         return Fork(self.rollouts, trained=False, turns=self.turns) if at.turn % self.every == 0 else None
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
-        values: list[float | None] = [fmean(returns) if returns else None for returns in measured]
-        for t in range(1, len(values)):
-            if values[t] is None and (before := values[t - 1]) is not None:
-                values[t] = before - rewards[t - 1]
-        after, filled = 0.0, []
-        for value, reward in zip(reversed(values), reversed(rewards), strict=True):
-            after = reward + after if value is None else value
-            filled.append(after)
-        return {"turn_value": filled[::-1], "value_rollouts": [float(len(returns)) for returns in measured]}
+        return filled(rewards, measured)
+
+
+def filled(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """``turn_value`` and ``value_rollouts`` from what was measured before each step, by the rule of :class:`Vine`."""
+    values: list[float | None] = [fmean(returns) if returns else None for returns in measured]
+    for t in range(1, len(values)):
+        if values[t] is None and (before := values[t - 1]) is not None:
+            values[t] = before - rewards[t - 1]
+    after, whole = 0.0, []
+    for value, reward in zip(reversed(values), reversed(rewards), strict=True):
+        after = reward + after if value is None else value
+        whole.append(after)
+    return {"turn_value": whole[::-1], "value_rollouts": [float(len(returns)) for returns in measured]}

@@ -12,7 +12,7 @@ function choices(runs) {
   const found = new Map();
   runs.forEach((run, r) => {
     for (let e = 0; e < run.size; e++) {
-      if (!run.whole[e]) continue; // of its group only failures were logged
+      if (!run.whole[e] || run.branch(e)) continue; // of its group only failures were logged; branches are no episodes
       const kind = run.episodes.validation[e] ? "v" : "t";
       const value = `${r}.${run.episodes.global_step[e]}.${kind}`;
       if (!found.has(value))

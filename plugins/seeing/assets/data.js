@@ -38,6 +38,7 @@ export class Run {
       this.columns[name] = { values: new ARRAYS[type](buffer, 4 + length + at, count), scale };
     }
     this.size = this.counts.length;
+    this.branches = this.episodes.branch.filter((branch) => branch > 0).length;
     this.first = new Uint32Array(this.size + 1);
     this.counts.forEach((count, e) => (this.first[e + 1] = this.first[e] + count));
     this.byKey = new Map(this.episodes.episode.map((key, e) => [key, e]));
@@ -54,6 +55,25 @@ export class Run {
   of(name, e) {
     const column = this.episodes[name];
     return column.codes ? (column.values[column.codes[e]] ?? null) : column[e];
+  }
+
+  /** Which branch of its rollout it is; 0: the first way through. */
+  branch(e) {
+    return this.episodes.branch[e] ?? 0;
+  }
+
+  /** Whether another branch trains turn `t` (of all): such turns count there. */
+  shared(t) {
+    return this.columns.shared.values[t] === 1;
+  }
+
+  /** What a branch goes on from, and the first turn of its own; null of what is none. */
+  origin(e) {
+    if (!this.branch(e)) return null;
+    let turn = 0;
+    while (turn < this.counts[e] && this.shared(this.first[e] + turn)) turn++;
+    const key = this.of("parent", e);
+    return { key, branch: this.branch(this.byKey.get(key)), turn };
   }
 
   outcome(e) {
@@ -140,6 +160,12 @@ class Group {
     const column = this.columns[name];
     if (!column) return null;
     return column.codes ? (column.values[column.codes[i]] ?? null) : (column[i] ?? null);
+  }
+
+  /** The turn that trains turn `i`, which several branches share; null where it is its own. */
+  owner(i) {
+    const e = this.run.byKey.get(this.at("trained_by", i));
+    return e === undefined ? null : this.start.get(e) + this.at("turn", i);
   }
 
   text(name, i) {

@@ -5,6 +5,7 @@ import { OUTCOMES, outcome } from "./episodes.js";
 import { go, link, replace } from "./route.js";
 import { glyph, tone } from "./tone.js";
 import { article, states } from "./turn.js";
+import { branchTag, named } from "./ways.js";
 
 const PER_PAGE = 200;
 
@@ -130,9 +131,11 @@ function head(run, e, beside, place, members) {
         h("a", { href: link("episodes") }, "Episodes"),
         " / ",
         h("a", { href: link("group", run.groups[run.group[e]]) }, `group, ${place + 1} of ${members.length}`),
+        run.branches ? ` / ${named(run, e)}` : null,
       ),
       h("h1", {}, told(short(run.of("task", e) ?? "episode", 160))),
       h("p", { class: "sub" }, outcome(run, e), run.episodes.truncated[e] ? ", at a limit" : null, " · ", told(env)),
+      forks(run, e),
       run.of("failed", e) ? h("div", { class: "failure" }, passage(run.of("failed", e), 1500)) : null,
     ),
     h(
@@ -154,6 +157,19 @@ function head(run, e, beside, place, members) {
         : null,
     ),
   );
+}
+
+/** Where it comes from if it is a branch, and which branches go on from it. */
+function forks(run, e) {
+  const key = run.of("episode", e);
+  const way = (to, text) => h("a", { href: link("episode", to, { turn: null }) }, text);
+  const own = run.origin(e);
+  const from = own?.key && run.byKey.has(own.key) ? way(own.key, branchTag(run, e)) : branchTag(run, e);
+  const later = run.members[run.group[e]].filter((each) => run.of("parent", each) === key);
+  const said = (each) => `turn ${run.origin(each).turn}: branch ${run.branch(each)}`;
+  const on = later.map((each) => [" ", way(run.of("episode", each), said(each))]);
+  if (!from && !on.length) return null;
+  return h("p", { class: "sub ways" }, from, on.length ? [from ? " · " : null, "forks at", on] : null);
 }
 
 /** What this page cannot show of an episode. */

@@ -6,6 +6,7 @@ import { go, link, parse, replace } from "./route.js";
 import { TextSearch } from "./search.js";
 import { Table } from "./table.js";
 import { bars, badge } from "./tone.js";
+import { branchColumn, counted } from "./ways.js";
 
 export const OUTCOMES = { won: "✓ solved", lost: "✗ not solved", failed: "! failed" };
 
@@ -14,12 +15,20 @@ export function outcome(run, e) {
   return h("span", { class: `outcome ${kind}` }, OUTCOMES[kind]);
 }
 
+/** "12", "10-20", "10-" or "-20" as the lowest and the highest number; null of anything else. */
+function span(text) {
+  const [, from, to, one] = /^\s*(?:(\d*)\s*[-–]\s*(\d*)|(\d+))\s*$/.exec(text ?? "") ?? [];
+  if (one) return [Number(one), Number(one)];
+  return from || to ? [Number(from || 0), to ? Number(to) : Infinity] : null;
+}
+
 /** The episodes that fit the filter of a link, in its order. */
 export function chosen(run, part, params, found = null) {
   const { worst, best, invalid } = run.summary(part);
   const given = (name) => params.get(name) || null;
   const [step, task, result, kind, split] = ["step", "task", "outcome", "kind", "split"].map(given);
   const [low, high] = (given("credit") ?? ",").split(",").map((text) => (text === "" ? null : Number(text)));
+  const length = span(given("turns"));
   const query = (given("q") ?? "").toLowerCase();
   const rows = [];
   for (let e = 0; e < run.size; e++) {
@@ -27,6 +36,7 @@ export function chosen(run, part, params, found = null) {
     if (split !== null && (run.episodes.validation[e] ? "validation" : "training") !== split) continue;
     if (task !== null && run.of("task", e) !== task) continue;
     if (result !== null && run.outcome(e) !== result) continue;
+    if (length && !(run.episodes.turns[e] >= length[0] && run.episodes.turns[e] <= length[1])) continue;
     if (kind !== null && (run.of("failed_kind", e) ?? "other") !== kind) continue;
     if (low !== null && (best[e] === null || best[e] < low)) continue;
     if (high !== null && (worst[e] === null || worst[e] > high)) continue;
@@ -93,6 +103,7 @@ export function episodes({ run, part, params }) {
             told(short(run.of("task", e) ?? run.of("env", e) ?? "–", 90)),
           ),
       },
+      ...(run.branches ? [branchColumn(run)] : []),
       { key: "seed", label: "seed", className: "num mid seed", cell: (e) => run.of("seed", e) ?? "–" },
       { key: "outcome", label: "outcome", className: "result", cell: (e) => outcome(run, e) },
       { key: "turns", label: "turns", className: "num slim", cell: (e) => number(run.of("turns", e)) },
@@ -127,7 +138,7 @@ export function episodes({ run, part, params }) {
       { key: null, label: "credit by turn", className: "strip far", cell: (e) => bars(run, part, e) },
     ],
   });
-  const counted = h("p", { class: "counted", "aria-live": "polite" });
+  const sum = h("p", { class: "counted", "aria-live": "polite" });
   const distribution = h("div", { class: "distribution" });
   const filters = h("form", { class: "filters", onsubmit: (event) => event.preventDefault() });
   const searched = h("span", { class: "hint", "aria-live": "polite" });
@@ -143,7 +154,8 @@ export function episodes({ run, part, params }) {
     table.headings();
     if (!keep) table.box.scrollTop = 0;
     table.show(rows, keep ? table.chosen : -1);
-    clear(counted, h("b", {}, count(rows.length)), ` of ${count(run.size)} episodes`);
+    const of = run.branches ? `: ${counted(run, rows)}` : " episodes";
+    clear(sum, h("b", {}, count(rows.length)), ` of ${count(run.size)}${of}`);
     clear(
       distribution,
       histogram(run, part, rows, now.get("credit"), (credit) => update({ credit })),
@@ -169,6 +181,21 @@ export function episodes({ run, part, params }) {
         h("option", { value: "" }, "all"),
         options.map(([value, text]) => h("option", { value, selected: params.get(name) === value }, text)),
       ),
+    );
+  const typed = (name, label, placeholder = null) =>
+    h(
+      "label",
+      {},
+      h("span", {}, label),
+      h("input", {
+        type: "search",
+        name,
+        value: params.get(name) ?? "",
+        placeholder,
+        autocomplete: "off",
+        spellcheck: "false",
+        oninput: (event) => update({ [name]: event.target.value }),
+      }),
     );
   const steps = [...new Set(run.episodes.global_step)].filter((step) => step !== null).sort((a, b) => a - b);
   const kinds = [...new Set(run.episodes.failed_kind.values)].sort();
@@ -200,19 +227,8 @@ export function episodes({ run, part, params }) {
           kinds.map((kind) => [kind, short(kind, 40)]),
         )
       : null,
-    h(
-      "label",
-      {},
-      h("span", {}, "task, seed or key"),
-      h("input", {
-        type: "search",
-        name: "q",
-        value: params.get("q") ?? "",
-        autocomplete: "off",
-        spellcheck: "false",
-        oninput: (event) => update({ q: event.target.value }),
-      }),
-    ),
+    typed("turns", "turns", "10-20"),
+    typed("q", "task, seed or key"),
     h(
       "label",
       {},
@@ -233,7 +249,7 @@ export function episodes({ run, part, params }) {
   const node = h(
     "div",
     { class: "page full" },
-    h("div", { class: "over" }, h("h1", {}, "Episodes"), counted, searched),
+    h("div", { class: "over" }, h("h1", {}, "Episodes"), sum, searched),
     filters,
     distribution,
     table.box,

@@ -8,6 +8,7 @@ import { go, link, parse, replace } from "./route.js";
 import { partings, readable, stateGraph, visible } from "./states.js";
 import { badge, bars } from "./tone.js";
 import { turnList } from "./turn.js";
+import { counted, named } from "./ways.js";
 
 /** The group of a key; without one, the first with mixed outcomes. */
 export async function groupPage({ run, part, params, key }) {
@@ -51,7 +52,7 @@ export async function groupPage({ run, part, params, key }) {
             ` / group ${others.indexOf(g) + 1} of ${count(others.length)}`,
           ),
           h("h1", {}, told(short(run.of("task", first) ?? "group", 160))),
-          h("p", { class: "sub" }, `${members.length} episodes of seed ${run.of("seed", first) ?? "–"}, ${won} solved`),
+          h("p", { class: "sub" }, `${counted(run, members)} of seed ${run.of("seed", first) ?? "–"}, ${won} solved`),
         ),
         h(
           "p",
@@ -77,11 +78,11 @@ function telling(run) {
 }
 
 function memberTable(run, part, members) {
-  const rows = members.map((e, n) =>
+  const rows = members.map((e) =>
     h(
       "tr",
       {},
-      h("td", {}, h("a", { href: link("episode", run.of("episode", e)) }, `episode ${n + 1}`)),
+      h("td", {}, h("a", { href: link("episode", run.of("episode", e)) }, named(run, e))),
       h("td", {}, outcome(run, e)),
       h("td", { class: "num" }, number(run.of("turns", e))),
       h("td", { class: "num" }, number(run.of("return", e))),

@@ -14,7 +14,7 @@ export function histogram(run, part, rows, range, picked) {
   let turns = 0;
   for (const e of rows) {
     for (let t = run.first[e]; t < run.first[e + 1]; t++) {
-      if (values[t] === -32768) continue;
+      if (values[t] === -32768 || run.shared(t)) continue;
       const place = Math.floor(((values[t] * scale - low) / (high - low)) * BINS);
       bins[Math.max(0, Math.min(BINS - 1, place))]++;
       turns++;

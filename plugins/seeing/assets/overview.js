@@ -7,8 +7,9 @@ import { go, link } from "./route.js";
 export function overview({ run, dark }) {
   const picked = (step) => go(link("episodes", "", { step }));
   const facts = [
-    ["episodes", count(run.size)],
-    ["turns", count(run.first[run.size])],
+    ["episodes", count(run.size - run.branches)],
+    ...(run.branches ? [["branches", count(run.branches)]] : []),
+    ["turns", count(run.columns.shared.values.reduce((sum, shared) => sum + 1 - shared, 0))],
     ["groups", count(run.groups.length)],
     ["steps", steps(run)],
   ];

@@ -7,7 +7,8 @@ const LARGEST = { nodes: 150, edges: 300 };
 
 /**
  * Nodes `{ id, kind, label, turns, rank, stays, fork }` and edges `{ from, to, action, turns, n, won, mean }`.
- * `stays` are actions that left the state as it was; `turns` are places in the group.
+ * `stays` are actions that left the state as it was; `turns` are places in the group. A turn that branches share is there
+ * once, and all of them count for what it came to.
  */
 export function stateGraph(run, part, group, { merged = true } = {}) {
   const nodes = new Map();
@@ -19,6 +20,7 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
   const counted = (map, key, made, i, won, credit) => {
     if (!map.has(key)) map.set(key, { ...made, turns: [], won: 0, sum: 0, known: 0, episodes: new Set() });
     const edge = map.get(key);
+    if (group.owner(i) !== null) return edge;
     edge.turns.push(i);
     if (credit !== null) [edge.sum, edge.known] = [edge.sum + credit, edge.known + 1];
     return edge;
@@ -28,13 +30,15 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
     const start = group.start.get(e);
     const name = (t) => {
       const state = group.at("state_key", start + t);
-      return state === null ? `${e}:${t}` : merged ? state : `${t}:${state}`;
+      return state === null ? `:${group.owner(start + t) ?? start + t}` : merged ? state : `${t}:${state}`;
     };
     for (let t = 0; t < run.counts[e]; t++) {
       const i = start + t;
       const here = node(`s${name(t)}`, "state", group.at("state_key", i));
-      here.turns.push(i);
-      here.sum += t;
+      if (group.owner(i) === null) {
+        here.turns.push(i);
+        here.sum += t;
+      }
       here.first = Math.min(here.first, t);
       here.text ??= t ? group.text("observation", i - 1) : null;
       const last = t === run.counts[e] - 1;

@@ -4,13 +4,14 @@ import { count, h, number, passage, short, told } from "./dom.js";
 import { outcome } from "./episodes.js";
 import { link } from "./route.js";
 import { badge, tone } from "./tone.js";
+import { named } from "./ways.js";
 
-/** State -> turns of the group that were in it. */
+/** State -> turns of the group that were in it; one that branches share is there once. */
 export function states(group) {
   const found = new Map();
   for (let i = 0; i < group.rows; i++) {
     const state = group.at("state_key", i);
-    if (state === null) continue;
+    if (state === null || group.owner(i) !== null) continue;
     if (!found.has(state)) found.set(state, []);
     found.get(state).push(i);
   }
@@ -27,6 +28,7 @@ export function article({ run, part, group, e, t, i, seen }) {
   const answer = group.text("observation", i);
   const prompt = group.text("prompt", i);
   const note = group.at("parse_note", i);
+  const trained = group.at("trained_by", i);
   return h(
     "article",
     { class: `turn ${tone(value, run.full)}`, tabindex: -1, "aria-label": `turn ${t}` },
@@ -43,6 +45,7 @@ export function article({ run, part, group, e, t, i, seen }) {
       value === null ? h("span", { class: "why" }, run.reason(all) || "no value in this part") : badge(value, run.full),
     ),
     value === null ? null : parts(run, group, all, i),
+    trained === null ? null : h("p", { class: "hint shared" }, "Shared, trained once: in ", otherWay(run, trained, t), "."),
     note ? h("p", { class: "note" }, "The parser: ", told(note)) : null,
     prompt && t === 0 ? h("section", { class: "said prompt" }, h("h3", {}, "prompt"), passage(prompt, 1500)) : null,
     prompt && t > 0
@@ -53,6 +56,12 @@ export function article({ run, part, group, e, t, i, seen }) {
     rewards(group, i),
     compared(run, part, group, i, seen),
   );
+}
+
+/** A link to the turn in another way through the same rollout. */
+function otherWay(run, key, t) {
+  const name = named(run, run.byKey.get(key));
+  return name === null ? "an episode that is not here" : h("a", { href: link("episode", key, { turn: t }) }, name);
 }
 
 function pairs(className, entries) {
@@ -144,7 +153,8 @@ function rewards(group, i) {
 
 /** The other turns of the group that were in the same state. */
 function compared(run, part, group, i, seen) {
-  const others = (seen.get(group.at("state_key", i)) ?? []).filter((each) => each !== i);
+  const mine = group.owner(i) ?? i;
+  const others = (seen.get(group.at("state_key", i)) ?? []).filter((each) => each !== mine);
   if (!others.length) return null;
   const box = h(
     "details",
@@ -174,7 +184,7 @@ export function turnList(run, part, group, rows) {
         h(
           "a",
           { href: link("episode", run.of("episode", e), { turn: i - start }) },
-          `episode ${run.members[group.g].indexOf(e) + 1}, turn ${i - start}`,
+          `${named(run, e)}, turn ${i - start}`,
         ),
       ),
       h("td", {}, outcome(run, e)),

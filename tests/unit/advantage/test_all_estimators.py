@@ -29,6 +29,8 @@ VARIANTS = [
     ("graph", {"rule": "graft"}),
     ("tree", {"rule": "treerl"}),
     ("tree", {"rule": "tree_grpo", "norm": "mean"}),
+    ("tree", {"rule": "arpo", "shared": "sum"}),
+    ("siblings", {"norm": "mean"}),
     ("rae", {"gamma": 0.9, "decay": 0.5}),
     ("hae", {"normalise": False, "keep_penalty": 0.3, "bootstrap_truncated": True}),
     (
@@ -64,7 +66,7 @@ ANY = pytest.mark.parametrize(("name", "params"), VARIANTS, ids=lambda x: x if i
 EXTRA = {"tool_calls": 1, "role": "setter", "parent": "start", "switch": 1}
 EXTRA |= {f"value_{stream}": 0.0 for stream in ("low", "high", "term")}
 EXTRA |= {"entropy": 0.5, "log_prob": -1.0, "answer": "yes", "task": "task", "prior": 0.0}
-EXTRA |= {"turn_score": 0.0, "turn_value": 0.0, "potential": 0.0, "gold_probability": 0.5}
+EXTRA |= {"turn_score": 0.0, "candidate_score": 0.0, "turn_value": 0.0, "potential": 0.0, "gold_probability": 0.5}
 FULL = step_rows(
     "anchor", "action", "value", "tokens", "success", "text", *(name for name in EXTRA if name != "parent"), ends=True
 ).map(with_parents)
@@ -298,6 +300,8 @@ def test_columns_that_are_not_needed_may_be_missing(name):
     needs = SHIPPED[name].needs if name == "proxmo" else SHIPPED[name].columns(SHIPPED[name].params())
     needed = {column: columns[column] for column in needs if column in columns}
     extra = {column: [value] * 2 for column, value in EXTRA.items() if f"extra.{column}" in needs}
+    if "candidate_score" in extra:
+        extra["candidate_score"] = [1.0, 0.0]  # it is the reward there
     batch = StepBatch(group=["g"] * 2, trajectory=[0, 1], step=[0, 0], reward=[1.0, 0.0], extra=extra, **needed)
     params = {"success_rate": "clamped_score"} if name == "proxmo" else {}
     assert compute_credit(name, batch, **params).advantage[0] > 0

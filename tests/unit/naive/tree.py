@@ -4,7 +4,7 @@ from functools import cache
 from naive.common import less_penalties, mean, same, standardise, trajectories
 
 
-def tree(rows, rule="siblings", trajectory_w=1.0, fork_w=1.0, norm="mean_std", epsilon=1e-6):
+def tree(rows, rule="siblings", trajectory_w=1.0, fork_w=1.0, norm="mean_std", epsilon=1e-6, shared="mean"):
     origin, node = places(rows)
     up = dict(zip(node, origin, strict=True))
     children = {}
@@ -55,7 +55,10 @@ def tree(rows, rule="siblings", trajectory_w=1.0, fork_w=1.0, norm="mean_std", e
         everyone = everybody(row["group"])
         own, parent = value(node[i]), value(origin[i])
         of_group = standardise(own, everyone, norm, epsilon)
-        if rule == "treerl":
+        if rule == "arpo":
+            of_leaves = [standardise(outcome(leaf), everyone, norm, epsilon) for leaf in leaves(node[i])]
+            result.append(math.fsum(of_leaves) if shared == "sum" else mean(of_leaves))
+        elif rule == "treerl":
             both = above(own, mean(everyone)) + above(own, parent)
             result.append(both / math.sqrt(len(leaves(node[i]))))
         elif rule == "tree_grpo":

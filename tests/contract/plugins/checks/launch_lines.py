@@ -302,6 +302,19 @@ SIZES = [
     ("trainer.nnodes=0", "trainer.nnodes | 1 or more"),
     ("trainer.total_epochs=0", "trainer.total_epochs | 1 or more"),
     ("trainer.total_training_steps=0", "trainer.total_training_steps | 1 or more"),
+    ("turnkey.groups.keep=0", "turnkey.groups.keep | a number in (0, 1]"),
+    ("turnkey.groups.keep=0.2", "turnkey.groups.keep=0.2 | 4 groups | data.train_batch_size | 0.25 or more"),
+    ("turnkey.groups.keep=0.5 actor_rollout_ref.rollout.n=1", "turnkey.groups.keep=0.5 | rollout.n=1 | 2 or more"),
+    ("turnkey.groups.allocation=variances", "turnkey.groups.allocation | even | variance | prior"),
+    (
+        "turnkey.groups.allocation=variance",
+        "allocation=variance | from 2 to 3 episodes | n_low < | rollout.n | < n_high",
+    ),
+    (
+        "turnkey.groups.allocation=prior actor_rollout_ref.rollout.n=4 algorithm.filter_groups.enable=True "
+        "algorithm.filter_groups.metric=acc",
+        "turnkey.groups.allocation=prior | algorithm.filter_groups.enable=true | set it to false",
+    ),
     ("turnkey.update.mini_batches=9", "turnkey.update.mini_batches=9 | 8 episodes | lower it to 8"),
     ("turnkey.update.mini_batches=1000", "turnkey.update.mini_batches=1000 | 8 episodes | lower it to 8"),
     (
@@ -400,6 +413,10 @@ ENGINES = [
     (
         "actor_rollout_ref.rollout.name=sglang turnkey.rollout.stop=[END]",
         "turnkey.rollout.stop | actor_rollout_ref.rollout.skip_tokenizer_init=true | stop_token_ids",
+    ),
+    (
+        "actor_rollout_ref.rollout.name=sglang turnkey.rollout.strategy=probe",
+        "turnkey.rollout.strategy.stop | actor_rollout_ref.rollout.skip_tokenizer_init=true | strategy.stop=[]",
     ),
     (
         "actor_rollout_ref.actor.strategy=megatron",
@@ -589,12 +606,20 @@ LOOP = [
     ("", "gigpo | anchor"),
 ]
 
+GROUPS = [
+    (
+        "+turnkey=tree turnkey.rollout.strategy=tree turnkey.groups.keep=0.5",
+        "turnkey.groups.keep=0.5 | turnkey.rollout.strategy=tree",
+    ),
+]
+
 TURN_SCORE = [
     ("turnkey.credit.rule=mt_grpo", "turn_norm | extra.turn_score | make_record"),
 ]
 
 REFUSED = [
     ("", SWITCHES),
+    ("", GROUPS),
     (GIGPO, PARAMETERS),
     ("+turnkey=gigpo", DATA),
     ("+turnkey=gigpo", SIZES),
@@ -676,6 +701,11 @@ STARTS = [
     "+turnkey=gigpo actor_rollout_ref.rollout.val_kwargs.do_sample=True "
     "actor_rollout_ref.rollout.val_kwargs.temperature=0.4 actor_rollout_ref.rollout.val_kwargs.n=2",
     "+turnkey=gigpo critic.enable=true",
+    "+turnkey=gigpo turnkey.groups.keep=0.25 turnkey.groups.keep_by=groups",
+    f"+turnkey=gigpo {SEPARATE} turnkey.groups.keep=0.5 turnkey.groups.allocation=prior actor_rollout_ref.rollout.n=4",
+    "+turnkey=base algorithm.adv_estimator=grpo turnkey.groups.keep=0.9 turnkey.groups.keep_by=spread "
+    "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent turnkey.groups.allocation=variance "
+    "turnkey.groups.n_low=1 data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=gigpo turnkey.update.mini_batches=8 turnkey.log.trajectories={tmp}/episodes",
     "+turnkey=gigpo turnkey.log.trajectories={tmp}/log turnkey.log.share=0.5 turnkey.log.episodes_per_step=null "
     "turnkey.log.keep_texts=null",

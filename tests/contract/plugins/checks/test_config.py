@@ -545,6 +545,19 @@ def test_no_gpu_and_no_opt_in_is_a_hint(compose: Compose, monkeypatch, capsys):
     assert "add +turnkey/device=cpu" in capsys.readouterr().err
 
 
+def test_a_run_that_joins_a_cluster_cannot_say_what_it_has(compose: Compose, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    cpu = ("+turnkey=gigpo", "+turnkey/device=cpu")
+    checked(compose(*cpu, "+ray_kwargs.ray_init.address=local"))
+    told = r"num_cpus=64 and ray_kwargs\.ray_init\.num_gpus=1: .* Set ray_kwargs\.ray_init\.num_cpus=null ray_kwargs"
+    with pytest.raises(ConfigError, match=told):
+        checked(compose(*cpu, "+ray_kwargs.ray_init.address=10.0.0.1:6379"))
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(ConfigError, match=told):
+        checked(compose(*cpu))
+    checked(compose(*cpu, "ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null"))
+
+
 # --- the real command line --------------------------------------------------------------------------------------------
 
 

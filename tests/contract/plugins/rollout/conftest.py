@@ -43,8 +43,9 @@ def hosts(ray_queue) -> Iterator[None]:
 def play(compose: Compose, tokenizer, hosts, monkeypatch):
     """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
 
-    ``fresh``: in a new worker process, as it were. ``fields``: further ones of the data row. Other keywords replace the
-    tokenizer and what else there is of the model.
+    ``sessions``: of so many rollouts of the task, which play at the same time; then the rows of each. ``fresh``: in a
+    new worker process, as it were. ``fields``: further ones of the data row. Other keywords replace the tokenizer and
+    what else there is of the model.
     """
 
     def run(
@@ -52,11 +53,12 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         task: Task,
         *overrides: str,
         session: int = 0,
+        sessions: int | None = None,
         fresh: bool = True,
         cached: int | None = None,
         fields: dict[str, Any] | None = None,
         **model: Any,
-    ) -> tuple[list[AgentLoopOutput], Script]:
+    ) -> tuple[list[Any], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
         config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
         if fresh:
@@ -64,7 +66,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         script = Script(model["tokenizer"], turns)
         script.cached = cached
 
-        async def episode() -> list[AgentLoopOutput]:
+        async def episode(session: int) -> list[AgentLoopOutput]:
             loop = hydra.utils.instantiate(
                 config=verl_agent_loop._agent_loop_registry["turnkey_env"],
                 trainer_config=DictConfigWrap(config=config),
@@ -83,7 +85,10 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
             }
             return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
 
-        outputs = asyncio.run(episode())
+        async def group() -> Any:
+            return await asyncio.gather(*map(episode, range(sessions))) if sessions else await episode(session)
+
+        outputs = asyncio.run(group())
         loop_worker.finish(None)
         return outputs, script
 

@@ -70,6 +70,17 @@ def reason(outputs: list[AgentLoopOutput]) -> str:
 # --- a real environment -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("prompt", ["template", "conversation"])
+def test_a_hint_stands_behind_the_task(play, prompt):
+    hinted = {"turnkey_hint": "look behind you", "turnkey_hint_share": 0.5}
+    task, limits = Task("turnkey/MiniGrid-v0", 11, LEVEL), ("turnkey.rollout.max_turns=2",)
+    for fields in ({}, hinted):
+        _, script = play(["turn left"] * 2, task, *limits, f"turnkey.rollout.prompt={prompt}", fields=fields)
+        for t in range(len(script.prompts)):  # no room for a second turn in a conversation
+            assert ("\nHint: look behind\n" in script.text(t)) == bool(fields)
+        assert script.prompts
+
+
 def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
     task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
     turns = ["turn left", "dance", "turn right", "go forward"]
@@ -602,6 +613,16 @@ def test_the_log_of_a_conversation_says_where_each_turn_is_trained(play, tmp_pat
     ]
     assert [turn["prompt_cut"] for turn in found.turns] == [turn["row"] > 0 for turn in found.turns]
     assert [turn["prompt_tokens"] for turn in found.turns] == [len(prompt) for prompt in script.prompts]
+
+
+def test_the_time_of_an_episode_is_told_once(play, tmp_path):
+    play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}")
+    _, [seconds] = loop_worker.measure(None)
+    episode = logged(tmp_path).episode
+    named = {"model": "seconds_model", "environment": "seconds_env", "waiting": "seconds_waiting"}
+    assert seconds == pytest.approx({name: episode[column] for name, column in named.items()}, rel=1e-4)
+    assert seconds["environment"] > 0
+    assert loop_worker.measure(None)[1] == []
 
 
 def test_an_observation_beyond_every_budget(play):

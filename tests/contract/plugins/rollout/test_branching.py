@@ -12,22 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from contract_tools import Worker
+from forking import CONVERSATION, MOVES, SHORT, TREE, table, trained_once, way
 from scripted import Script
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1 import agent_loop_tq
 
-from verl_turnkey.advantage import StepBatch, compute_credit, validate_record
+from verl_turnkey.advantage import compute_credit, validate_record
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.rollout.branching import Branching, Path
+from verl_turnkey.plugins.rollout.branching import Branching
+from verl_turnkey.plugins.rollout.paths import Path
 from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
-TREE = Task("contract/Tree-v0", 3)
-MOVES = "LR"
 #: Values of a policy that moves left and right alike often.
 VALUE = {"": (0.0 + 1.0 + 2.25 + 5.25) / 4, "L": 0.5, "R": 3.5}
 
@@ -51,11 +48,6 @@ def numbered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return begun
 
 
-def way(prompt: str) -> str:
-    """The moves so far, which the last observation shows."""
-    return prompt.rpartition("at <")[2].partition(">")[0]
-
-
 def explorer(trunk: Sequence[str], *broken: tuple[int, int]) -> Callable[[str], str]:
     """The moves of the episode itself; four branches of a state play all that can follow, those of ``broken`` break."""
 
@@ -68,28 +60,7 @@ def explorer(trunk: Sequence[str], *broken: tuple[int, int]) -> Callable[[str], 
     return turn
 
 
-def table(outputs: list[AgentLoopOutput]) -> StepBatch:
-    keys = [f"u_0_{i}" for i in range(len(outputs))]
-    mask = torch.nested.as_nested_tensor([torch.tensor(row.response_mask) for row in outputs], layout=torch.jagged)
-    return read_rows(keys, [{}] * len(keys), [row.extra_fields for row in outputs], mask).steps
-
-
-def trained_once(outputs: list[AgentLoopOutput], script: Script, measured: int = 0) -> None:
-    """Each turn of the model that is trained is under one mask, in the context in which it was written."""
-    written = Counter((tuple(p), tuple(a)) for p, a in zip(script.prompts, script.answers, strict=True))
-    found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
-    for row in outputs:
-        ids, first = row.prompt_ids + row.response_ids, len(row.prompt_ids)
-        edges = np.flatnonzero(np.diff([0, *row.response_mask, 0]))
-        for begin, end in edges.reshape(-1, 2).tolist():
-            found[tuple(ids[: first + begin]), tuple(ids[first + begin : first + end])] += 1
-    assert not found - written
-    assert sum((written - found).values()) == measured
-
-
 VINE = "turnkey.rollout.strategy={name: vine, rollouts: 4}"
-CONVERSATION = ("turnkey.rollout.prompt=conversation", "data.max_response_length=400")
-SHORT = "turnkey.rollout.max_tokens_per_turn=8"
 
 
 @pytest.mark.parametrize("env", ["Tree", "ReplayedTree"])

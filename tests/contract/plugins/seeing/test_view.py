@@ -159,6 +159,15 @@ def test_filter_and_sort(browser, page):
     shown = [int(text) for text in browser.texts(".rows tbody td:nth-child(5)") if text]
     assert shown == sorted(shown)
     assert browser.run("return document.querySelector('th[aria-sort=ascending]').textContent") == "turns ↑"
+    limit = int(here["turns"].min())
+    browser.choose("turns", str(limit))
+    few = counted(browser)
+    browser.choose("turns", f"-{limit}")
+    assert 0 < few == counted(browser) == (here["turns"] == limit).sum() < len(here)
+    browser.choose("turns", f"{limit + 1} - 99")
+    assert few + counted(browser) == len(here)
+    browser.choose("turns", "many")  # what is no range is no filter
+    assert counted(browser) == len(here)
     browser.choose("q", "no such task")
     assert counted(browser) == 0
     # the address holds it all
@@ -260,6 +269,25 @@ def test_credit_of_any_size_fits_its_column(browser, tmp_path):
         assert {badge.split()[-1] for badge in browser.texts(".rows .badge")} == {text}
         over = "e.getBoundingClientRect().right - e.parentElement.getBoundingClientRect().right"
         assert browser.run(f"return Math.max(...[...document.querySelectorAll('.rows .badge')].map((e) => {over}))") < 0
+
+
+def test_a_run_in_which_every_episode_was_lost(browser, tmp_path):
+    """Next to no turn has credit: the pages have a scale nevertheless."""
+    folder = synthetic_run.write(tmp_path / "run", episodes=20, steps=1)
+    for path in folder.glob("credit/*/*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        credit = pa.array([-0.1, *[0.0] * (len(rows) - 1)], pa.float32())
+        pq.write_table(rows.set_column(rows.schema.get_field_index("advantage"), "advantage", credit), path)
+    page = write(tmp_path, tmp_path / "run")
+    group = page.run.episodes["group"][page.run.turns["at"][page.run.turns["advantage"] == 0].iloc[0]]
+    for where in ("episodes", "group/" + group, "episode/" + page.run.episodes["episode"].iloc[0]):
+        browser.open(page.address, f"#/{where}")
+        assert "undefined" not in browser.text("main")
+        assert "○" in browser.text("main")
+    browser.open(page.address, f"#/group/{group}")
+    lines = browser.run("return [...document.querySelectorAll('.edge path')].map((e) => e.getAttribute('class'))")
+    assert "line0" in lines
+    assert set(lines) <= {"line0", "line-1", "line-2", "line-3"}
 
 
 def test_rules_say_that_they_have_nothing_to_look_at(browser, page, tmp_path):

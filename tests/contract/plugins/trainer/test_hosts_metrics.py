@@ -54,7 +54,8 @@ def test_hosts_that_did_nothing_have_no_latency():
 
 def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
     monkeypatch.setattr(hosts, "SECONDS", 0.2)
-    answer, never, asked = ray.put([ray.put(reading([0.01], [0.1], open=2))]), hanging(), []
+    times = [{"model": 3.0, "environment": 1.0, "waiting": 0.0}, {"model": 5.0, "environment": 0.5, "waiting": 0.25}]
+    answer, never, asked = ray.put(([ray.put(reading([0.01], [0.1], open=2))], times[:1])), hanging(), []
 
     def worker(ref: Any) -> Any:
         def remote(_: Any) -> Any:
@@ -63,13 +64,14 @@ def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
 
         return SimpleNamespace(__ray_call__=SimpleNamespace(remote=remote))
 
-    half = ray.put([ray.put(reading([0.03], [], open=1)), never])  # of its two hosts one is blocked
+    half = ray.put(([ray.put(reading([0.03], [], open=1)), never], times[1:]))  # of its two hosts one is blocked
     made = HostMetrics([worker(answer), worker(never), worker(half)])
     assert made.read() == {}
     for _ in range(2):
         made.ask()
         found = made.read()
         assert [found[name] for name in ("hosts/count", "hosts/open", "hosts/silent")] == [2, 3, 2]
+        assert [found[f"rollout_s/{name}"] for name in times[0]] == [4, 0.75, 0.125]
     assert asked.count(never) == 1, "a worker that hangs is asked once"
     assert asked.count(answer) == 2
     ray.cancel(never, force=True)

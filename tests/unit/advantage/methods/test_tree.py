@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 
-RULE = st.sampled_from(["siblings", "treerl", "tree_grpo"])
+RULE = st.sampled_from(["siblings", "treerl", "tree_grpo", "arpo"])
+SHARED = st.sampled_from(["mean", "sum"])
 WEIGHT = st.sampled_from([0.0, 0.5, 1.0])
 
 
@@ -18,7 +19,7 @@ WEIGHT = st.sampled_from([0.0, 0.5, 1.0])
     step_rows("action").flatmap(
         lambda rows: st.sampled_from([with_parents, with_numeric_parents]).map(lambda f: f(rows))
     ),
-    st.fixed_dictionaries({**NORM, "rule": RULE, "trajectory_w": WEIGHT, "fork_w": WEIGHT}),
+    st.fixed_dictionaries({**NORM, "rule": RULE, "shared": SHARED, "trajectory_w": WEIGHT, "fork_w": WEIGHT}),
 )
 def test_equals_its_naive_twin(rows, params):
     credit = compute_credit("tree", as_batch(rows), **params)
@@ -44,6 +45,14 @@ def test_check_values_of_tree_grpo():
     np.testing.assert_allclose(got, [2.067568, -1.490219, -1.490219, -2.067568, 1.490219, 1.490219], atol=1e-6)
 
 
+def test_check_values_of_arpo():
+    """Leaves 1, 0, 0, 0, of which the first two share x: by the sample std 1.5 and -0.5, and x has their mean."""
+    tree = {"parent": ["start", "x", "x", "start", "start"], "trajectory": [*"aabcd"], "step": [0, 1, 0, 0, 0]}
+    for shared, x in (("mean", 0.5), ("sum", 1.0)):
+        got = credit(**tree, outcomes=[0, 1, 0, 0, 0], rule="arpo", shared=shared)
+        np.testing.assert_allclose(got, [x, 1.5, -0.5, -0.5, -0.5], atol=1e-5)
+
+
 #: start -> x -> (won, lost), start -> y (lost); once with x in one trajectory, once in both
 FORK = {"parent": ["start", "x", "x", "start"], "trajectory": [*"aabc"], "step": [0, 1, 0, 0], "outcomes": [0, 1, 0, 0]}
 COPIES = {
@@ -61,6 +70,7 @@ COPIES = {
         ("siblings", 1 / 6 + 1 / 4, 2 / 3 + 1 / 2, -1 / 3 - 1 / 2, -1 / 3 - 1 / 4),
         ("treerl", 2 * (1 / 6) / 2**0.5, 2 / 3 + 1 / 2, -1 / 3 - 1 / 2, -2 / 3),
         ("tree_grpo", 1 / 3, 4 / 3, -2 / 3, -2 / 3),
+        ("arpo", 1 / 6, 2 / 3, -1 / 3, -1 / 3),
     ],
 )
 def test_a_fork_by_hand(rule, x, won, lost, y):

@@ -35,6 +35,14 @@ def test_the_healthy_one_passes_everything_that_is_judged_in_one_process():
     assert skipped == {"processes", "threads", "memory"}
 
 
+def test_how_it_is_cloned_is_said():
+    copied = check("defect/Copied-v0", processes=0, **SMALL)
+    assert judged(copied) == {}
+    assert copied["clone"].evidence.startswith("by a copy: 2 made, ")
+    replayed = check("defect/Corridor-v0", processes=0, **SMALL)["clone"]
+    assert (replayed.status, replayed.evidence) == ("pass", "by a reset and a replay, which `seed` judges")
+
+
 @pytest.mark.parametrize(("env", "property", "status", "words"), DEFECTS, ids=[env.__name__ for env, *_ in DEFECTS])
 def test_a_defect_is_found_and_nothing_else(env, property, status, words):
     report = check(

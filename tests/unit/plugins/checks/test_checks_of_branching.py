@@ -16,16 +16,21 @@ from verl_turnkey.envs.hosting.runner import Declared
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.checks.branching import check_branching
-from verl_turnkey.plugins.checks.rewards import check_columns
+from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 
 COLUMNS = ("parent", "branch", "depth", "leaf_outcome", "turn_value", "value_rollouts")
 
 
-def config(method: str = "progress", algorithm: Any = None, **rollout: Any) -> Any:
-    rollout = {"agent": {"default_agent_loop": "turnkey_env"}, "response_length": 64, **rollout}
+def config(method: str = "progress", algorithm: Any = None, mode: str = "turnkey_sync", **rollout: Any) -> Any:
+    sizes = {"prompt_length": 100, "response_length": 64, "max_model_len": None}
+    rollout = {"agent": {"default_agent_loop": "turnkey_env"}, "name": "vllm", **sizes, **rollout}
     return OmegaConf.create(
-        {"algorithm": {"adv_estimator": method} | (algorithm or {}), "actor_rollout_ref": {"rollout": rollout}}
+        {
+            "algorithm": {"adv_estimator": method} | (algorithm or {}),
+            "actor_rollout_ref": {"rollout": rollout},
+            "trainer": {"v1": {"trainer_mode": mode}},
+        }
     )
 
 
@@ -39,6 +44,14 @@ def test_the_columns_of_a_strategy_are_known():
         assert check_branching(config(), turnkey("independent"), ()) == ()
         assert check_branching(config(), turnkey(), ("other",)) == COLUMNS
         assert check_branching(config("tree"), turnkey("tree"), ()) == COLUMNS[:4]
+        long = turnkey({"name": "probe", "tokens": 163})
+        assert check_branching(config(max_model_len=200), long, ()) == COLUMNS
+        few = turnkey("probe", branch_tokens=10)  # fewer than a turn has, and enough for an answer
+        assert check_branching(config(mode="turnkey_separate_async"), few, ()) == COLUMNS
+        gold = check_branching(config("information_gain"), turnkey("probe_gold"), ())
+        assert gold == (*COLUMNS, "gold_probability")
+        sampled = config("tree", calculate_log_probs=True, n=8)
+        assert check_branching(sampled, turnkey("entropy_branch"), ()) == COLUMNS[:4]
     check_columns(config(), turnkey(), {"score"}, (), COLUMNS)
     with pytest.raises(ConfigError, match=r"progress needs the column 'extra\.turn_value'"):
         check_columns(config(), turnkey("tree"), {"score"}, (), COLUMNS[:4])
@@ -54,6 +67,31 @@ def test_the_columns_of_a_strategy_are_known():
         ({}, {"branch_tokens": 63}, (), "branch_tokens=63 allows no branch: one turn may take 64 tokens"),
         ({}, {"branch_tokens": 7, "max_tokens_per_turn": 8}, (), "one turn may take 8 tokens"),
         ({}, {"strategy": {"name": "vine", "k": 3}}, (), "turnkey.rollout.strategy.k: unknown key"),
+        ({}, {"strategy": "probe", "branch_tokens": 9}, (), "allows no answer: one may take 10 tokens"),
+        ({}, {"strategy": {"name": "probe", "reward": {"name": "answr"}}}, (), "did you mean 'answer'"),
+        (
+            {"mode": "turnkey_colocate_async"},
+            {"strategy": "probe_gold"},
+            (),
+            "=turnkey_colocate_async drops",
+        ),
+        ({"name": "trtllm"}, {"strategy": "probe_gold"}, (), "rollout.name=trtllm does not give"),
+        ({"name": "sglang"}, {"strategy": "probe_gold"}, (), "rollout.name=sglang does not give: set it to vllm, or"),
+        ({}, {"strategy": {"name": "probe", "stop": ["\n", ""]}}, (), "stop: expected a list of strings that are not"),
+        ({}, {"strategy": {"name": "probe", "tokens": 164}}, (), "data.max_response_length = 164"),
+        ({"max_model_len": 163}, {"strategy": {"name": "probe", "tokens": 163}}, (), "rollout.max_model_len = 163"),
+        (
+            {"calculate_log_probs": False, "n": 8},
+            {"strategy": "entropy_branch"},
+            (),
+            "reads the log-probabilities of turns: set actor_rollout_ref.rollout.calculate_log_probs=true",
+        ),
+        (
+            {"calculate_log_probs": True, "n": 8},
+            {"strategy": {"name": "entropy_branch", "trajectories": 8}},
+            (),
+            "strategy.trajectories=8 leaves no branch beside actor_rollout_ref.rollout.n=8",
+        ),
         ({}, {}, ("turn_value",), "vine gives the column turn_value, and so does a component of turnkey.rewards"),
     ],
 )
@@ -158,3 +196,37 @@ def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.Mo
     off.copy_is_off = 1
     with pytest.raises(EnvironmentFailure, match="another state after 1 actions in a copy of it"):
         played(monkeypatch, off, 3)
+
+
+@pytest.mark.parametrize(
+    ("n", "strategy", "said"),
+    [
+        (
+            1,
+            "independent",
+            r"turnkey\.rewards\[0\] \(arena\) compares .*: set actor_rollout_ref\.rollout\.n to 2 or more",
+        ),
+        (4, "vine", r"turnkey\.rewards\[0\] \(arena\) .* turnkey\.rollout\.strategy=vine plays branches"),
+        (4, "tree", "strategy=tree plays branches"),
+        (4, "independent", None),
+        (4, "probe", None),
+    ],
+)
+def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy, said):
+    whole = config(n=n)
+    whole.reward = {"reward_model": {"enable": False}, "reward_manager": {"name": "naive", "source": "register"}}
+    compared = TurnkeyConfig(
+        rollout=RolloutConfig(strategy=strategy), rewards=[{"name": "arena", "compare": "operator:eq"}]
+    )
+    composed = check_rewards(whole, compared)  # all that an evaluation asks for: it compares nobody
+    assert composed.labels == ("arena", "arena_calls")
+    if said is None:
+        check_compared(whole, compared, composed)
+    else:
+        with pytest.raises(ConfigError, match=said):
+            check_compared(whole, compared, composed)
+
+
+def test_a_probe_has_no_group():
+    with pytest.raises(ConfigError, match="reward: expected a component of one episode alone"):
+        check_branching(config(), turnkey({"name": "probe", "reward": {"name": "arena", "compare": "operator:eq"}}), ())

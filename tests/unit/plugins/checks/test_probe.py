@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
-from verl_turnkey.envs.tasks import Task
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks import probe
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 
 
 class Says:
@@ -49,3 +53,39 @@ def test_columns_are_those_that_a_method_gets_on_every_step(monkeypatch: pytest.
 
     monkeypatch.setattr(probe.ProcessWorker, "spawn", spawn)
     assert asyncio.run(probe.play(TurnkeyConfig(), Task("own/Says-v0", 3), {"role"}))[2] == given
+
+
+@pytest.mark.parametrize(
+    ("strategy", "extra", "truth", "lacks"),
+    [
+        ("probe", {}, None, True),
+        ("probe", {"gold_answer": "Paris"}, None, False),
+        ("probe", {}, "Paris", False),
+        ("probe_gold", {}, "", True),
+        ("probe_gold", {"gold_answers": ["Paris"]}, "", False),
+        ({"name": "probe", "reward": {"name": "outcome"}}, {}, None, False),
+        ("vine", {}, None, False),
+        ("independent", {}, None, False),
+    ],
+)
+def test_a_task_without_the_right_answer_that_a_strategy_needs(
+    tmp_path: Path, monkeypatch, strategy, extra, truth, lacks
+):
+    file = f"{tmp_path}/tasks.parquet"
+    row = {COLUMN: Task("own/Says-v0", 3).to_json()}
+    pd.DataFrame([row if truth is None else {**row, "reward_model": {"ground_truth": truth}}]).to_parquet(file)
+
+    async def play(*_: Any) -> Any:
+        return "a room", {"task": "t", "admissible": None, "extra": extra}, {"score"}
+
+    monkeypatch.setattr(probe, "play", play)
+    config = OmegaConf.create(
+        {"algorithm": {"adv_estimator": "gae"}, "actor_rollout_ref": {"model": {"path": "none/here"}}}
+    )
+    turnkey = TurnkeyConfig(rollout=RolloutConfig(strategy=strategy))
+    if not lacks:
+        assert probe.probe(config, turnkey, file) == {"score"}
+        return
+    with pytest.raises(ConfigError, match="the task has no right answer") as error:
+        probe.probe(config, turnkey, file)
+    assert f"turnkey.rollout.strategy={strategy} " in str(error.value)

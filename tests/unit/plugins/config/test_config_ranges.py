@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from verl_turnkey.advantage import ConfigError
@@ -17,6 +19,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, cre
         {"log": {"share": 0.0, "episodes_per_step": 1, "keep_texts": 1}},
         {"log": {"share": 1.0, "episodes_per_step": None, "keep_texts": None}},
         {"update": {"order": "reverse_turns", "mini_batches": None}},
+        {"groups": {"keep": 0.01, "keep_by": "spread"}},
     ],
 )
 def test_what_is_just_possible(node):
@@ -31,6 +34,7 @@ def test_what_is_just_possible(node):
         ("rollout", "history", -1),
         ("rollout", "invalid_action_penalty", -0.1),
         ("rollout", "max_turns", 0),
+        ("rollout", "stop", [""]),
         ("rollout", "max_tokens_per_turn", 0),
         ("env", "hosts", 0),
         ("env", "restarts", -1),
@@ -43,16 +47,29 @@ def test_what_is_just_possible(node):
         ("log", "keep_texts", 0),
         ("update", "ratio_clip", 0.0),
         ("update", "ratio_clip", 1.0),
+        ("groups", "keep", 0.0),
+        ("groups", "keep", 1.01),
+        ("groups", "n_low", 0),
+        ("groups", "n_high", 0),
+        ("groups", "hint_high", 1.1),
+        ("groups", "hint_low", 0.1),
+        ("groups", "decay", -0.1),
+        ("groups", "decay", 1.1),
     ],
 )
 def test_what_is_just_not(part, key, value):
-    with pytest.raises(ConfigError, match=rf"^turnkey\.{part}\.{key}: expected .*, got {value}$"):
+    with pytest.raises(ConfigError, match=rf"^turnkey\.{part}\.{key}: expected .*, got {re.escape(str(value))}$"):
         turnkey_config({"turnkey": {part: {key: value}}})
 
 
 def test_turn_by_turn_has_no_mini_batches():
     with pytest.raises(ConfigError, match=r"^turnkey\.update\.mini_batches: expected null with order=reverse_turns"):
         turnkey_config({"turnkey": {"update": {"order": "reverse_turns", "mini_batches": 2}}})
+
+
+def test_all_groups_are_no_share_of_a_spread():
+    with pytest.raises(ConfigError, match=r"^turnkey\.groups\.keep_by: expected groups with keep=1, got 'spread'"):
+        turnkey_config({"turnkey": {"groups": {"keep_by": "spread"}}})
 
 
 @pytest.mark.parametrize("name", ["gigpo", "turnkey/gigpo"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,11 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.envs.user_modules import import_modules
-from verl_turnkey.plugins.rollout.budget import Budget, Cost
+from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
 from verl_turnkey.plugins.rollout.strategies import Fork, Place, read_strategy, register_strategy, registry, strategies
+from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
+from verl_turnkey.plugins.rollout.strategies.probe import Probe, ProbeGold
+from verl_turnkey.plugins.rollout.strategies.siblings import Siblings
 from verl_turnkey.plugins.rollout.strategies.tree import Tree
 from verl_turnkey.plugins.rollout.strategies.vine import Vine
 
@@ -53,12 +58,98 @@ def test_states_that_were_not_measured_move_no_credit(measured, values, credit):
     assert sum(credit) == pytest.approx(sum(REWARDS) - values[0])
 
 
+def test_probes_ask_where_they_are_to():
+    probe, gold = Probe(answers=2, tokens=7, every=2), ProbeGold(every=3)
+    asked = [probe.fork(place(t)) for t in range(3)]
+    assert [each and (each.times, each.tokens) for each in asked] == [(2, 7), None, (2, 7)]
+    asked = [gold.fork(place(t)) for t in range(4)]
+    assert [each and (each.times, each.tokens) for each in asked] == [(1, 1), None, None, (1, 1)]
+    assert Probe().columns(REWARDS, [[2.0], [], [4.0], []]) == Vine().columns(REWARDS, [[2.0], [], [4.0], []])
+
+
+@pytest.mark.parametrize(
+    ("measured", "gold"),
+    [
+        ([[0.2], [0.3], [0.1]], [0.2, 0.3, 0.1]),
+        ([[], [0.3], []], [0.3, 0.3, 0.3]),
+        ([[], [], []], [1.0, 1.0, 1.0]),
+    ],
+)
+def test_a_state_that_was_not_scored_is_no_gain(measured, gold):
+    assert ProbeGold().columns([0.0, 0.0, 1.0], measured)["gold_probability"] == gold
+
+
 def test_a_tree_forks_at_its_turns_down_to_its_depth():
     tree = Tree(branches=3, first=1, every=2, depth=2)
     assert [tree.fork(place(t)) is not None for t in range(6)] == [False, True, False, True, False, True]
     assert tree.fork(place(1)) == Fork(2, trained=True)
     assert tree.fork(place(5, depth=1)) is not None
     assert tree.fork(place(5, depth=2)) is None
+
+
+def written(*log_probs: float) -> Any:
+    return SimpleNamespace(log_probs=list(log_probs))
+
+
+def doubted(strategy: EntropyBranch, first: Any, now: Any) -> bool:
+    """Whether the turn ``now`` makes a path fork; asked before any turn it does not."""
+    at = Place(1, 0, 0, [SimpleNamespace(turn=first)])
+    assert strategy.fork(at) is None
+    return strategy.doubt(at, now) is not None
+
+
+def test_arpo_forks_where_a_turn_begins_with_more_entropy_than_the_first_one():
+    """log(4) is the scale, so that tokens of chance 1/4 have an entropy of 1 each, and those of chance 1 none."""
+    unsure, sure = -math.log(4), 0.0
+    rule = {"vocabulary": 4, "alpha": 0.4, "beta": 0.2, "tau": 0.5}
+    assert doubted(EntropyBranch(**rule), written(sure), written(unsure))  # 0.6 > 0.5
+    assert not doubted(EntropyBranch(**rule), written(unsure), written(sure))  # 0.2
+    assert not doubted(EntropyBranch(**rule), written(unsure), written(unsure))  # 0.4
+    assert not doubted(EntropyBranch(**rule | {"tau": 0.61}), written(sure), written(unsure))
+    assert doubted(EntropyBranch(**rule | {"tau": 0.61}), written(sure, sure), written(unsure, unsure))  # summed: 0.8
+    assert not doubted(EntropyBranch(**rule | {"tau": 0.61}, tokens=1), written(sure, sure), written(unsure, unsure))
+    # Of turns of unequal length the tokens that both have count.
+    assert not doubted(EntropyBranch(**rule), written(unsure), written(unsure, unsure, unsure))
+    assert not doubted(EntropyBranch(**rule), written(sure), written())
+    # By the paper's numbers any doubt more is enough.
+    assert doubted(EntropyBranch(), written(sure), written(-1e-6))
+    assert not doubted(EntropyBranch(), written(sure), written(sure))
+    assert EntropyBranch().doubt(place(0), written(unsure)) is None
+    assert EntropyBranch(branches=3).doubt(Place(1, 0, 0, [SimpleNamespace(turn=written(sure))]), written(-1)) == Fork(
+        2, trained=True
+    )
+
+
+def test_arpo_forks_by_chance_as_its_code_does():
+    unsure, sure = -math.log(4), 0.0
+    random.seed(1)
+    chance = EntropyBranch(vocabulary=4, tau=None)
+    found = [doubted(chance, written(sure), written(unsure)) for _ in range(1000)]
+    assert sum(found) / 1000 == pytest.approx(0.7, abs=0.06)  # over 4 deviations
+    found = [doubted(chance, written(unsure), written(sure)) for _ in range(1000)]
+    assert sum(found) / 1000 == pytest.approx(0.3, abs=0.06)
+
+
+def test_slate_chooses_by_the_advantages_of_the_candidates():
+    assert Siblings(candidates=3).fork(place(4)) == Fork(2, trained=True, turns=1)
+    random.seed(2)
+    scores, drawn = [2.0, 1.0, 0.0, 0.0, -1.0], 4000
+    found = np.bincount([Siblings().choose(scores) for _ in range(drawn)], minlength=5) / drawn
+    expected = np.array([0.679, 0.194, 0.055, 0.055, 0.016])  # the paper's numbers, worked out by hand
+    assert np.all(np.abs(found - expected) < 4 * np.sqrt(expected / drawn) + 0.001)
+    assert {Siblings(eta=0).choose(scores[::-1]) for _ in range(50)} == {4}
+    assert {Siblings(eta=0).choose([1.0, 3.0, 3.0]) for _ in range(50)} == {1}, "the first of the best"
+    assert Siblings().choose([7.0]) == 0
+    assert {Siblings().choose([0.5, 0.5]) for _ in range(200)} == {0, 1}
+    assert {Siblings(eta=1e-9).choose([1e18, -1e18]) for _ in range(50)} == {0}
+
+
+def test_a_group_begins_no_more_branches_than_it_may():
+    limited, free = Allowance(2), Allowance()
+    assert [limited.take() for _ in range(4)] == [True, True, False, False]
+    limited.give_back(1)
+    assert [limited.take() for _ in range(2)] == [True, False]
+    assert all(free.take() for _ in range(100))
 
 
 def test_strategies_are_read_by_name_or_with_parameters():
@@ -69,7 +160,16 @@ def test_strategies_are_read_by_name_or_with_parameters():
         ("vines", "there is no strategy 'vines'; did you mean 'vine'?"),
         ({"name": "vine", "rolouts": 2}, "turnkey.rollout.strategy.rolouts: unknown key; did you mean 'rollouts'?"),
         ({"name": "vine", "rollouts": 0}, "turnkey.rollout.strategy.rollouts: expected an integer >= 1, got 0"),
+        ({"name": "probe", "answers": 0}, "turnkey.rollout.strategy.answers: expected an integer >= 1, got 0"),
+        ({"name": "probe", "reward": {"name": "answer", "match": "en"}}, "turnkey.rollout.strategy.reward[0].match"),
+        ({"name": "probe_gold", "answers": 3}, "turnkey.rollout.strategy.answers: unknown key"),
         ({"name": "tree", "branches": 1}, "turnkey.rollout.strategy.branches: expected an integer >= 2, got 1"),
+        (
+            {"name": "entropy_branch", "tau": float("nan")},
+            "turnkey.rollout.strategy.tau: expected a finite number, got",
+        ),
+        ({"name": "siblings", "turns": 2}, "turnkey.rollout.strategy.turns: unknown key"),
+        ({"name": "siblings", "eta": -0.1}, "turnkey.rollout.strategy.eta: expected a finite number >= 0, got -0.1"),
         ({"rollouts": 2}, "there is no strategy None"),
         ({"name": "independent", "rollouts": 2}, "there is no strategy 'independent'"),
     ):

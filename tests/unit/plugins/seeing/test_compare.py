@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.seeing import report, stats
-from verl_turnkey.plugins.seeing.compare import compare
+from verl_turnkey.plugins.seeing.compare import SCALES, compare
 from verl_turnkey.plugins.seeing.groups import group
 from verl_turnkey.plugins.seeing.runs import read
 
@@ -138,6 +138,8 @@ def test_success_that_was_lost_is_told_with_what_changed(tmp_path):
 
 def test_other_budgets(tmp_path):
     made = runs(tmp_path, {}, {"seed": 1})
+    heads = ["at step 10", "at interaction 3200", "at token 50000", "at second 200"]
+    assert [report.tables(compare(made, x=x))[0].head[2] for x in SCALES] == heads
     assert compare(made, x="interactions")["range"] == [0, 3200]
     assert compare(made, x="tokens")["range"] == [0, 50000]
     assert compare(made, x="seconds")["groups"][0]["curve"]["x"] == [0, 100, 200]

@@ -60,6 +60,14 @@ def test_no_text_of_a_run_is_in_the_html(hostile):
     assert not re.search(r"https?://(?!www\.w3\.org/(2000/svg|1999/xlink))", re.sub(r"<script>.*", "", text))
 
 
+@pytest.mark.parametrize(("largest", "full"), [(0.1, 0.1), (0.0, 1.0)])
+def test_where_hardly_a_turn_has_credit_there_is_still_a_scale(run, largest, full):
+    found = load(run)
+    found.turns.loc[found.turns["advantage"].notna(), "advantage"] = np.float32(0.0)
+    found.turns.loc[found.turns["advantage"].first_valid_index(), "advantage"] = np.float32(-largest)
+    assert index(page.blocks([found], 60))["full"] == pytest.approx(full)
+
+
 def test_hostile_texts_arrive_as_they_were_written(hostile):
     data = page.blocks([load(hostile)], 60)
     first = index(data)["texts"][0]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
 from run_folders import VAL, write
 
 from verl_turnkey.plugins.seeing.runs import read
+
+KINDS, WHAT = ("trained", "measured"), ("tokens", "steps")
 
 
 def test_a_run_as_turnkey_train_leaves_it(tmp_path):
@@ -22,6 +26,18 @@ def test_a_run_as_turnkey_train_leaves_it(tmp_path):
     assert run.config["algorithm.adv_estimator"] == "salt"
     assert run.config["data.seed"] == 3
     assert run.source == "metrics/1/doorkey/salt.jsonl"
+
+
+def test_branches_cost_turns_and_tokens(tmp_path):
+    folder = write(tmp_path, {0: 0.2, 2: 0.5})
+    [path] = folder.rglob("gigpo.jsonl")
+    branches = {f"branching/{kind}_{what}": n for n, (kind, what) in enumerate(product(KINDS, WHAT), start=2)}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2]["data"] |= branches  # means over the 32 rollouts that were played; the first training step had none
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read(folder)
+    assert run.interactions().tolist() == [0, 320, 640 + 32 * (3 + 5)]
+    assert run.tokens().tolist() == [0, 5000, 10000 + 32 * 4]  # of trained branches: in rows
 
 
 def test_a_resumed_run_counts_as_trained_last(tmp_path):

@@ -1,0 +1,135 @@
+"""Checks in the driver of how often tasks are played, and which groups are trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.plugins.checks.checkpoints import remembering
+from verl_turnkey.plugins.checks.files import columns
+from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of
+from verl_turnkey.plugins.rollout.hints import COLUMN as HINT
+from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
+
+COLUMN = "__rollout_n__"
+"""in which a data row says how often verl plays it"""
+KEEP = "turnkey.groups.keep"
+
+
+def updates_of_a_step(config: DictConfig) -> int:
+    """More than one with ``separate_async``."""
+    mode = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_")
+    return int(OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1)
+
+
+def check_groups(config: DictConfig, turnkey: TurnkeyConfig, mode: str, files: Sequence[str]) -> None:
+    """Refuse what cannot work; ``mode`` is ``trainer.v1.trainer_mode``, ``files`` the data that are on this machine.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    groups = turnkey.groups
+    if groups == GroupsConfig():
+        return
+    if not mode.startswith("turnkey_"):
+        raise ConfigError(
+            f"turnkey.groups is read by the trainers of this package, but trainer.v1.trainer_mode is {mode!r}: set "
+            f"trainer.v1.trainer_mode=turnkey_{mode}"
+        )
+    if groups.keep < 1:
+        _check_kept(config, turnkey)
+    if groups.allocation != "even":
+        _check_allocation(config, turnkey, files)
+    elif (groups.n_low, groups.n_high) != (None, None):
+        warnings.warn("turnkey.groups.n_low and n_high have no effect with allocation=even", stacklevel=2)
+    if groups.hint_high:
+        _check_hints(config, turnkey, files)
+
+
+def _check_kept(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    asked = f"{KEEP}={turnkey.groups.keep}"
+    if config.actor_rollout_ref.rollout.n < 2:
+        raise ConfigError(
+            f"{asked} compares the rewards of the episodes of a task, and actor_rollout_ref.rollout.n="
+            f"{config.actor_rollout_ref.rollout.n}: raise it to 2 or more"
+        )
+    forked = read_strategy(turnkey.rollout.strategy)
+    if forked and forked[0].trains:
+        raise ConfigError(
+            f"{asked} sees one outcome per rollout, and {KEY}={forked[0].name} trains several: set {KEEP} to 1"
+        )
+    batch = config.data.train_batch_size // updates_of_a_step(config)
+    if turnkey.groups.keep_by == "groups" and not turnkey.groups.kept(batch):
+        raise ConfigError(
+            f"{asked} is less than one of the {batch} groups of an update (data.train_batch_size): raise it to "
+            f"{1 / batch:.3g} or more"
+        )
+    _warn_remembering(
+        config, turnkey, f"{asked}: what {{}} remembers of the batches before is of the kept groups alone"
+    )
+
+
+def _warn_remembering(config: DictConfig, turnkey: TurnkeyConfig, message: str) -> None:
+    if names := remembering(estimator_of(config), credit_params(config, turnkey), credit_modify(config, turnkey)):
+        warnings.warn(message.format(" and ".join(names)), stacklevel=4)
+
+
+def _check_allocation(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str]) -> None:
+    groups = turnkey.groups
+    asked, n = f"turnkey.groups.allocation={groups.allocation}", config.actor_rollout_ref.rollout.n
+    low, high = groups.bounds(n)
+    if not low < n < high:
+        raise ConfigError(
+            f"{asked} gives each task from {low} to {high} episodes (turnkey.groups.n_low, n_high), and {n} on "
+            "average: expected n_low < actor_rollout_ref.rollout.n < n_high"
+        )
+    if low == 1:
+        warnings.warn(
+            f"{asked} may play a task once (turnkey.groups.n_low=1), which methods that compare the episodes of a task "
+            "give no credit",
+            stacklevel=3,
+        )
+    forked = read_strategy(turnkey.rollout.strategy)
+    if forked and getattr(forked[1], "trajectories", None) is not None:
+        raise ConfigError(
+            f"{asked} varies the rollouts of a task, and {KEY}={forked[0].name} counts its trajectories by "
+            "actor_rollout_ref.rollout.n: take even"
+        )
+    if config.data.train_batch_size < 2:
+        raise ConfigError(f"{asked} divides the episodes of a batch among its tasks: raise data.train_batch_size")
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        raise ConfigError(
+            f"{asked} learns from all groups, and algorithm.filter_groups.enable=true drops those that end alike "
+            "before they are seen: set it to false; turnkey.groups.keep leaves out groups as well"
+        )
+    for file in files:
+        if COLUMN in columns(file):
+            raise ConfigError(f"{file} has a column {COLUMN}, which {asked} would overwrite: drop it, or take even")
+
+
+def _check_hints(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str]) -> None:
+    asked = f"turnkey.groups.hint_high={turnkey.groups.hint_high}"
+    if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) != "turnkey_env":
+        raise ConfigError(f"{asked} has no effect with the agent loop {loop}: only turnkey_env shows hints")
+    if "{task}" not in load_template(turnkey.rollout.template):
+        raise ConfigError(
+            f"{asked} shows hints behind the task, and turnkey.rollout.template={turnkey.rollout.template} does not "
+            "show the {task}"
+        )
+    if lacking := [file for file in files if HINT not in columns(file)]:
+        raise ConfigError(
+            f"{asked} shows the hints of the data, and {lacking[0]} has no column {HINT!r} with a text for each task"
+        )
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        raise ConfigError(
+            f"{asked} is for tasks that nobody solves, which algorithm.filter_groups.enable=true drops before they are "
+            "seen: set it to false"
+        )
+    _warn_remembering(
+        config, turnkey, f"{asked}: what {{}} remembers of the batches before has outcomes with hints in it"
+    )

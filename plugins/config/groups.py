@@ -1,0 +1,61 @@
+"""The node ``turnkey.groups``: how often tasks are played, and which groups of episodes are trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_turnkey.advantage.params import check
+
+
+@dataclass(frozen=True)
+class GroupsConfig:
+    """How often each task of a batch is played, and which groups are trained: a group is the episodes of one task."""
+
+    keep: float = 1.0
+    """share of a batch that is trained, the groups whose rewards differ most (StarPO-S); 1: all groups"""
+    keep_by: Literal["groups", "spread"] = "groups"
+    """what keep is a share of; groups: their number; spread: the sum of their standard deviations"""
+    allocation: Literal["even", "variance", "prior"] = "even"
+    """how the episodes of a batch are divided among its tasks; even: rollout.n each; variance: by how uncertain the
+    outcome of each was so far (DynaMO); prior: by how far its last ones were from those before (V_0.5)"""
+    n_low: int | None = None
+    """allocation: fewest episodes of a task; null: half of rollout.n"""
+    n_high: int | None = None
+    """allocation: most episodes of a task; null: one and a half of rollout.n"""
+    decay: float = 1.0
+    """allocation: weight of a task's earlier episodes each time it is played; 1: all count alike"""
+    hint_low: float = 0.0
+    """as hint_high, of a task that is nearly always solved else"""
+    hint_high: float = 0.0
+    """share of its hint that a never solved task shows, after nobody solved it without; 0: no hints (ADHint)"""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether anything depends on how earlier episodes of a task ended."""
+        return self.allocation != "even" or self.hint_high > 0
+
+    def kept(self, groups: float) -> int:
+        """Groups that are trained of so many, with ``keep_by=groups``; 0: the share is less than one of them."""
+        return share_of(groups, self.keep)
+
+    def bounds(self, n: int) -> tuple[int, int]:
+        """Fewest and most episodes of a task, of ``n`` on average."""
+        low = max(2, math.ceil(n / 2)) if self.n_low is None else self.n_low
+        return low, n + n // 2 if self.n_high is None else self.n_high
+
+    def __post_init__(self) -> None:
+        check(0 < self.keep <= 1, "keep", "a number in (0, 1]", self.keep)
+        for name in ("n_low", "n_high"):
+            value = getattr(self, name)
+            check(value is None or value > 0, name, "null or positive", value)
+        check(0 <= self.decay <= 1, "decay", "a number in [0, 1]", self.decay)
+        check(0 <= self.hint_high <= 1, "hint_high", "a number in [0, 1]", self.hint_high)
+        check(0 <= self.hint_low <= self.hint_high, "hint_low", "a number from 0 to hint_high", self.hint_low)
+        check(self.keep < 1 or self.keep_by == "groups", "keep_by", "groups with keep=1", self.keep_by)
+
+
+def share_of(number: float, share: float) -> int:
+    """``share`` of ``number``, rounded down."""
+    return int(share * number + 1e-9)  # 0.29 * 100 is below 29

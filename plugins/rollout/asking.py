@@ -1,0 +1,95 @@
+"""The model asked at a state, instead of playing on from it: what it goes on to write, or how probable a text is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from verl_turnkey.envs import PromptTooLongError
+from verl_turnkey.envs.rewards import RewardError, RewardStep
+from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.paths import Path
+
+SCORING = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+"""with these sampling parameters verl's vLLM server gives the log-probability of each token of a prompt"""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a strategy's :class:`~verl_turnkey.plugins.rollout.strategies.Ask` is given.
+
+    Args:
+        path: ends in the state; what is written counts as its cost.
+        prompt: of the turn that comes next.
+        row: the fields of the data row.
+        room: tokens that a prompt and what is written may have together.
+    """
+
+    path: Path
+    prompt: Prompt
+    row: Mapping[str, Any]
+    tokenizer: Any
+    generate: Callable[[Path, Prompt], Awaitable[Generated]]
+    room: int
+
+    def turn(self, text: str, action: str) -> RewardStep:
+        episode, info = self.path.episode, self.path.seen.info
+        first = episode.steps[0].extra if episode.steps else {}
+        extra = {**first, **info.get("extra", {})}  # what only the reset gives, such as a right answer, too
+        return RewardStep(
+            observation=self.path.seen.observation,
+            action=action,
+            truncated=True,
+            text=text,
+            task=episode.task,
+            row=self.row,
+            extra=extra,
+            next_extra=extra,
+        )
+
+    async def write(self, begun: str, tokens: int, temperature: float, stop: Sequence[str]) -> str:
+        sampling = self.path.sampling
+        stops = [*sampling.get("stop", ()), *stop]
+        sampling = {**sampling, "max_tokens": tokens, "temperature": temperature, **({"stop": stops} if stops else {})}
+        turn = await self._generate(self._encode(_whole(begun)), sampling)
+        return min((turn.text.partition(end)[0] for end in stops), key=len, default=turn.text)
+
+    async def log_prob(self, begun: str, text: str) -> float:
+        before, whole = self._encode(_whole(begun)), self._encode(begun + text)
+        # A token may hold the end of the one and the beginning of the other: it is the text's.
+        same = (n for n, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other)
+        first = next(same, min(len(before), len(whole)))
+        if first == len(whole):
+            raise RewardError(f"the text {text!r} has no token of its own after {begun!r}")
+        turn = await self._generate(whole, SCORING)
+        scored = turn.extra_fields.get("prompt_logprobs")
+        if scored is None:
+            raise RewardError("the server gives no log-probabilities of a prompt (sampling parameter prompt_logprobs)")
+        # Place i of the list is token i + 1 of the prompt, and the last place is padding.
+        found = [float(scored[len(self.prompt.ids) + i - 1][0]) for i in range(first, len(whole))]
+        if not all(map(math.isfinite, found)):
+            raise RewardError(f"the server gives the log-probabilities {found} of {text!r}")
+        return fmean(found)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def _generate(self, begun: list[int], sampling: Mapping[str, Any]) -> Generated:
+        if (needs := len(self.prompt.ids) + len(begun) + sampling["max_tokens"]) > self.room:
+            raise PromptTooLongError(
+                f"{needs} tokens of a prompt with an answer exceed data.max_prompt_length + data.max_response_length, "
+                f"or actor_rollout_ref.rollout.max_model_len where it is less: {self.room}"
+            )
+        path = replace(self.path, sampling=dict(sampling))
+        try:
+            return await self.generate(path, replace(self.prompt, ids=[*self.prompt.ids, *begun]))
+        finally:
+            self.path.spent = path.spent
+
+
+def _whole(begun: str) -> str:
+    """Without the spaces at its end, which belong to the first token of what follows."""
+    return begun.rstrip(" ")

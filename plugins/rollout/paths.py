@@ -1,0 +1,109 @@
+"""A way through an episode that may fork, with what it takes to play on, and as one of several candidates."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.plugins.rollout.budget import Cost
+from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep, Prompt
+from verl_turnkey.plugins.rollout.prompts import Prompts
+
+Node = tuple[int, int]
+"""A state on a path: the branch that played the step to it, and the number of the step from it."""
+
+
+@dataclass
+class Path:
+    """A way through an episode: what was played, and what it takes to play on."""
+
+    episode: Episode
+    prompts: Prompts
+    seen: Answer
+    """the state that it is in"""
+    request_id: str
+    sampling: dict[str, Any]
+    turns: int
+    """after which it is truncated"""
+    environment: Any
+    """the open episode of a host; None: it is being cloned"""
+    rivals: list[Rival] = field(default_factory=list)
+    """the other candidates for its next turn"""
+    prompt: Prompt | None = None
+    """of its next turn, once it is made: the branches that begin there have it as well"""
+    trained: bool = True
+    begins: int = -1
+    """the number of steps before the fork that it begins at; -1: it begins at none"""
+    depth: int = 0
+    """forks with trained branches on it"""
+    made_by: list[int] = field(default_factory=list)
+    """the branch that played each step"""
+    spent: Cost = field(default_factory=Cost)
+    """of its own steps"""
+    most: Cost = field(default_factory=Cost)
+    """what is set aside for it in the budget"""
+
+    def fork(self, branch: int, trained: bool, turns: int, most: Cost) -> Path:
+        """A branch that begins here, still without an environment."""
+        steps = [
+            replace(step, record={**step.record, "extra": {**step.record["extra"]}}) for step in self.episode.steps
+        ]
+        return replace(
+            self,
+            episode=Episode(steps, self.episode.task, branch=branch),
+            prompts=self.prompts.fork(),
+            turns=turns,
+            environment=None,
+            rivals=[],
+            trained=trained,
+            begins=len(steps),
+            made_by=[*self.made_by],
+            spent=Cost(),
+            most=most,
+        )
+
+    async def step(self, action: str) -> Answer:
+        """One step of the environment."""
+        self.spent += Cost(steps=1)
+        return await self.environment.step(action)
+
+    def add(self, step: PlayedStep, answer: Answer) -> None:
+        """The next step, which led to the state ``answer``."""
+        self.episode.steps.append(step)
+        self.made_by.append(self.episode.branch)
+        self.seen = answer
+
+    def node(self, t: int) -> Node:
+        """The state before step ``t``."""
+        return (self.made_by[t - 1] if t else 0, t)
+
+    def end(self, cut: bool) -> None:
+        """End the episode here; ``cut``: it is truncated unless the environment ended it."""
+        self.episode.end(self.seen.info["success"])
+        self.episode.steps[-1].record["truncated"] = self.seen.truncated or (cut and not self.seen.terminated)
+
+    def trade(self, other: Path) -> None:
+        """Exchange the last turns, taken from the same state, and where they led to."""
+        mine, theirs = self.episode.steps, other.episode.steps
+        mine[-1], theirs[-1] = theirs[-1], mine[-1]
+        self.prompts, other.prompts = other.prompts, self.prompts
+        self.seen, other.seen = other.seen, self.seen
+        self.environment, other.environment = other.environment, self.environment
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A branch that is one candidate of several for a turn."""
+
+    branch: Path
+    played: asyncio.Future[bool]
+    """whether it went well"""
+    decided: asyncio.Future[None]
+    """that one was chosen to go on"""
+
+    @classmethod
+    def of(cls, branch: Path) -> Rival:
+        loop = asyncio.get_running_loop()
+        return cls(branch, loop.create_future(), loop.create_future())

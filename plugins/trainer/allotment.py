@@ -1,0 +1,105 @@
+"""How many episodes of each task of a batch are played, of a total that is fixed.
+
+``variance`` is the allocation of DynaMO's released code (arXiv:2602.19208): every task gets the least, the others are
+divided by the variance of its outcomes so far. ``prior`` is the sequential rule of V_0.5 (arXiv:2603.10848) turned into
+one that decides before the episodes are played: another episode goes where it lowers the error of the baseline most.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+SOLVED, LEAST = 0.85, 0.01
+"""DynaMO's: from this share of successes on a task counts as solved, and weighs the least"""
+FARTHEST = 4.0
+"""the largest squared distance of two outcomes in [-1, 1]: what is not known counts as that"""
+
+
+class Seen(NamedTuple):
+    """What is remembered of a task."""
+
+    episodes: float
+    """weighted number of episodes"""
+    solved: float
+    """their successes, weighted alike"""
+    surprise: float
+    """squared distance of its last successes from those before, in excess of chance: V_0.5's D2"""
+    unsolved: float = 0.0
+    """1: it was played last without a hint, and never solved then"""
+
+
+def learn(seen: Seen | None, solved: Sequence[float], decay: float) -> Seen:
+    """``seen`` after another group of the task; ``solved``: the success of each episode, in [0, 1], at least one."""
+    number, total = len(solved), float(sum(solved))
+    unsolved = float(total == 0)
+    if seen is None or not seen.episodes:
+        return Seen(number, total, FARTHEST, unsolved)
+    distance = 2 * (total / number - seen.solved / seen.episodes)  # V_0.5's outcomes are -1 and 1
+    surprise = max(0.0, distance**2 - 1 / number)
+    return Seen(decay * seen.episodes + number, decay * seen.solved + total, surprise, unsolved)
+
+
+def hint_share(seen: Seen | None, low: float, high: float) -> float:
+    """The share of its hint that a task shows: ADHint's, ``low + (high - low) * d``, d the share of failures so far.
+
+    None but after a group without a hint of which no episode was solved: so every other group has none, and tells
+    whether the task still needs one.
+    """
+    if seen is None or not seen.unsolved:
+        return 0.0
+    return low + (high - low) * (1 - seen.solved / seen.episodes)
+
+
+def by_variance(tasks: Sequence[Seen | None], total: int, low: int, high: int) -> list[int]:
+    """``low`` each, and the rest in proportion to 4 p (1 - p), p the share of successes; never above ``high``."""
+    counts = np.full(len(tasks), low)
+    weights = np.array([_weight(seen) for seen in tasks])
+    while left := total - int(counts.sum()):
+        free = np.flatnonzero(counts < high)
+        shares = left * weights[free] / weights[free].sum()
+        more = np.floor(shares).astype(int)
+        largest = np.argsort(more - shares, kind="stable")  # by what was rounded off
+        more[largest[: left - more.sum()]] += 1
+        counts[free] += np.minimum(more, high - counts[free])
+    return counts.tolist()
+
+
+def _weight(seen: Seen | None) -> float:
+    if seen is None or not seen.episodes:
+        return 1.0
+    share = seen.solved / seen.episodes
+    return LEAST if share >= SOLVED else max(LEAST, 4 * share * (1 - share))
+
+
+def by_prior(tasks: Sequence[Seen | None], total: int, low: int, high: int) -> list[int]:
+    """``low`` each, and every further one where the baseline's mean squared error D2 / (k D2 + 1) falls most.
+
+    That is V_0.5's w^2 / k + (1 - w)^2 D2 with w = D2 / (D2 + 1 / k). Equal ones go where there are fewest so far.
+    """
+    counts = [low] * len(tasks)
+    surprises = [FARTHEST if seen is None else seen.surprise for seen in tasks]
+
+    def entry(i: int) -> tuple[float, int, int]:
+        k, d = counts[i], surprises[i]
+        return (d / ((k + 1) * d + 1) - d / (k * d + 1), k, i)
+
+    heap = [entry(i) for i in range(len(tasks)) if low < high]
+    heapq.heapify(heap)
+    for _ in range(total - low * len(tasks)):
+        i = heapq.heappop(heap)[2]
+        counts[i] += 1
+        if counts[i] < high:
+            heapq.heappush(heap, entry(i))
+    return counts
+
+
+RULES: dict[str, Callable[[Sequence[Seen | None], int, int, int], list[int]]] = {
+    "variance": by_variance,
+    "prior": by_prior,
+}
+"""From what is remembered of each task of a batch, the total, and the bounds of each, ``low * tasks <= total <= high *
+tasks``, to the episodes of each."""

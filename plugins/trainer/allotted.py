@@ -1,0 +1,103 @@
+"""How often each task is played, when not all alike (``turnkey.groups.allocation``), and with how much of its hint.
+
+verl's agent-loop worker plays a prompt ``__rollout_n__`` times where the prompt says so. What is remembered of the
+tasks is in the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
+
+from verl_turnkey.plugins.checks.checkpoints import GROUPS
+from verl_turnkey.plugins.checks.groups import COLUMN
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.supplied import SOURCES, task_key
+from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.rollout import hints
+from verl_turnkey.plugins.trainer import credit_state
+from verl_turnkey.plugins.trainer.allotment import RULES, Seen, hint_share, learn
+from verl_turnkey.plugins.trainer.outcomes import Outcome
+
+TASK_FIELDS = SOURCES["extra.task"].fields
+
+
+class Allotted:
+    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`, behind the one for checkpoints."""
+
+    config: Any
+    turnkey: TurnkeyConfig
+    global_steps: int
+    _seen: dict[str, Seen]
+    """of every task that was played, by its key"""
+    _allotted: dict[str, float]
+    """metrics of the newest batch of prompts"""
+
+    def _allot(self, batch: TensorDict) -> None:
+        """Write into ``batch`` how often each of its prompts is played, ``rollout.n`` on average, and its hint."""
+        groups, n = self.turnkey.groups, self.config.actor_rollout_ref.rollout.n
+        if not groups.remembers:
+            return
+        fields = {name: list(tu.get(batch, name)) for name in TASK_FIELDS if name in batch.keys()}  # noqa: SIM118
+        tasks = [self._seen.get(key) for key in _keys(fields)]
+        said = {"groups/known": float(np.mean([seen is not None for seen in tasks]))}
+        if groups.allocation != "even":
+            counts = RULES[groups.allocation](tasks, n * len(tasks), *groups.bounds(n))
+            tu.assign_non_tensor_stack(batch, COLUMN, counts)
+            said |= {"groups/episodes/min": float(min(counts)), "groups/episodes/max": float(max(counts))}
+        if groups.hint_high:
+            texts = tu.get(batch, hints.COLUMN) if hints.COLUMN in batch.keys() else [""] * len(tasks)  # noqa: SIM118
+            shares = [
+                hint_share(seen, groups.hint_low, groups.hint_high) if hints.words(text) else 0.0
+                for seen, text in zip(tasks, texts, strict=True)
+            ]
+            tu.assign_non_tensor_stack(batch, hints.SHARE, shares)
+            said["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
+        if len(tasks) > 1:  # one that replaces another says little
+            self._allotted = said
+
+    def _learn_outcomes(self, batch: KVBatchMeta, found: Mapping[str, list[Outcome]]) -> None:
+        """Remember how the groups of ``batch`` ended, those that are not trained as well."""
+        row_of = {split_key(key)[0]: key for key in batch.keys}
+        asked = {"keys": [row_of[group] for group in found], "partition_id": batch.partition_id}
+        data = tq.kv_batch_get(**asked, select_fields=[*TASK_FIELDS, hints.SHARE])
+        fields = {name: list(data[name]) for name in TASK_FIELDS if name in data}
+        shares = list(data[hints.SHARE]) if hints.SHARE in data else [0.0] * len(found)
+        for episodes, key, share in zip(found.values(), _keys(fields), shares, strict=True):
+            solved = [min(max(each.solved, 0.0), 1.0) for each in episodes]
+            seen = self._seen.get(key)
+            if share and seen is not None:
+                # What was done with a hint says nothing of what is done without; and it may be why all episodes failed.
+                self._seen[key] = seen._replace(unsolved=0.0)
+            elif solved:
+                self._seen[key] = learn(seen, solved, self.turnkey.groups.decay)
+
+    def _save_checkpoint(self) -> None:
+        if self.turnkey.groups.remembers:
+            folder = credit_state.folder_of(self.config, self.global_steps)
+            flat = {f"{key} {name}": v for key, seen in self._seen.items() for name, v in seen._asdict().items()}
+            credit_state.save(folder, "allocation", flat, GROUPS)
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()  # type: ignore[misc]
+        if not self.turnkey.groups.remembers or not self.global_steps:
+            return
+        folder = credit_state.resumed_folder(self.config, self.global_steps)
+        found = credit_state.load(folder, "allocation", GROUPS)
+        if isinstance(found, str):
+            logger.warning("%s: turnkey.groups knows nothing of the tasks played before", found)
+            return
+        keys = dict.fromkeys(name.split()[0] for name in found)
+        self._seen = {key: Seen(*(found[f"{key} {name}"] for name in Seen._fields)) for key in keys}
+
+
+def _keys(fields: Mapping[str, Iterable[Any]]) -> list[str]:
+    return [task_key(dict(zip(fields, values, strict=True))) for values in zip(*fields.values(), strict=True)]

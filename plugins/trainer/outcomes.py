@@ -1,0 +1,51 @@
+"""How the episodes of a batch ended, by group, as the rows in the queue say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.trainer.filtering import failures
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One episode that was played."""
+
+    score: float
+    """sum of verl's rewards of its last row, which has those of the episode"""
+    solved: float
+    """``acc`` of verl's ``reward_extra_info``, else the score cut to [0, 1]"""
+
+
+def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
+    """The played episodes of each group; a group whose episodes all failed has none."""
+    reasons = failures(batch.keys, batch.partition_id)
+    found: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
+    last = last_rows([key for key in batch.keys if not reasons[key]])
+    if last:
+        wanted = ["rm_scores", "extra_fields"]
+        data = tq.kv_batch_get(keys=last, partition_id=batch.partition_id, select_fields=wanted)
+        said = data.pop("extra_fields").tolist()
+        for key, scores, extra in zip(last, data["rm_scores"].unbind(), said, strict=True):
+            found[split_key(key)[0]].append(_outcome(float(scores.sum()), extra))
+    return found
+
+
+def _outcome(score: float, extra: Mapping[str, Any]) -> Outcome:
+    acc = (extra.get("reward_extra_info") or {}).get("acc")
+    return Outcome(score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
+
+
+def last_rows(keys: Sequence[str]) -> list[str]:
+    """The last row of each episode; the episodes in the order of their names."""
+    last: dict[str, tuple[int, str]] = {}
+    for key in keys:
+        _, episode, index = split_key(key)
+        last[episode] = max(last.get(episode, (-1, "")), (index, key))
+    return [last[episode][1] for episode in sorted(last)]

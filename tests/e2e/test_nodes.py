@@ -1,0 +1,83 @@
+"""A cluster of two nodes: hosts run beside their workers, and a node that is lost ends the run, which resumes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from launch import started
+from ray.cluster_utils import Cluster
+from test_faults import beginner as beginner
+from test_faults import ended, play, steps, until_step
+
+
+class Seen(NamedTuple):
+    first: Path
+    second: Path
+    code: int
+    beside: list[list[str]]
+    """per node: the agent-loop workers and hosts on it"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = tempfile.mkdtemp(prefix="tk-")
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 32, "num_gpus": 1, "temp_dir": folder})
+    nodes.add_node(num_cpus=4)
+    yield nodes
+    nodes.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def on(node) -> list[str]:
+    """The agent-loop workers and hosts of environments that a node runs."""
+    [raylet] = node.all_processes["raylet"]
+    titles = [child.cmdline()[0] for child in psutil.Process(raylet.process.pid).children() if child.cmdline()]
+    return sorted(title for title in titles if title.startswith(("ray::AgentLoopWorker", "ray::EnvHost")))
+
+
+@pytest.fixture(scope="module")
+def seen(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A run of which a node is killed after its first step, and the run that resumes on what is left."""
+    out = tmp_path_factory.mktemp("nodes")
+    first, second = out / "first", out / "second"
+    both = (
+        "actor_rollout_ref.rollout.agent.num_workers=2",
+        "trainer.save_freq=1",
+        "turnkey.stop.patience=20",
+    )
+    head, other = cluster.head_node, next(iter(cluster.worker_nodes))
+    with started(first, *play(first, beginner, *both), cluster=cluster.address) as process:
+        until_step(first, process)
+        beside = [on(head), on(other)]
+        cluster.remove_node(other, allow_graceful=False)
+        code = ended("a node is lost", process)
+    last = steps(first)[-1]
+    rest = play(second, beginner, *both, f"trainer.total_training_steps={last + 2}")
+    with started(second, *rest, cluster=cluster.address) as process:
+        assert process.wait(timeout=900) == 0, (second / "log.txt").read_text()[-6000:]
+    return Seen(first, second, code, beside)
+
+
+def test_hosts_run_beside_their_workers(seen: Seen) -> None:
+    for names in seen.beside:
+        assert [name.split(".")[0] for name in names] == ["ray::AgentLoopWorkerTQ", "ray::EnvHost"]
+
+
+def test_a_lost_node_ends_the_run_with_its_cause(seen: Seen) -> None:
+    said = (seen.first / "log.txt").read_text()
+    assert seen.code == 69, said[-6000:]
+    # It died, or is unavailable while Ray does not know yet.
+    assert "verl-turnkey: a process of the run is dead: The actor" in said
+    assert "main_ppo" in said.rsplit("To resume:", 1)[1]
+
+
+def test_it_resumes_on_what_is_left(seen: Seen) -> None:
+    saved = int((seen.first.parent / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    assert steps(seen.second)[-1] == saved == steps(seen.first)[-1] + 2
+    assert steps(seen.second)[0] > 1

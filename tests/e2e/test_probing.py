@@ -1,0 +1,85 @@
+"""IGPO on MiniGrid: the server tells how probable an answer is before each turn, and places in a group are outcomes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import naive
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from launch import Run, minigrid, train
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+POLICY = Path(__file__).with_name("word_policy.py")
+TURNS, STEPS, ROLLOUTS = 4, 2, 4
+LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": TURNS}
+ANSWER = "go forward"
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("probing")
+    tasks = minigrid(out, LEVEL, train=8, val=4, seed=3)
+    data = pd.read_parquet(out / "train.parquet")
+    data["reward_model"] = [{**given, "ground_truth": ANSWER} for given in data["reward_model"]]
+    data.to_parquet(out / "train.parquet")
+    return train(
+        out,
+        "+turnkey=information_gain",
+        "+turnkey/env=babyai",
+        "+turnkey/device=cpu",
+        *tasks,
+        'turnkey.rollout.strategy={name: probe_gold, text: ""}',
+        f"turnkey.rewards=[{{name: arena, compare: '{POLICY}:ahead'}}]",
+        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        f"trainer.total_training_steps={STEPS}",
+    )
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_credit_is_that_of_what_was_measured(run: Run, step: int) -> None:
+    run.agrees_with(lambda steps: naive.information_gain([each | each["extra"] for each in steps]), step)
+    extra = [each["extra"] for each in run.steps() if each["global_step"] == step]
+    assert {each["value_rollouts"] for each in extra} == {1}
+    assert all(0 < each["gold_probability"] == each["turn_value"] < 1 for each in extra)
+    metrics = run.metrics[step]
+    assert metrics["branching/forks"] == metrics["branching/measured"] == metrics["episode/length/mean"]
+    assert metrics["branching/measured_tokens"] == metrics["branching/measured"]
+    assert metrics["branching/measured_steps"] == metrics["branching/failed"] == 0
+    assert metrics["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_outcomes_are_places(run: Run, step: int) -> None:
+    paid: dict[str, list[float]] = {}
+    for each in (e for e in run.episodes("train") if e["global_step"] == step):
+        paid.setdefault(each["group"], []).append(sum(turn["reward"] for turn in each["steps"]))
+    assert len(paid) == 4
+    for places in paid.values():
+        np.testing.assert_allclose(sorted(places), np.arange(ROLLOUTS) / (ROLLOUTS - 1), atol=1e-9)
+    assert run.metrics[step]["episode/reward/arena"] == pytest.approx(0.5)
+    assert run.metrics[step]["episode/reward/arena_calls"] == 3.0
+
+
+def test_probabilities_are_those_of_the_model(run: Run, model: Path) -> None:
+    """Before the first update, by a forward pass of the same weights; the server computes in another order."""
+    tokenizer, policy = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
+    answer, found = tokenizer.encode(ANSWER, add_special_tokens=False), set()
+    said = {each["row"]: each["extra"]["gold_probability"] for each in run.steps() if each["global_step"] == 1}
+    for episode in (e for e in run.episodes("train") if e["global_step"] == 1):
+        first, text = episode["steps"][0], episode["texts"][0]
+        prompt = tokenizer.encode(text["prompt_tail"], add_special_tokens=False)
+        assert len(prompt) == first["prompt_tokens"]
+        with torch.no_grad():
+            logits = policy(torch.tensor([prompt + answer])).logits[0].float().log_softmax(-1)
+        scores = [logits[len(prompt) - 1 + i, token].item() for i, token in enumerate(answer)]
+        expected = math.exp(sum(scores) / len(scores))
+        assert said[f"{episode['episode']}_{int(first['row'])}"] == pytest.approx(expected, rel=2e-2)
+        found.add(round(expected, 6))
+    assert len(found) > 1

@@ -1,0 +1,26 @@
+"""What of a hint stands behind the task."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_turnkey.plugins.rollout.hints import shown
+
+TEXT = "Open the  red box\nthen leave"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.01, "Open"), (0.5, "Open the red"), (0.51, "Open the red box"), (1.0, "Open the red box then leave")],
+)
+def test_the_first_words_up_to_a_share(share, words):
+    assert shown({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {words}"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{}, {"turnkey_hint": TEXT}, {"turnkey_hint": TEXT, "turnkey_hint_share": 0.0}]
+    + [{"turnkey_hint": text, "turnkey_hint_share": 1.0} for text in (None, "", " ")],
+)
+def test_nothing_without_a_hint_or_a_share(row):
+    assert shown(row) == ""
