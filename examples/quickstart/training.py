@@ -25,6 +25,25 @@ HISTORY = 1
 GROUPS, ROLLOUTS = 8, 8
 
 
+def task_overrides(
+    *,
+    template: str = "minigrid",
+    history: int = HISTORY,
+    max_turns: int = MAX_TURNS,
+    prompt_tokens: int = 80,
+    response_tokens: int = 4,
+) -> tuple[str, ...]:
+    """What of the launch line depends on what is played: DoorKey, unless something else is said."""
+    return (
+        f"turnkey.rollout.template={template}",
+        "turnkey.rollout.action_format=plain",
+        f"turnkey.rollout.history={history}",
+        f"turnkey.rollout.max_turns={max_turns}",
+        f"data.max_prompt_length={prompt_tokens}",
+        f"data.max_response_length={response_tokens}",
+    )
+
+
 @dataclass(frozen=True)
 class Job:
     """One training run in the folder ``out``."""
@@ -35,6 +54,8 @@ class Job:
     steps: int
     validate_every: int = 0
     overrides: tuple[str, ...] = ()
+    recipe: str = "babyai"
+    task: tuple[str, ...] = task_overrides()
 
     @property
     def episodes(self) -> int:
@@ -47,17 +68,11 @@ class Job:
     def command(self, ray_dir: str) -> list[str]:
         """``turnkey train`` as anybody would call it, which prints the whole launch line and becomes verl's program."""
         turnkey = f"""
-            {Path(sys.executable).with_name("turnkey")} train babyai --model {self.out}/model --method {self.method}
-            --device cpu --steps {self.steps} --out {self.out}
+            {Path(sys.executable).with_name("turnkey")} train {self.recipe} --model {self.out}/model
+            --method {self.method} --device cpu --steps {self.steps} --out {self.out}
         """
         overrides = f"""
-            turnkey.rollout.template=minigrid
-            turnkey.rollout.action_format=plain
-            turnkey.rollout.history={HISTORY}
-            turnkey.rollout.max_turns={MAX_TURNS}
             data.train_batch_size={GROUPS}
-            data.max_prompt_length=80
-            data.max_response_length=4
             data.seed={self.seed}
             actor_rollout_ref.rollout.n={ROLLOUTS}
             actor_rollout_ref.rollout.temperature=1.0
@@ -77,7 +92,7 @@ class Job:
             trainer.logger=[file]
             +ray_kwargs.ray_init._temp_dir={ray_dir}
         """
-        return [*turnkey.split(), *overrides.split(), *self.overrides]
+        return [*turnkey.split(), *self.task, *overrides.split(), *self.overrides]
 
 
 @contextmanager
