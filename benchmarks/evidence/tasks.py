@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 QUICKSTART = ROOT / "examples" / "quickstart"
 if str(QUICKSTART) not in sys.path:
-    sys.path.insert(0, str(QUICKSTART))
+    sys.path.insert(1, str(QUICKSTART))  # behind this folder, whose warm_start.py is another
 
 from training import LEVEL, task_overrides  # noqa: E402
 
-from verl_turnkey.envs.tasks import split_seeds  # noqa: E402
+from verl_turnkey.envs import tasks as envs_tasks  # noqa: E402
+from verl_turnkey.envs.prompting.prompts import LINE  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Task:
     steps: int
     """training steps of a run"""
     train_tasks: int = 1024
+    task_seed: int | None = None
+    """draws the same tasks in every run, so that games that take long to make are made once; None: the run's seed"""
+    line: str = LINE
+    """of a past turn in the prompt"""
     further: tuple[str, ...] = field(default=())
     """of the launch line, beside those that every task has"""
 
@@ -54,11 +60,18 @@ class Task:
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.response_tokens,
         )
-        return (*usual, *self.further)
+        line = () if self.line == LINE else (f"turnkey.rollout.history_line='{self.line}'",)
+        return (*usual, *line, *self.further)
 
     def seeds(self, n_val: int, seed: int) -> tuple[list[int], list[int]]:
-        """Environment seeds for training and validation, without repeats, as ``turnkey tasks`` draws them."""
-        return split_seeds(self.train_tasks, n_val, seed)
+        """Environment seeds for training and validation in a run with ``seed``, without repeats."""
+        return envs_tasks.split_seeds(self.train_tasks, n_val, seed if self.task_seed is None else self.task_seed)
+
+    def write(self, folder: Path, n_val: int, seed: int) -> None:
+        """Write ``train.parquet`` and ``val.parquet``: what ``turnkey tasks`` writes for these seeds."""
+        for split, seeds in zip(("train", "val"), self.seeds(n_val, seed), strict=True):
+            tasks = [envs_tasks.Task(self.env_id, seed, self.kwargs) for seed in seeds]
+            envs_tasks.write_parquet(folder / f"{split}.parquet", tasks, self.name, split)
 
 
 TASKS: dict[str, Task] = {
@@ -75,6 +88,36 @@ TASKS: dict[str, Task] = {
             prompt_tokens=80,
             response_tokens=4,
             steps=20,
+        ),
+        Task(
+            name="rooms",
+            env="babyai",
+            env_id="turnkey/MiniGrid-v0",
+            # Six rooms in a row: 26 to 43 actions on the shortest way.
+            kwargs={"level": "MiniGrid-MultiRoom-N4-S5-v0", "max_steps": 60},
+            template="minigrid",
+            history=1,
+            max_turns=60,
+            prompt_tokens=128,
+            response_tokens=4,
+            steps=20,
+        ),
+        Task(
+            name="kitchen",
+            env="textworld",
+            env_id="turnkey/TextWorld-v0",
+            # Out of the locked bedroom, find the food that is asked for, put it on the stove: 8 to 12 commands.
+            kwargs={"challenge": "simple", "rewards": "sparse", "goal": "brief", "reward": "success", "max_steps": 25},
+            template=str(HERE / "adventure.txt"),
+            history=12,
+            line="{action}.",
+            max_turns=25,
+            prompt_tokens=256,
+            response_tokens=10,
+            steps=20,
+            train_tasks=64,
+            task_seed=0,
+            further=("turnkey.rollout.prompt=template",),
         ),
     )
 }

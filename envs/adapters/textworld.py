@@ -105,6 +105,11 @@ class TextWorldText(TextEnv):
         self._reward = reward
         self._game: Path | None = None
 
+    @property
+    def game(self) -> Path | None:
+        """The file of the game that is being played, for oracles; None before the first reset."""
+        return self._game
+
     def begin(self, seed: int) -> tuple[StepResult, str]:
         game = self._own[seed % len(self._own)] if self._own else self._made(seed)
         if game != self._game:

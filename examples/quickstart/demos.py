@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from minigrid.core.constants import DIR_TO_VEC
 from minigrid.minigrid_env import MiniGridEnv
@@ -28,6 +29,14 @@ class Demo:
     history: tuple[PromptTurn, ...]
     observation: str
     action: str
+
+
+class Expert(Protocol):
+    """Knows the way in the game that is being played."""
+
+    def best(self) -> list[str]:
+        """The best actions in the game's present state, all equally good."""
+        ...
 
 
 class Planner:
@@ -99,17 +108,33 @@ class Demos:
 
 
 def collect(level: str, seeds: Sequence[int], history: int, max_turns: int, seed: int) -> Demos:
-    """Play one episode per element of ``seeds``, players in the shares of ``QUALITY``."""
-    rng = random.Random(seed)
+    """Play one episode of a DoorKey level per element of ``seeds``, players in the shares of ``QUALITY``."""
     env = make("turnkey/MiniGrid-v0", {"level": level})
-    demos, wins = Demos(), [[0] for _ in QUALITY]
+    return collect_in(env, lambda env: Planner(env.unwrapped.grid_env), seeds, history, max_turns, seed)
+
+
+def collect_in(
+    env: Any,
+    expert: Callable[[Any], Expert],
+    seeds: Sequence[int],
+    history: int,
+    max_turns: int,
+    seed: int,
+    quality: Sequence[tuple[float, float]] = QUALITY,
+) -> Demos:
+    """Play one episode of ``env`` per element of ``seeds``, players in the shares of ``quality``.
+
+    ``expert`` is asked for the way after each reset.
+    """
+    rng = random.Random(seed)
+    demos, wins = Demos(), [[0] for _ in quality]
     for env_seed in seeds:
-        player = rng.choices(range(len(QUALITY)), weights=[share for share, _ in QUALITY])[0]
-        noise = QUALITY[player][1]
+        player = rng.choices(range(len(quality)), weights=[share for share, _ in quality])[0]
+        noise = quality[player][1]
         observation, info = env.reset(seed=env_seed)
-        planner, task, past = Planner(env.unwrapped.grid_env), info["task"], []
+        way, task, past = expert(env), info["task"], []
         for _ in range(max_turns):
-            action = rng.choice(info["admissible"] if rng.random() < noise else planner.best())
+            action = rng.choice(info["admissible"] if rng.random() < noise else way.best())
             demos.steps.append(Demo(task, tuple(past[max(0, len(past) - history) :]), observation, action))
             past.append(PromptTurn(observation, action))
             observation, _, terminated, _, info = env.step(action)

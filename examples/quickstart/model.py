@@ -22,19 +22,22 @@ CHAT_TEMPLATE = """\
 _PIECES = r" ?(?:{verbs})\b| ?\d+(?: [a-z]+)*| ?[A-Za-z]+(?: (?!an? )[A-Za-z]+)*|[^ A-Za-z0-9]| +"
 
 
-def build_tokenizer(texts: Iterable[str], actions: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    texts: Iterable[str], actions: Iterable[str], vocab_size: int = 1024, pieces: str = _PIECES
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with a ChatML template; any text has an encoding.
 
     Args:
         texts: prompts, in which frequent pieces become one token each.
         actions: what the model shall say; each word becomes a token.
+        pieces: expression for what merges stay inside, with the field ``{verbs}``.
     """
     words = [action.split() for action in actions]
     verbs = "|".join(sorted({first for first, *_ in words}))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES.format(verbs=verbs)), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pieces.format(verbs=verbs)), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.prompts import PromptTurn, build_messages, load_template
+from verl_turnkey.envs.prompting.prompts import LINE, PromptTurn, build_messages, load_template
 
 
 @dataclass
@@ -31,16 +31,20 @@ class Player:
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, template: str, task: str, history: Sequence[PromptTurn], observation: str
+    tokenizer: PreTrainedTokenizerBase,
+    template: str,
+    task: str,
+    history: Sequence[PromptTurn],
+    observation: str,
+    line: str = LINE,
 ) -> list[int]:
     """Token ids of a prompt, as the agent loop renders them."""
     messages = build_messages(
-        system=None, template=template, task=task, history=history, observation=observation, admissible=None
+        system=None, template=template, task=task, history=history, observation=observation, admissible=None, line=line
     )
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
-@torch.no_grad()
 def play(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -51,11 +55,35 @@ def play(
     max_turns: int,
     max_new_tokens: int = 8,
 ) -> list[Player]:
-    """One episode per element of ``seeds``, at temperature 1. Sampling follows torch's global seed."""
-    template = load_template("minigrid")
+    """One episode of a MiniGrid level per element of ``seeds``, see :func:`play_in`."""
+    return play_in(
+        [make("turnkey/MiniGrid-v0", {"level": level}) for _ in seeds],
+        model,
+        tokenizer,
+        seeds,
+        template=load_template("minigrid"),
+        history=history,
+        max_turns=max_turns,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+@torch.no_grad()
+def play_in(
+    environments: Sequence[Any],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    seeds: Sequence[int],
+    *,
+    template: str,
+    history: int,
+    max_turns: int,
+    max_new_tokens: int,
+    line: str = LINE,
+) -> list[Player]:
+    """One episode per environment and seed, at temperature 1. Sampling follows torch's global seed."""
     players = []
-    for seed in seeds:
-        env = make("turnkey/MiniGrid-v0", {"level": level})
+    for env, seed in zip(environments, seeds, strict=True):
         observation, info = env.reset(seed=seed)
         players.append(Player(env, info["task"], observation, info))
     for _ in range(max_turns):
@@ -63,7 +91,7 @@ def play(
         if not active:
             break
         prompts = [
-            render(tokenizer, template, p.task, p.past[len(p.past) - min(history, len(p.past)) :], p.observation)
+            render(tokenizer, template, p.task, p.past[len(p.past) - min(history, len(p.past)) :], p.observation, line)
             for p in active
         ]
         for player, prompt, ids in zip(

@@ -19,7 +19,7 @@ LEVEL = "MiniGrid-DoorKey-5x5-v0"
 @pytest.fixture
 def quickstart(monkeypatch):
     """Import the scripts' modules the way the scripts do, and forget them afterwards: their names are common words."""
-    names = ("demos", "model", "play", "warm_start")
+    names = ("demos", "model", "play", "teaching")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(QUICKSTART)
@@ -72,8 +72,8 @@ def test_tokenizer_and_model_survive_their_files(quickstart, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     demos = quickstart("demos").collect(LEVEL, range(20), history=1, max_turns=20, seed=0)
-    warm_start, model_module, play = quickstart("warm_start"), quickstart("model"), quickstart("play")
-    tokenizer = model_module.build_tokenizer((warm_start._text(demo) for demo in demos.steps), ACTIONS)
+    teaching, model_module, play = quickstart("teaching"), quickstart("model"), quickstart("play")
+    tokenizer = model_module.build_tokenizer((teaching.text_of(demo) for demo in demos.steps), ACTIONS)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     template = load_template("minigrid")
@@ -107,10 +107,10 @@ def test_training_lowers_the_loss_of_the_answers_only(quickstart):
     import torch
 
     demos = quickstart("demos").collect(LEVEL, range(20), history=1, max_turns=20, seed=0).steps[:128]
-    warm_start, model_module = quickstart("warm_start"), quickstart("model")
-    tokenizer = model_module.build_tokenizer((warm_start._text(demo) for demo in demos), ACTIONS)
-    ids, labels = warm_start._batch(warm_start._samples(tokenizer, demos)[:8], tokenizer.pad_token_id)
-    labeled = labels != warm_start.IGNORE
+    teaching, model_module = quickstart("teaching"), quickstart("model")
+    tokenizer = model_module.build_tokenizer((teaching.text_of(demo) for demo in demos), ACTIONS)
+    ids, labels = teaching._batch(teaching.samples_of(tokenizer, demos)[:8], tokenizer.pad_token_id)
+    labeled = labels != teaching.IGNORE
     assert torch.equal(ids[labeled], labels[labeled])
     assert {tokenizer.decode(row[mask]) for row, mask in zip(ids, labeled, strict=True)} <= {
         f"{action}<|im_end|>" for action in ACTIONS
@@ -118,5 +118,5 @@ def test_training_lowers_the_loss_of_the_answers_only(quickstart):
     torch.manual_seed(0)
     model = model_module.build_model(tokenizer)
     before = model(ids, labels=labels).loss.item()
-    warm_start.train(model, tokenizer, demos, epochs=3, lr=3e-3, seed=0, batch_size=16)
+    teaching.train(model, tokenizer, demos, epochs=3, lr=3e-3, seed=0, batch_size=16)
     assert model(ids, labels=labels).loss.item() < before - 1
