@@ -1,0 +1,112 @@
+"""One line per finished run: what a table needs of it, kept in the repository. The runs' folders are not.
+
+A file of ``benchmarks/results`` is a list of JSON, one run a line, so that a further run is one further line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_turnkey.plugins.seeing.runs import Run, Steps, read
+
+RESULTS = Path(__file__).parents[1] / "results"
+KEPT = (
+    "episode/success_rate",
+    "episode/count",
+    "episode/failed",
+    "episode/length/mean",
+    "episode/invalid_rate",
+    "branching/trained_steps",
+    "branching/measured_steps",
+    "branching/measured_tokens",
+    "rows/trained_tokens",
+    "credit/share_steps_in_anchor_groups",
+    "credit/advantage/share_nonzero",
+    "actor/entropy",
+    "actor/ppo_kl",
+    "actor/pg_clipfrac",
+    "timing_s/step",
+)
+"""metrics of a line, beside the success of the validation"""
+DIGITS = 5
+"""significant ones of a number"""
+Line = dict[str, Any]
+
+
+def load(study: str) -> list[Line]:
+    """The lines of a study; none where there is no file."""
+    path = RESULTS / f"{study}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def add(study: str, line: Line) -> None:
+    """Add a line, sorted in: the same runs make the same file in whatever order they finish."""
+    lines = sorted([*load(study), line], key=key)
+    text = ",\n".join(json.dumps(each) for each in lines)
+    path = RESULTS / f"{study}.json"
+    new = path.with_suffix(".new")
+    new.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    new.replace(path)  # whole, or not at all
+
+
+def logged(folder: Path) -> Steps:
+    """The metrics of the run in ``folder``."""
+    run = read(folder)
+    return {
+        step: {name: float(values[row]) for name, values in run.metrics.items() if math.isfinite(values[row])}
+        for row, step in enumerate(run.step.tolist())
+    }
+
+
+def line(about: Mapping[str, Any], steps: Steps) -> Line:
+    """The line of a finished run; ``about`` says which one it is.
+
+    Raises:
+        LookupError: it was not validated.
+    """
+    known = {name for data in steps.values() for name in data}
+    validation = next((name for name in sorted(known) if name.startswith("val-core/") and "/acc/" in name), None)
+    if validation is None:
+        raise LookupError(f"no validation among {', '.join(sorted(known))}")
+    names = [validation, *(name for name in KEPT if name in known)]
+    return {
+        **about,
+        "steps": list(steps),
+        "metrics": {name: [_short(data.get(name, math.nan)) for data in steps.values()] for name in names},
+    }
+
+
+def as_run(line: Line, shown: Mapping[str, Any]) -> Run:
+    """A line as the comparison of runs takes it; ``shown`` is its configuration there."""
+    metrics = {
+        name: np.array([math.nan if value is None else value for value in values])
+        for name, values in line["metrics"].items()
+    }
+    return Run(Path(_name(line)), "a kept line", np.array(line["steps"]), metrics, shown)
+
+
+def validations(line: Line) -> tuple[list[int], list[float]]:
+    """Steps and success of the validations."""
+    name = next(name for name in line["metrics"] if name.startswith("val-core/"))
+    pairs = zip(line["steps"], line["metrics"][name], strict=True)
+    found = [(step, value) for step, value in pairs if value is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def _name(line: Line) -> str:
+    return f"{line['task']}/{line['variant']}-{line['lr']:g}-{line['seed']}"
+
+
+def key(line: Line) -> tuple[str, str, float, int]:
+    """Which run it is: task, variant, learning rate, seed."""
+    return line["task"], line["variant"], line["lr"], line["seed"]

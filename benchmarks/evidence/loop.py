@@ -1,0 +1,291 @@
+"""A plain training loop in place of verl: the same prompts, sampling, credit, loss and optimizer, many times as fast.
+
+A run on the whole stack takes ten minutes of one core, most of them in processes that talk to each other; comparing
+methods, learning rates and seeds takes hundreds of runs. Here one process plays all episodes of a batch in lock-step
+and updates the model. Environments, prompts, parsing and credit are the package's own; the loss is verl's ``vanilla``
+(clipped, with dual clip, mean over the tokens of a mini-batch), and the critic's is verl's. The study of branches holds
+it against the stack: it has the same runs by both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from policy import Critic, Prompt, Row, Sampler, log_probs, micro_batches
+from studies import REINFORCE
+from tasks import Task  # which makes the quickstart's modules known
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from verl_turnkey.advantage import Credit, StepBatch, compute_credit
+from verl_turnkey.envs import make
+from verl_turnkey.envs.prompting.actions import parse_action
+from verl_turnkey.envs.prompting.prompts import PromptTurn, load_template
+
+# isort: split
+from play import render
+
+GROUPS, ROLLOUTS, MINI_BATCHES = 8, 8, 2
+CLIP, DUAL_CLIP, CLIP_VALUE, GRAD_NORM = 0.2, 3.0, 0.5, 1.0
+PENALTY = 0.1
+"""of an invalid action, as in the recipes"""
+VALUED = ("turn_gae",)
+Floats = NDArray[np.float64]
+"""(S,)"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn of an episode; ``log_probs`` are of the sampled tokens ``response``."""
+
+    group: int
+    episode: int
+    number: int
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    entropy: float
+    anchor: Any
+    text: str
+    action: str | None
+    reward: float
+    terminated: bool
+
+    @property
+    def row(self) -> Row:
+        return self.prompt, self.response
+
+
+@dataclass
+class Player:
+    """An episode in progress."""
+
+    env: Any
+    group: int
+    observation: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+    past: list[PromptTurn] = field(default_factory=list)
+    done: bool = False
+
+    def start(self, seed: int) -> None:
+        self.observation, self.info = self.env.reset(seed=seed)
+        self.task, self.past, self.done = self.info["task"], [], False
+
+
+class Loop:
+    """One run: a warm-started model, the tasks of a seed, a method at a learning rate."""
+
+    def __init__(self, task: Task, model: Path, method: str, lr: float, seed: int, n_val: int) -> None:
+        self.task, self.method, self.seed = task, method, seed
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.model = AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
+        self.critic = Critic(model) if method in VALUED else None
+        if self.critic:
+            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=lr, weight_decay=0.0)
+        self.train_seeds, self.val_seeds = task.seeds(n_val, seed)
+        self.order = np.random.default_rng(seed).permutation(len(self.train_seeds))
+        self.sampler = Sampler(self.model, self.tokenizer, task.response_tokens)
+        self.template = load_template(task.template)
+        self.players: list[Player] = []
+        self.prompts: dict[tuple, Prompt] = {}
+        torch.manual_seed(seed)  # last, so that every method begins with the same episodes
+
+    def run(self, steps: int, validate_every: int) -> Iterator[tuple[int, dict[str, float]]]:
+        """Metrics of step 0 (the validation before) to ``steps``, by the names that verl's log has."""
+        yield 0, self.validate()
+        for step in range(1, steps + 1):
+            metrics = self.step(step)
+            if step % validate_every == 0 or step == steps:
+                metrics |= self.validate()
+            yield step, metrics
+
+    def step(self, number: int) -> dict[str, float]:
+        """Play a batch, credit it, update the model."""
+        began = time.perf_counter()
+        first = (number - 1) * GROUPS
+        chosen = [self.train_seeds[self.order[(first + i) % len(self.order)]] for i in range(GROUPS)]
+        steps, won = self.play([seed for seed in chosen for _ in range(ROLLOUTS)], ROLLOUTS)
+        values = self.critic.values([step.row for step in steps]) if self.critic else None
+        batch = table(steps, won, values)
+        found = reinforce(batch) if self.method == REINFORCE else compute_credit(self.method, batch)
+        metrics = self.update(steps, found, values, number)
+        return {
+            "episode/success_rate": float(np.mean(won)),
+            "episode/count": float(len(won)),
+            "episode/failed": 0.0,
+            "episode/length/mean": len(steps) / len(won),
+            "episode/invalid_rate": float(np.mean([step.action is None for step in steps])),
+            "rows/trained_tokens": float(sum(len(step.response) for step in steps)),
+            "credit/share_steps_in_anchor_groups": _shared(batch),
+            "credit/advantage/share_nonzero": float(np.mean(found.advantage != 0)),
+            "actor/entropy": float(np.mean([step.entropy for step in steps])),
+            **metrics,
+            "timing_s/step": time.perf_counter() - began,
+        }
+
+    def validate(self) -> dict[str, float]:
+        """Success in the held-out tasks, sampled as in training."""
+        _, won = self.play(self.val_seeds, 1)
+        return {f"val-core/{self.task.name}/acc/mean@1": float(np.mean(won))}
+
+    def play(self, seeds: Sequence[int], rollouts: int) -> tuple[list[Step], NDArray[np.bool_]]:
+        """One episode per element of ``seeds``, ``rollouts`` next to each other in a group: steps and who won."""
+        while len(self.players) < len(seeds):
+            self.players.append(Player(make(self.task.env_id, dict(self.task.kwargs)), 0))
+        players = self.players[: len(seeds)]
+        for place, (player, seed) in enumerate(zip(players, seeds, strict=True)):
+            player.group = place // rollouts
+            player.start(seed)
+        steps: list[Step] = []
+        for number in range(self.task.max_turns):
+            active = [(place, player) for place, player in enumerate(players) if not player.done]
+            if not active:
+                break
+            prompts = [self._prompt(player) for _, player in active]
+            for (place, player), prompt, said in zip(active, prompts, self.sampler(prompts), strict=True):
+                text = self.tokenizer.decode(said.ids, skip_special_tokens=True)
+                action = parse_action(text, "plain", player.info["admissible"]).action
+                before, anchor, reward, terminated = player.observation, player.info["state_key"], 0.0, False
+                if action is not None:
+                    player.observation, reward, terminated, truncated, player.info = player.env.step(action)
+                    player.done = terminated or truncated
+                player.past.append(PromptTurn(before, action or text))
+                steps.append(
+                    Step(player.group, place, number, prompt, said.ids, said.log_probs, said.entropy, anchor, before,
+                         action, float(reward), terminated)
+                )  # fmt: skip
+        return steps, np.array([bool(player.info["success"]) for player in players])
+
+    def _prompt(self, player: Player) -> Prompt:
+        past = tuple(player.past[max(0, len(player.past) - self.task.history) :])
+        shown = (player.task, past, player.observation)
+        if shown not in self.prompts:  # most steps are in a situation in which another one has been
+            self.prompts[shown] = tuple(render(self.tokenizer, self.template, *shown, self.task.line))
+        return self.prompts[shown]
+
+    def update(
+        self, steps: Sequence[Step], credit: Credit, values: dict[Row, list[float]] | None, number: int
+    ) -> dict[str, float]:
+        """One pass over the batch, in mini-batches of whole episodes in random order, as the plugin deals them."""
+        order = np.random.default_rng((self.seed, number)).permutation(GROUPS * ROLLOUTS)
+        part = dict(zip(order.tolist(), np.arange(len(order)) % MINI_BATCHES, strict=True))
+        sums = np.zeros(3)
+        for mini in range(MINI_BATCHES):
+            rows = [row for row, step in enumerate(steps) if part[step.episode] == mini]
+            some = [steps[row].row for row in rows]
+            if self.critic and values is not None and credit.returns is not None:
+                self._update_critic(self.critic, some, credit.returns[rows], values)
+            old = {steps[row].row: steps[row].log_probs for row in rows}
+            sums += self._update_actor(some, credit.advantage[rows], old)
+        kl, clipped, tokens = sums.tolist()
+        return {"actor/ppo_kl": kl / tokens, "actor/pg_clipfrac": clipped / tokens}
+
+    def _update_actor(self, steps: Sequence[Row], advantage: Floats, old: Mapping[Row, Sequence[float]]) -> Floats:
+        """Sums over tokens: KL, clipped, tokens.
+
+        Steps with the same prompt and response have the same ratios: they are one row, with the sum of their positive
+        and that of their negative advantages.
+        """
+        alike: dict[Row, tuple[float, float, float]] = {}
+        for row, value in zip(steps, advantage.tolist(), strict=True):
+            up, down, times = alike.get(row, (0.0, 0.0, 0.0))
+            alike[row] = up + max(value, 0.0), down + max(-value, 0.0), times + 1.0
+        tokens = sum(len(response) for _, response in steps)
+        sums = np.zeros(3)
+        self.optimizer.zero_grad()
+        for rows in micro_batches(list(alike)):
+            now, inside = log_probs(self.model, rows)
+            ratio = torch.exp(now - _padded([old[row] for row in rows], now))
+            up, down, times = torch.tensor([alike[row] for row in rows]).T[:, :, None]
+            ((policy_loss(ratio, up, down) * inside).sum() / tokens).backward()
+            with torch.no_grad():
+                weight = inside * times
+                clipped = ((ratio > 1 + CLIP) & (up > 0)) | ((ratio < 1 - CLIP) & (down > 0))
+                sums += [float((each * weight).sum()) for each in (-ratio.log(), clipped, torch.ones_like(ratio))]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRAD_NORM)
+        self.optimizer.step()
+        return sums
+
+    def _update_critic(
+        self, critic: Critic, steps: list[Row], returns: Floats, old: Mapping[Row, Sequence[float]]
+    ) -> None:
+        tokens = sum(len(response) for _, response in steps)
+        self.critic_optimizer.zero_grad()
+        for some in micro_batches(list(zip(steps, returns.tolist(), strict=True)), row=lambda pair: pair[0]):
+            now, inside = critic([row for row, _ in some])
+            before = _padded([old[row] for row, _ in some], now)
+            target = torch.tensor([value for _, value in some])[:, None]
+            ((value_loss(now, before, target) * inside).sum() / tokens).backward()
+        torch.nn.utils.clip_grad_norm_(critic.parameters(), GRAD_NORM)
+        self.critic_optimizer.step()
+
+
+def policy_loss(ratio: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Clipped, with dual clip (verl's ``vanilla``), of tokens with positive advantages that sum to ``up`` and negative
+    ones that sum to ``-down``.
+    """
+    return -up * ratio.clamp(max=1 + CLIP) + down * ratio.clamp(min=1 - CLIP, max=DUAL_CLIP)
+
+
+def value_loss(now: torch.Tensor, before: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Half the squared distance from the returns, clipped round the values before the update (verl's)."""
+    near = before + (now - before).clamp(-CLIP_VALUE, CLIP_VALUE)
+    return 0.5 * torch.maximum((now - target) ** 2, (near - target) ** 2)
+
+
+def table(steps: Sequence[Step], won: NDArray[np.bool_], values: Mapping[Row, Sequence[float]] | None) -> StepBatch:
+    """The steps as estimators take them."""
+    last = {step.episode: row for row, step in enumerate(steps)}
+    ends = np.zeros(len(steps), dtype=bool)
+    ends[list(last.values())] = True
+    terminated = np.array([step.terminated for step in steps])
+    valid = [step.action is not None for step in steps]
+    further = {} if values is None else {"value": [values[step.row][0] for step in steps]}
+    return StepBatch(
+        group=[step.group for step in steps],
+        trajectory=[step.episode for step in steps],
+        step=[step.number for step in steps],
+        reward=[step.reward for step in steps],
+        penalty=[0.0 if each else PENALTY for each in valid],
+        anchor=[step.anchor for step in steps],
+        action=[step.action for step in steps],
+        valid=valid,
+        terminated=terminated,
+        truncated=ends & ~terminated,
+        success=won[[step.episode for step in steps]],
+        tokens=[len(step.response) for step in steps],
+        text=[step.text for step in steps],
+        **further,
+    )
+
+
+def reinforce(batch: StepBatch) -> Credit:
+    """REINFORCE++ with a baseline (arXiv:2501.03262): outcome minus the group's mean, normalised over all tokens."""
+    outcome = batch.score
+    first = batch.first_rows
+    mean = np.bincount(batch.group[first], outcome[first]) / np.bincount(batch.group[first])
+    centred = outcome - mean[batch.group]
+    weight = batch.tokens / batch.tokens.sum()
+    middle = (weight * centred).sum()
+    spread = np.sqrt((weight * (centred - middle) ** 2).sum())
+    return Credit((centred - middle) / (spread + 1e-8) - batch.penalty)
+
+
+def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
+    found = torch.zeros(like.shape)
+    for row, values in enumerate(rows):
+        found[row, : len(values)] = torch.tensor(values)
+    return found
+
+
+def _shared(batch: StepBatch) -> float:
+    """Share of steps whose state occurs at least twice in their group."""
+    _, place, counts = np.unique(np.stack([batch.group, batch.anchor]), axis=1, return_inverse=True, return_counts=True)
+    return float((counts[place.reshape(-1)] > 1).mean())
