@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -80,9 +81,16 @@ class Accompanied(gymnasium.Wrapper[str, str, str, str]):
     Detours are answered: an engine that is asked for ``policy_commands`` finds the way back after each command.
     """
 
+    def __init__(self, env: gymnasium.Env[str, str]) -> None:
+        super().__init__(env)
+        self._game: Path | None = None
+
     def reset(self, **kwargs: Any) -> tuple[str, dict[str, Any]]:
         observation, info = self.env.reset(**kwargs)
-        self._engine = textworld.start(str(self.unwrapped.game), EnvInfos(policy_commands=True))  # type: ignore[attr-defined]
+        game: Path = self.unwrapped.game  # type: ignore[attr-defined]
+        if game != self._game:
+            self._engine = textworld.start(str(game), EnvInfos(policy_commands=True))
+            self._game = game
         self._state: Any = self._engine.reset()
         return observation, info
 

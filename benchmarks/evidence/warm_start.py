@@ -71,7 +71,7 @@ TEACHING = {
     "rooms": Teaching(
         environment,
         lambda env: RoomsPlanner(env.unwrapped.grid_env),
-        games=240,
+        games=300,
         quality=((0.5, 0.0), (0.4, 0.3), (0.1, 1.0)),
     ),
     "kitchen": Teaching(
@@ -131,7 +131,7 @@ def demonstrate(task: Task, teaching: Teaching, seed: int) -> tuple[Demos, list[
     stream = 10_000 + (seed if task.task_seed is None else task.task_seed)
     seeds, held_out = split_seeds(teaching.games, CHECKED, stream)
     env = teaching.environment(task)
-    shown = seeds * teaching.rounds
+    shown = [game for game in seeds for _ in range(teaching.rounds)]  # loading a game takes longer than playing it
     return collect_in(env, teaching.expert, shown, task.history, task.max_turns, seed, teaching.quality), held_out
 
 
