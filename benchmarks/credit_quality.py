@@ -21,12 +21,15 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from exact_values import WORDS, Floats, Game, Policy, play, unroll
+from exact_forks import forked
+from exact_values import WORDS, Floats, Game, Ints, Policy, play, unroll
 from numpy.typing import NDArray
 from rich.progress import track
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.evaluating.checkpoint import resolve
+from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
+from verl_turnkey.plugins.rollout.strategies.tree import Tree
 
 RESULTS = Path(__file__).parent / "results" / "credit_quality.json"
 LEVEL, GAMES, EPISODES = "MiniGrid-DoorKey-5x5-v0", 32, 64
@@ -34,6 +37,7 @@ USUAL_GROUP, USUAL_HORIZON = 8, 20
 GROUPS, HORIZONS = (2, 4, 8, 16), (10, 20, 40)
 METHODS = ("grpo_steps", "rloo_steps", "gigpo", "hgpo", "salt", "proxmo", "graph", "dual_level")
 CONTINUATIONS = 4
+FORKED = ("as many turns", "exact advantages")
 VINE, VINE_ALL, EXACT = "vine, as many turns", "vine, as many episodes", "exact advantages"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -49,6 +53,26 @@ class Batch:
     situation: NDArray[np.int64]
     action: NDArray[np.int64]
     left: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A strategy that trains its branches, ``rollouts`` of each task under it, and the rule of the method ``tree``."""
+
+    strategy: Tree | EntropyBranch
+    rollouts: int
+    rule: str
+
+    @classmethod
+    def of(cls, group: int) -> dict[str, Branching]:
+        """As in ``benchmarks/evidence/studies.py`` for a group of 8, others in proportion.
+
+        The number of tasks stays about the same, then, and the gradient in them as easy to find.
+        """
+        return {
+            "tree": cls(Tree(first=4, every=4, depth=2), max(1, round(3 * group / 8)), "siblings"),
+            "entropy_branch": cls(EntropyBranch(trajectories=group), max(1, group // 2), "arpo"),
+        }
 
 
 @dataclass(frozen=True)
@@ -83,24 +107,45 @@ class World:
         won, situations, actions = play(self.games, which, self.horizon, draw)
         episode, turn = np.nonzero(situations >= 0)
         game, situation, action = which[episode], situations[episode, turn], actions[episode, turn]
+        return self._batch(game, episode, turn, situation, action, won[episode])
+
+    def forked(self, way: Branching, tasks: int, draw: np.random.Generator) -> Batch:
+        """Rollouts of ``tasks`` games with their branches, each turn once."""
+        chosen = draw.choice(len(self.games), tasks, replace=False)
+        found = forked({g: self.games[g] for g in chosen}, way.rollouts, self.horizon, way.strategy, draw)
+        parent = found.pop("parent")
+        columns = {name: np.array(column) for name, column in found.items()}
+        return self._batch(**columns, extra={"parent": parent, "leaf_outcome": columns["won"].astype(float)})
+
+    def _batch(
+        self,
+        game: Ints,
+        trajectory: Ints,
+        turn: Ints,
+        situation: Ints,
+        action: Ints,
+        won: NDArray[np.bool_],
+        extra: dict[str, Any] | None = None,
+    ) -> Batch:
+        """Of steps in the order of their trajectories; ``won``: whether the trajectory of the step did."""
         left = self.horizon - turn
-        last = np.r_[episode[1:] != episode[:-1], True]
-        reward = (won[episode] & last).astype(float)
+        last = np.r_[trajectory[1:] != trajectory[:-1], True]
         exact = [
             self.action_values[g][n - 1, s, a] - self.values[g][n, s]
             for g, s, a, n in zip(game, situation, action, left, strict=True)
         ]
         steps = StepBatch(
             group=game,
-            trajectory=episode,
+            trajectory=trajectory,
             step=turn,
-            reward=reward,
+            reward=(won & last).astype(float),
             anchor=[self.games[g].key[s] for g, s in zip(game, situation, strict=True)],
             text=[self.games[g].text[s] for g, s in zip(game, situation, strict=True)],
             action=[WORDS[a] for a in action],
-            terminated=won[episode] & last,
-            truncated=~won[episode] & last,
-            success=won[episode],
+            terminated=won & last,
+            truncated=~won & last,
+            success=won,
+            extra=extra,
         )
         return Batch(steps, np.array(exact), game, situation, action, left)
 
@@ -176,10 +221,14 @@ def _cosine(a: Any, b: Any) -> float:
 
 
 def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]:
-    """Every method on the same ``batches`` batches, and branching rollouts that play as many turns as these have."""
+    """Every method on the same ``batches`` batches, and branching rollouts that play as many turns as these do."""
     draw = np.random.default_rng(seed)
     methods = {**{name: _method(name) for name in METHODS}, VINE_ALL: _vine, EXACT: _exact}
-    tallies = {name: Tally() for name in (*METHODS, VINE, VINE_ALL, EXACT)}
+    ways = Branching.of(group)
+    tallies = {name: Tally() for name in (*METHODS, *(f"{way}, {what}" for way in ways for what in FORKED))}
+    tallies |= {name: Tally() for name in (VINE, VINE_ALL, EXACT)}
+    tasks = {name: _tasks(world, way) for name, way in ways.items()}
+    forks = np.random.default_rng([seed, 1])  # of their own, so that the others see the same batches without them
     shared, won, turns, prices = [], [], [], []
     for _ in range(batches):
         batch = world.batch(group, EPISODES, draw)
@@ -188,17 +237,30 @@ def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]
         prices.append(_price(world, batch))
         few = world.batch(1, max(1, round(EPISODES / prices[-1])), draw)
         tallies[VINE].add(world, few, _vine(world, few, draw))
+        for name, way in ways.items():
+            several = min(int(tasks[name] + forks.random()), len(world.games))
+            many = world.forked(way, several, forks)
+            found = compute_credit("tree", many.steps, rule=way.rule).advantage
+            for what, advantage in zip(FORKED, (found, many.exact), strict=True):
+                tallies[f"{name}, {what}"].add(world, many, advantage)
         shared.append(_shared(batch))
         won.append(batch.steps.success[batch.left == world.horizon].mean())
         turns.append(len(batch.exact) / EPISODES)
-    found = {name: tally.result() for name, tally in tallies.items()}
     return {
         "success": float(np.mean(won)),
         "turns": float(np.mean(turns)),
         "shared": float(np.mean(shared)),
         "vine_price": float(np.mean(prices)),
-        "methods": found,
+        "methods": {name: tally.result() for name, tally in tallies.items()},
     }
+
+
+def _tasks(world: World, way: Branching) -> float:
+    """How many games, at most all, have as many turns with their branches as ``EPISODES`` episodes; measured."""
+    alone = EPISODES * float(np.mean([turns[world.horizon, 0] for turns in world.turns]))
+    draw = np.random.default_rng(0)
+    whole = [world.forked(way, len(world.games), draw) for _ in range(5)]
+    return alone / float(np.mean([len(batch.exact) / len(world.games) for batch in whole]))
 
 
 def _price(world: World, batch: Batch) -> float:

@@ -189,6 +189,11 @@ def _states(level: str, seed: int) -> _States:
     return found
 
 
+def choose(game: Game, situation: int, draw: np.random.Generator) -> int:
+    """An action, as the policy takes it there."""
+    return min(int(np.searchsorted(game.policy[situation].cumsum(), draw.random())), len(WORDS) - 1)
+
+
 def play(
     games: Sequence[Game], which: Ints, horizon: int, draw: np.random.Generator
 ) -> tuple[NDArray[np.bool_], Ints, Ints]:
@@ -202,7 +207,7 @@ def play(
     for turn in range(horizon):
         for episode in np.flatnonzero(~won):
             game, here = games[which[episode]], now[episode]
-            choice = min(np.searchsorted(game.policy[here].cumsum(), draw.random()), len(WORDS) - 1)
+            choice = choose(game, here, draw)
             situations[episode, turn], actions[episode, turn] = here, choice
             now[episode] = game.following[here, choice]
             won[episode] = now[episode] == WON

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +16,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import credit_quality  # noqa: E402
 import exact_values  # noqa: E402
+from credit_quality import Branching  # noqa: E402
 from exact_values import WON, WORDS, Game, play  # noqa: E402
+
+from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch  # noqa: E402
+from verl_turnkey.plugins.rollout.strategies.tree import Tree  # noqa: E402
 
 HORIZON = 3
 
@@ -75,6 +80,65 @@ def test_many_batches_with_exact_advantages_have_the_exact_gradient(game: Game):
     world = credit_quality.World.of([game], HORIZON, prompts=2)
     batch = world.batch(4000, 4000, np.random.default_rng(2))
     assert credit_quality._cosine(world.estimate(batch, batch.exact), world.truth(batch)) > 0.995
+
+
+def _two(first: list[float], second: list[float], horizon: int) -> credit_quality.World:
+    """Every action leads from the first situation to the second, where action 0 wins and the others stay."""
+    following = np.array([[1] * len(WORDS), [WON, *[1] * (len(WORDS) - 1)]])
+    game = Game(["a", "b"], ["", ""], np.array([0, 1]), np.array([first, second]), following)
+    return credit_quality.World.of([game], horizon, prompts=2)
+
+
+def test_the_credit_of_a_fork_is_the_true_advantage_times_the_scale_of_two_leaves():
+    """Two leaves, one fork before the only step that matters: 1 and 0 are 2 * 0.5 / sqrt(0.5) apart from their mean.
+
+    So a step that wins has sqrt(2) where the other leaf loses, and 0 else: on average sqrt(2) (1 - p), and one that
+    loses -sqrt(2) p. True are 1 - p and -p.
+    """
+    p = 0.3
+    world = _two([1 / 6] * 6, [p, *[0.7 / 5] * 5], 2)
+    way, draw = Branching(Tree(first=1, depth=1), 1, "siblings"), np.random.default_rng(3)
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(4000):
+        batch = world.forked(way, 1, draw)
+        advantage = credit_quality.compute_credit("tree", batch.steps, rule=way.rule).advantage
+        assert batch.steps.step.tolist() == [0, 1, 1]
+        assert advantage[0] == 0
+        assert batch.exact[0] == pytest.approx(0, abs=1e-12)
+        won = batch.steps.success[1:]
+        unequal = won[0] != won[1]
+        assert advantage[1:] == pytest.approx(np.where(won, 1, -1) * unequal * 2**0.5, abs=1e-5)
+        assert batch.exact[1:] == pytest.approx(np.where(won, 1 - p, -p), abs=1e-12)
+        for each, value in zip(won, advantage[1:], strict=True):
+            found[bool(each)].append(value)
+    assert np.mean(found[True]) == pytest.approx(2**0.5 * (1 - p), abs=0.05)
+    assert np.mean(found[False]) == pytest.approx(-(2**0.5) * p, abs=0.05)
+
+
+@pytest.mark.parametrize(("roots", "first"), [("shared", {"start": 2}), ("own", {"0": 1, "1": 1})])
+def test_each_turn_of_a_tree_is_there_once_with_the_path_that_it_goes_on_from(roots: str, first: dict[str, int]):
+    world = _two([1 / 6] * 6, [0, *[1 / 5] * 5], 3)
+    batch = world.forked(Branching(Tree(every=1, roots=roots), 2, "siblings"), 1, np.random.default_rng(4))
+    of_one = {"0.0.1": 2, "0.0.2": 2, "0.1.2": 2}
+    of_other = {"1.0.1": 2, "1.0.2": 2, "1.1.2": 2}
+    assert Counter(batch.steps.extra["parent"].tolist()) == {**first, **of_one, **of_other}
+    assert batch.steps.n_trajectories == 8
+
+
+@pytest.mark.parametrize(("second", "forks"), [([0.5, 0.5, 0, 0, 0, 0], 1), ([1, 0, 0, 0, 0, 0], 0)])
+def test_forks_where_a_word_was_less_likely_than_the_first_one(second: list[float], forks: int):
+    """One of two rollouts may fork, before the turn that it has written; the branch writes another one."""
+    world = _two([0.7, 0, 0, 0, 0, 0.3], second, 2)
+    way = Branching(EntropyBranch(trajectories=3), 2, "arpo")
+    seen = set()
+    for seed in range(50):
+        batch = world.forked(way, 1, np.random.default_rng(seed))
+        sure = batch.action[batch.left == 2] == 0  # else the first word was less likely than any second one
+        seen.add(bool(sure.any()))
+        assert batch.steps.n_trajectories == 2 + (forks if sure.any() else 0)
+        begun = batch.steps.extra["parent"][2 * 2 :].tolist()
+        assert begun == ([f"{int(np.argmax(sure))}.0.1"] if forks and sure.any() else [])
+    assert seen == {True, False}
 
 
 def test_a_level_is_unrolled_with_its_shortest_way():
