@@ -46,8 +46,8 @@ def load(study: str) -> list[Line]:
 
 
 def add(study: str, line: Line) -> None:
-    """Add a line, sorted in: the same runs make the same file in whatever order they finish."""
-    lines = sorted([*load(study), line], key=key)
+    """Add a line in place of one of the same run, sorted in: the order in which runs finish makes no difference."""
+    lines = sorted([*(each for each in load(study) if key(each) != key(line)), line], key=key)
     text = ",\n".join(json.dumps(each) for each in lines)
     path = RESULTS / f"{study}.json"
     new = path.with_suffix(".new")

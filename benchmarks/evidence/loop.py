@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from policy import Critic, Prompt, Row, Sampler, log_probs, micro_batches
+from policy import Critic, Prompt, Row, Said, Sampler, log_probs, micro_batches
 from studies import REINFORCE
 from tasks import Task  # which makes the quickstart's modules known
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,6 +27,7 @@ from verl_turnkey.advantage import Credit, StepBatch, compute_credit
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
 from verl_turnkey.envs.prompting.prompts import PromptTurn, load_template
+from verl_turnkey.plugins.trainer.dealing import deal
 
 # isort: split
 from play import render
@@ -36,6 +37,8 @@ CLIP, DUAL_CLIP, CLIP_VALUE, GRAD_NORM = 0.2, 3.0, 0.5, 1.0
 PENALTY = 0.1
 """of an invalid action, as in the recipes"""
 VALUED = ("turn_gae",)
+CRITIC_RATE = 1e-3
+"""learning rate of the critic, whatever the policy's is"""
 Floats = NDArray[np.float64]
 """(S,)"""
 
@@ -52,10 +55,13 @@ class Step:
     log_probs: tuple[float, ...]
     entropy: float
     anchor: Any
+    next_anchor: Any
     text: str
     action: str | None
+    valid: bool
     reward: float
     terminated: bool
+    truncated: bool
 
     @property
     def row(self) -> Row:
@@ -88,7 +94,9 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
         self.critic = Critic(model) if method in VALUED else None
         if self.critic:
-            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=lr, weight_decay=0.0)
+            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=CRITIC_RATE, weight_decay=0.01)
+        # Its context is as long as the prompt's, as its page asks.
+        self.params = {"history": task.history} if method == "hgpo" else {}
         self.train_seeds, self.val_seeds = task.seeds(n_val, seed)
         self.order = np.random.default_rng(seed).permutation(len(self.train_seeds))
         self.sampler = Sampler(self.model, self.tokenizer, task.response_tokens)
@@ -114,14 +122,14 @@ class Loop:
         steps, won = self.play([seed for seed in chosen for _ in range(ROLLOUTS)], ROLLOUTS)
         values = self.critic.values([step.row for step in steps]) if self.critic else None
         batch = table(steps, won, values)
-        found = reinforce(batch) if self.method == REINFORCE else compute_credit(self.method, batch)
+        found = reinforce(batch) if self.method == REINFORCE else compute_credit(self.method, batch, **self.params)
         metrics = self.update(steps, found, values, number)
         return {
             "episode/success_rate": float(np.mean(won)),
             "episode/count": float(len(won)),
             "episode/failed": 0.0,
             "episode/length/mean": len(steps) / len(won),
-            "episode/invalid_rate": float(np.mean([step.action is None for step in steps])),
+            "episode/invalid_rate": float(np.mean([not step.valid for step in steps])),
             "rows/trained_tokens": float(sum(len(step.response) for step in steps)),
             "credit/share_steps_in_anchor_groups": _shared(batch),
             "credit/advantage/share_nonzero": float(np.mean(found.advantage != 0)),
@@ -149,36 +157,57 @@ class Loop:
             if not active:
                 break
             prompts = [self._prompt(player) for _, player in active]
-            for (place, player), prompt, said in zip(active, prompts, self.sampler(prompts), strict=True):
-                text = self.tokenizer.decode(said.ids, skip_special_tokens=True)
-                action = parse_action(text, "plain", player.info["admissible"]).action
-                before, anchor, reward, terminated = player.observation, player.info["state_key"], 0.0, False
-                if action is not None:
-                    player.observation, reward, terminated, truncated, player.info = player.env.step(action)
-                    player.done = terminated or truncated
-                player.past.append(PromptTurn(before, action or text))
-                steps.append(
-                    Step(player.group, place, number, prompt, said.ids, said.log_probs, said.entropy, anchor, before,
-                         action, float(reward), terminated)
-                )  # fmt: skip
+            for (place, player), prompt, response in zip(active, prompts, self.sampler(prompts), strict=True):
+                steps.append(self._act(place, player, number, prompt, response))
         return steps, np.array([bool(player.info["success"]) for player in players])
+
+    def _act(self, place: int, player: Player, number: int, prompt: Prompt, response: Said) -> Step:
+        """One turn, as the agent loop plays it: a response without an action leaves the game where it is."""
+        text = self.tokenizer.decode(response.ids, skip_special_tokens=True)
+        parsed = parse_action(text, "plain", player.info["admissible"])
+        before, anchor, reward, terminated, truncated = player.observation, player.info["state_key"], 0.0, False, False
+        valid = parsed.valid
+        if parsed.action is not None:
+            player.observation, reward, terminated, truncated, player.info = player.env.step(parsed.action)
+            player.done = terminated or truncated
+            valid = valid and not player.info["invalid"]
+        player.past.append(PromptTurn(before, shown(parsed.action, text)))
+        return Step(
+            group=player.group,
+            episode=place,
+            number=number,
+            prompt=prompt,
+            response=response.ids,
+            log_probs=response.log_probs,
+            entropy=response.entropy,
+            anchor=anchor,
+            next_anchor=player.info["state_key"],
+            text=before,
+            action=parsed.action,
+            valid=valid,
+            reward=float(reward),
+            terminated=terminated,
+            truncated=truncated or (not terminated and number + 1 == self.task.max_turns),
+        )
 
     def _prompt(self, player: Player) -> Prompt:
         past = tuple(player.past[max(0, len(player.past) - self.task.history) :])
-        shown = (player.task, past, player.observation)
-        if shown not in self.prompts:  # most steps are in a situation in which another one has been
-            self.prompts[shown] = tuple(render(self.tokenizer, self.template, *shown, self.task.line))
-        return self.prompts[shown]
+        key = (player.task, past, player.observation)
+        if key not in self.prompts:  # most steps are in a situation in which another one has been
+            self.prompts[key] = tuple(render(self.tokenizer, self.template, *key, self.task.line))
+            if len(self.prompts[key]) > self.task.prompt_tokens:  # the agent loop would cut it
+                raise ValueError(f"a prompt of {self.task.name} has {len(self.prompts[key])} tokens")
+        return self.prompts[key]
 
     def update(
         self, steps: Sequence[Step], credit: Credit, values: dict[Row, list[float]] | None, number: int
     ) -> dict[str, float]:
-        """One pass over the batch, in mini-batches of whole episodes in random order, as the plugin deals them."""
-        order = np.random.default_rng((self.seed, number)).permutation(GROUPS * ROLLOUTS)
-        part = dict(zip(order.tolist(), np.arange(len(order)) % MINI_BATCHES, strict=True))
+        """One pass over the batch, in mini-batches as the trainer deals them."""
+        keys = [f"{step.group}_{step.episode}_{step.number}" for step in steps]
+        trained = np.array([len(step.response) for step in steps])
+        lengths = trained + np.array([len(step.prompt) for step in steps])
         sums = np.zeros(3)
-        for mini in range(MINI_BATCHES):
-            rows = [row for row, step in enumerate(steps) if part[step.episode] == mini]
+        for rows in deal(keys, lengths, trained, (MINI_BATCHES,), (self.seed, number)):
             some = [steps[row].row for row in rows]
             if self.critic and values is not None and credit.returns is not None:
                 self._update_critic(self.critic, some, credit.returns[rows], values)
@@ -193,25 +222,25 @@ class Loop:
         Steps with the same prompt and response have the same ratios: they are one row, with the sum of their positive
         and that of their negative advantages.
         """
-        alike: dict[Row, tuple[float, float, float]] = {}
+        alike: dict[Row, list[float]] = {}
         for row, value in zip(steps, advantage.tolist(), strict=True):
-            up, down, times = alike.get(row, (0.0, 0.0, 0.0))
-            alike[row] = up + max(value, 0.0), down + max(-value, 0.0), times + 1.0
+            sums = alike.setdefault(row, [0.0] * 5)  # of positive and negative ones, their numbers, and that of all
+            for place, more in enumerate((max(value, 0.0), max(-value, 0.0), value > 0, value < 0, 1)):
+                sums[place] += more
         tokens = sum(len(response) for _, response in steps)
-        sums = np.zeros(3)
+        found = np.zeros(3)
         self.optimizer.zero_grad()
         for rows in micro_batches(list(alike)):
             now, inside = log_probs(self.model, rows)
             ratio = torch.exp(now - _padded([old[row] for row in rows], now))
-            up, down, times = torch.tensor([alike[row] for row in rows]).T[:, :, None]
+            up, down, ups, downs, times = torch.tensor([alike[row] for row in rows]).T[:, :, None]
             ((policy_loss(ratio, up, down) * inside).sum() / tokens).backward()
             with torch.no_grad():
-                weight = inside * times
-                clipped = ((ratio > 1 + CLIP) & (up > 0)) | ((ratio < 1 - CLIP) & (down > 0))
-                sums += [float((each * weight).sum()) for each in (-ratio.log(), clipped, torch.ones_like(ratio))]
+                clipped = ups * (ratio > 1 + CLIP) + downs * (ratio < 1 - CLIP)
+                found += [float((each * inside).sum()) for each in (-times * ratio.log(), clipped, times * inside)]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRAD_NORM)
         self.optimizer.step()
-        return sums
+        return found
 
     def _update_critic(
         self, critic: Critic, steps: list[Row], returns: Floats, old: Mapping[Row, Sequence[float]]
@@ -242,40 +271,42 @@ def value_loss(now: torch.Tensor, before: torch.Tensor, target: torch.Tensor) ->
 
 def table(steps: Sequence[Step], won: NDArray[np.bool_], values: Mapping[Row, Sequence[float]] | None) -> StepBatch:
     """The steps as estimators take them."""
-    last = {step.episode: row for row, step in enumerate(steps)}
-    ends = np.zeros(len(steps), dtype=bool)
-    ends[list(last.values())] = True
-    terminated = np.array([step.terminated for step in steps])
-    valid = [step.action is not None for step in steps]
     further = {} if values is None else {"value": [values[step.row][0] for step in steps]}
     return StepBatch(
         group=[step.group for step in steps],
         trajectory=[step.episode for step in steps],
         step=[step.number for step in steps],
         reward=[step.reward for step in steps],
-        penalty=[0.0 if each else PENALTY for each in valid],
+        penalty=[0.0 if step.valid else PENALTY for step in steps],
         anchor=[step.anchor for step in steps],
         action=[step.action for step in steps],
-        valid=valid,
-        terminated=terminated,
-        truncated=ends & ~terminated,
+        valid=[step.valid for step in steps],
+        terminated=[step.terminated for step in steps],
+        truncated=[step.truncated for step in steps],
         success=won[[step.episode for step in steps]],
         tokens=[len(step.response) for step in steps],
         text=[step.text for step in steps],
+        extra={"next_anchor": [str(step.next_anchor) for step in steps]},
         **further,
     )
 
 
 def reinforce(batch: StepBatch) -> Credit:
-    """REINFORCE++ with a baseline (arXiv:2501.03262): outcome minus the group's mean, normalised over all tokens."""
-    outcome = batch.score
+    """REINFORCE++ with a group baseline (arXiv:2501.03262), per trajectory: its outcome minus its group's mean,
+    normalised over all tokens, as verl does it; but verl's mean of step rows is over rows, not over trajectories.
+    """
     first = batch.first_rows
-    mean = np.bincount(batch.group[first], outcome[first]) / np.bincount(batch.group[first])
-    centred = outcome - mean[batch.group]
-    weight = batch.tokens / batch.tokens.sum()
-    middle = (weight * centred).sum()
-    spread = np.sqrt((weight * (centred - middle) ** 2).sum())
-    return Credit((centred - middle) / (spread + 1e-8) - batch.penalty)
+    mean = np.bincount(batch.group[first], batch.score[first]) / np.bincount(batch.group[first])
+    centred = batch.score - mean[batch.group]
+    tokens = batch.tokens.sum()
+    middle = (batch.tokens * centred).sum() / tokens
+    variance = (batch.tokens * (centred - middle) ** 2).sum() / (tokens - 1)
+    return Credit((centred - middle) / np.sqrt(variance + 1e-8) - batch.penalty)
+
+
+def shown(action: str | None, text: str) -> str:
+    """A past turn as later prompts show it: the action, or without one the beginning of the response."""
+    return action or " ".join(text.split())[:80] or "(nothing)"
 
 
 def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:

@@ -92,13 +92,13 @@ def log_probs(model: PreTrainedModel, rows: Sequence[Row]) -> tuple[Tensor, Tens
 
 
 class Critic(nn.Module):
-    """Values before each token of a response; starts from the policy's weights, with a head of zeros."""
+    """Values before each token of a response; starts from the policy's weights, with a head of random ones."""
 
     def __init__(self, model: Path) -> None:
         super().__init__()
         self.body: Any = AutoModel.from_pretrained(model)
         self.head = nn.Linear(self.body.config.hidden_size, 1)
-        nn.init.zeros_(self.head.weight)
+        nn.init.normal_(self.head.weight, std=self.body.config.initializer_range)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,12 @@
-"""Do methods and branches pay? Training runs on the real stack, resumable, one per core, over as many days as it takes.
+"""Do methods and branches pay? Training runs, one per core, over as many days as it takes.
 
     python benchmarks/evidence/run.py run methods --core 0    # train what is missing; once for each core that is free
     python benchmarks/evidence/run.py left methods            # what is missing
     python benchmarks/evidence/run.py pages                   # write the tables of docs/benchmarks.md from the lines
 
 Each run starts from the warm-started model of its task and seed and leaves a line in benchmarks/results, from which the
-tables are made; its folder is under runs/evidence. A run that was interrupted goes on from its last checkpoint.
+tables are made; its folder is under runs/evidence. After an interruption finished runs are kept; one of the stack goes
+on from its last checkpoint, one of the plain loop begins anew.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from itertools import count
 from typing import Annotated
 
 import lines
 import tables
 import typer
 from studies import STUDIES, Planned
-from train import RUNS, RunFailed, Taken, alone, locked, train
+from train import RunFailed, Taken, alone, train
 
+WAIT = 10.0
+"""seconds"""
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 Study = Annotated[str, typer.Argument(help=" or ".join(STUDIES))]
 
@@ -37,23 +39,28 @@ def run(
     if core is not None:
         alone(core)
     until = time.monotonic() + 60 * minutes
-    tried: set[tuple] = set()
-    for _ in count():
-        planned = next((each for each in missing(study) if each.key not in tried), None)
-        if planned is None or time.monotonic() > until:
+    failed: set[tuple] = set()
+    while time.monotonic() < until:
+        todo = [planned for planned in missing(study) if planned.key not in failed]
+        if not todo:
             break
-        tried.add(planned.key)
-        try:
-            line = train(study, planned)
-        except Taken:
-            continue
-        except RunFailed as error:
-            print(f"FAILED {planned}\n{error}", file=sys.stderr, flush=True)
-            continue
-        with locked(RUNS):
-            lines.add(study, line)
-        success = lines.validations(line)[1]
-        print(f"{planned}: {success[0]:.3f} to {success[-1]:.3f} in {line['seconds']} s", flush=True)
+        if not any(_tried(study, planned, failed) for planned in todo):
+            time.sleep(WAIT)  # what is left is being trained by others, and may be followed by more
+
+
+def _tried(study: str, planned: Planned, failed: set[tuple]) -> bool:
+    """Whether the run was this process's to train; adds it to ``failed`` where it ends with an error."""
+    try:
+        line = train(study, planned)
+    except Taken:
+        return False
+    except RunFailed as error:
+        failed.add(planned.key)
+        print(f"FAILED {planned}\n{error}", file=sys.stderr, flush=True)
+        return True
+    success = lines.validations(line)[1]
+    print(f"{planned}: {success[0]:.3f} to {success[-1]:.3f} in {line['seconds']} s", flush=True)
+    return True
 
 
 @app.command()

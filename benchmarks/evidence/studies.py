@@ -5,21 +5,24 @@ The order is by rounds, so that the lines of a part of the runs can be compared 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 from lines import Line, validations
+from tasks import TASKS
 
 from verl_turnkey.plugins.seeing import stats
 
-RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3)
-"""learning rates: each method gets the two in the middle, and the one beyond the better of them"""
-TUNING_SEED = 100
-SEEDS = (0, 1, 2, 3, 4)
-REINFORCE = "reinforce++"
-"""of the loop itself: the estimators of this package start from steps, and verl has this one"""
+RATES = (6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3)
+"""learning rates: each method gets the two in the middle, and those beyond the best until this is not at an end"""
+MIDDLE = RATES[2:4]
+TUNING_SEEDS = (100, 101, 102)
+SEEDS = tuple(range(8))
+"""that are reported; with eight a difference of one sign has a p of 2 / 2^8"""
+REINFORCE = "reinforce++ baseline"
+"""of the loop itself"""
 
 
 @dataclass(frozen=True)
@@ -60,48 +63,52 @@ ROUNDS = (
 )
 """methods; those of a round are tuned and reported before the next one begins"""
 METHODS = {name: Variant(name) for names in ROUNDS for name in names}
-METHOD_TASKS = ("doorkey",)
-METHOD_STEPS, METHOD_VALIDATE_EVERY = 12, 4
+METHOD_TASKS = ("doorkey", "rooms")
+METHOD_VALIDATE_EVERY = 4
 
 
 def methods(lines: Sequence[Line]) -> Iterator[Planned]:
-    """Every method with each learning rate on a seed that is not reported, then five seeds with the best of them."""
+    """Every method with several learning rates on seeds that are not reported, then the others with the best one."""
 
     def planned(task: str, name: str, lr: float, seed: int) -> Planned:
-        return Planned(task, name, METHODS[name], lr, seed, METHOD_STEPS, METHOD_VALIDATE_EVERY, on_stack=False)
+        return Planned(task, name, METHODS[name], lr, seed, TASKS[task].steps, METHOD_VALIDATE_EVERY, on_stack=False)
 
-    for names, task in product(ROUNDS, METHOD_TASKS):
-        for lr, name in product(RATES[1:3], names):
-            yield planned(task, name, lr, TUNING_SEED)
-        for name in names:
-            if lr := third_rate(tuned(lines, task, name)):
-                yield planned(task, name, lr, TUNING_SEED)
+    for task, names in product(METHOD_TASKS, ROUNDS):
+        for seed, lr, name in product(TUNING_SEEDS, MIDDLE, names):
+            yield planned(task, name, lr, seed)
+        for name, seed in product(names, TUNING_SEEDS):
+            if lr := next_rate(lines, task, name):
+                yield planned(task, name, lr, seed)
         for seed, name in product(SEEDS, names):
             if lr := best_rate(lines, task, name):
                 yield planned(task, name, lr, seed)
 
 
 def tuned(lines: Sequence[Line], task: str, name: str) -> dict[float, float]:
-    """The learning rates tried so far, with the areas under their validation curves."""
-    return {
-        line["lr"]: height(line)
-        for line in lines
-        if (line["task"], line["variant"], line["seed"]) == (task, name, TUNING_SEED)
-    }
+    """The learning rates tried on all tuning seeds, with the mean area under their validation curves."""
+    areas: dict[float, list[float]] = {}
+    for line in lines:
+        if (line["task"], line["variant"]) == (task, name) and line["seed"] in TUNING_SEEDS:
+            areas.setdefault(line["lr"], []).append(height(line))
+    return {lr: float(np.mean(found)) for lr, found in sorted(areas.items()) if len(found) == len(TUNING_SEEDS)}
 
 
-def third_rate(areas: Mapping[float, float]) -> float | None:
-    """The rate beyond the better one of the middle; None: these are not both tried."""
-    lowest, lower, higher, highest = RATES
-    if not {lower, higher} <= areas.keys():
+def next_rate(lines: Sequence[Line], task: str, name: str) -> float | None:
+    """The rate to be tried beyond the best one; None: there is none, or the ones before are not all tried."""
+    areas = tuned(lines, task, name)
+    if not set(MIDDLE) <= areas.keys():
         return None
-    return lowest if areas[lower] >= areas[higher] else highest
+    best = RATES.index(max(areas, key=areas.__getitem__))
+    beyond = [RATES[place] for place in (best - 1, best + 1) if 0 <= place < len(RATES)]
+    return next((lr for lr in beyond if lr not in areas), None)
 
 
 def best_rate(lines: Sequence[Line], task: str, name: str) -> float | None:
-    """The rate with the largest area, of equal ones the smallest; None: not all three are tried."""
+    """The rate with the largest mean area; None: not all are tried that must be."""
     areas = tuned(lines, task, name)
-    return max(sorted(areas), key=areas.__getitem__) if third_rate(areas) in areas else None
+    if not set(MIDDLE) <= areas.keys() or next_rate(lines, task, name):
+        return None
+    return max(areas, key=areas.__getitem__)
 
 
 def height(line: Line) -> float:
@@ -127,10 +134,10 @@ def _branching(method: str, strategy: str, tasks: int, rollouts: int, *further: 
     )
 
 
-LOOP = "independent, plain loop"
+IN_LOOP = "independent, plain loop"
 BRANCHING = {
     "independent": _branching("gigpo", "independent", 8, 8),
-    LOOP: Variant("gigpo"),  # as far as the two ways to train agree
+    IN_LOOP: Variant("gigpo"),  # as far as the two ways to train agree
     "vine": _branching("progress", "{name: vine, rollouts: 2, every: 4}", 4, 3, "turnkey.credit.alpha=0"),
     "tree": _branching("tree", "{name: tree, first: 4, every: 4, depth: 2}", 8, 3),
     "entropy_branch": _branching("tree", "{name: entropy_branch, trajectories: 8}", 8, 4, "turnkey.credit.rule=arpo"),
@@ -144,7 +151,7 @@ def branching(lines: Sequence[Line]) -> Iterator[Planned]:
     """Every variant on every task, one seed after the other."""
     for seed, task, name in product(BRANCHING_SEEDS, BRANCHING_TASKS, BRANCHING):
         sizes = (BRANCHING_RATE, seed, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY)
-        yield Planned(task, name, BRANCHING[name], *sizes, on_stack=name != LOOP)
+        yield Planned(task, name, BRANCHING[name], *sizes, on_stack=name != IN_LOOP)
 
 
 STUDIES: dict[str, Callable[[Sequence[Line]], Iterator[Planned]]] = {"methods": methods, "branching": branching}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import lines
 import numpy as np
 from lines import Line
-from studies import BRANCHING, METHODS, RATES, TUNING_SEED, best_rate, tuned
+from studies import BRANCHING, METHODS, RATES, SEEDS, TUNING_SEEDS, best_rate, tuned
 from tasks import TASKS
 
 from verl_turnkey.plugins.seeing import stats
-from verl_turnkey.plugins.seeing.compare import compare
+from verl_turnkey.plugins.seeing.compare import FEWEST, TRAINING, compare
+from verl_turnkey.plugins.seeing.runs import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 MARKS = "<!-- {name}: written by benchmarks/evidence/run.py pages -->\n{content}\n<!-- /{name} -->"
@@ -57,67 +58,92 @@ def _tuning(task: str, own: Sequence[Line]) -> str:
             best = best_rate(own, task, name)
             cells = [_bold(f"{areas[lr]:.3f}", lr == best) if lr in areas else "-" for lr in RATES]
             rows.append([name, *cells])
-    said = f"Area under the validation curve by learning rate, on seed {TUNING_SEED}, which is not among the above:"
+    seeds = ", ".join(map(str, TUNING_SEEDS))
+    said = f"Mean area under the validation curve by learning rate, on the seeds {seeds}, none of which is reported:"
     return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in RATES)], rows)}" if rows else ""
 
 
 def _reported(task: str, own: Sequence[Line]) -> str:
-    reported = [
-        line for line in own if line["seed"] != TUNING_SEED and line["lr"] == best_rate(own, task, line["variant"])
-    ]
-    if not reported:
+    chosen = [line for line in own if line["seed"] in SEEDS and line["lr"] == best_rate(own, task, line["variant"])]
+    if not chosen:
         return ""
-    check(reported)
-    order = sorted(reported, key=lambda line: (list(METHODS).index(line["variant"]), line["seed"]))
-    runs = [
-        lines.as_run(line, {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]}) for line in order
+    check(chosen)
+    order = sorted(chosen, key=lambda line: (list(METHODS).index(line["variant"]), line["seed"]))
+    runs = [_as_run(line) for line in order]
+    rates = {line["variant"]: line["lr"] for line in chosen}
+    highest = max(each["final"]["interquartile_mean"] for each in _groups(runs))
+    level = round(SHARE_OF_BEST * highest, 2)
+    groups = _groups(runs, level)
+    base = next((each for each in groups if each["name"] == BASELINE), None)
+    rows = [
+        [
+            each["name"],
+            f"{rates[each['name']]:g}",
+            str(len(each["runs"])),
+            *(cell for what in ("final", "area") for cell in _iqm(each[what])),
+            *(("-", "-") if base in (None, each) else _against(each, base)),
+            each["to_level"]["interactions"]["said"],
+            str(sum(run["collapse"] is not None for run in each["runs"]) or "-"),
+        ]
+        for each in groups
     ]
-    rates = {line["variant"]: line["lr"] for line in reported}
-    best = max(group["final"]["mean"] for group in compare(runs, metric="val success", by=["method"])["groups"])
-    level = round(SHARE_OF_BEST * best, 2)
-    found = compare(runs, metric="val success", by=["method"], level=level)
-    base = next((group for group in found["groups"] if group["name"] == BASELINE), None)
-    rows = []
-    for group in found["groups"]:
-        better = "-"
-        if base and group is not base and len(group["runs"]) > 1 and len(base["runs"]) > 1:
-            chance = stats.improvement(group["area"]["of_runs"], base["area"]["of_runs"])
-            better = f"{chance.value:.2f} ({chance.low:.2f} to {chance.high:.2f})"
-        fallen = sum(run["collapse"] is not None for run in group["runs"])
-        reached = group["to_level"]["interactions"]["said"]
-        rows.append(
-            [
-                group["name"],
-                f"{rates[group['name']]:g}",
-                str(len(group["runs"])),
-                f"{group['final']['mean']:.3f}",
-                _interval(group["final"]["interval"]),
-                f"{group['area']['interquartile_mean']:.3f}",
-                _interval(group["area"]["interval"]),
-                better,
-                reached,
-                str(fallen) if fallen else "-",
-            ]
-        )
     head = [
-        "method", "rate", "seeds", f"success at step {found['range'][1]:g}", "95 % interval", "area, IQM",
-        "95 % interval", f"better than {BASELINE} by area", f"interactions to {level:g}", "collapsed",
+        "method", "rate", "seeds", f"success at step {chosen[0]['steps'][-1]}, IQM", "95 % of it", "area, IQM",
+        "95 % of it", f"area less that of {BASELINE}", "better than it", f"interactions to {level:g}", "collapsed",
     ]  # fmt: skip
     return _table(head, rows)
 
 
-def check(reported: Sequence[Line]) -> None:
-    """All runs of a seed must have started from the same model.
+def _as_run(line: Line) -> Run:
+    return lines.as_run(line, {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]})
+
+
+def _groups(runs: Sequence[Run], level: float | None = None) -> list[dict[str, Any]]:
+    return compare(runs, metric="val success", by=["method"], level=level)["groups"]
+
+
+def _iqm(spread: Mapping[str, Any]) -> tuple[str, str]:
+    """Interquartile mean over seeds and its bootstrap interval."""
+    ends = spread["interval"]
+    return f"{spread['interquartile_mean']:.3f}", f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else "-"
+
+
+def _against(each: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, str]:
+    """Mean difference of the areas over the seeds that both have with its p, and the probability of improvement."""
+    ours, theirs = (dict(zip((run["seed"] for run in one["runs"]), one["area"]["of_runs"], strict=True))
+                    for one in (each, base))  # fmt: skip
+    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if len(differences) < FEWEST:
+        return "-", "-"
+    better = stats.improvement(each["area"]["of_runs"], base["area"]["of_runs"]).value
+    return f"{np.mean(differences):+.3f} (p {sign_flip(differences):.3f})", f"{better:.2f}"
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """Two-sided p of the mean of N paired differences: the share of the 2^N choices of their signs that are as far off.
+
+    Exact; assumes that without an effect a difference is as likely as its negative.
+    """
+    signs = np.array(list(product((1.0, -1.0), repeat=len(differences))))
+    means = np.abs(signs @ np.array(differences))
+    return float(np.mean(means >= means[0] - 1e-12))
+
+
+def check(compared: Sequence[Line]) -> None:
+    """Runs of a task must have the same steps, and those of a seed must have started from the same model.
 
     Raises:
         ValueError: they have not.
     """
-    started: dict[tuple[str, int], set[str]] = {}
-    for line in reported:
-        started.setdefault((line["task"], line["seed"]), set()).add(line["warm_start"])
-    for (task, seed), models in started.items():
-        if len(models) > 1:
-            raise ValueError(f"the runs of {task} with seed {seed} started from {len(models)} different models")
+    for what, keys in (("warm_start", ("task", "seed")), ("steps", ("task",))):
+        found: dict[tuple, set[str]] = {}
+        for line in compared:
+            steps = lines.validations(line)[0] if what == "steps" else line[what]
+            found.setdefault(tuple(line[key] for key in keys), set()).add(str(steps))
+        for key, values in found.items():
+            if len(values) > 1:
+                where = " ".join(map(str, key))
+                raise ValueError(f"runs of {where} differ in {what}: {', '.join(sorted(values))}")
 
 
 # --- branching --------------------------------------------------------------------------------------------------------
@@ -137,30 +163,26 @@ def branching(kept: Sequence[Line] | None = None) -> str:
 def _branching(own: Sequence[Line]) -> str:
     check(own)
     order = sorted(own, key=lambda line: (list(BRANCHING).index(line["variant"]), line["seed"]))
-    runs = [
-        lines.as_run(line, {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]}) for line in order
-    ]
-    found = compare(runs, metric="val success", by=["method"])
+    runs = [_as_run(line) for line in order]
     rows = []
-    for group in found["groups"]:
-        mine = [run for run, line in zip(runs, order, strict=True) if line["variant"] == group["name"]]
+    for each in _groups(runs):
+        mine = [run for run, line in zip(runs, order, strict=True) if line["variant"] == each["name"]]
         costs = [(_last(run.tokens()) / run.step[-1], _last(run.interactions()) / run.step[-1]) for run in mine]
-        tokens, turns = np.mean(costs, axis=0)
-        trained = [float(np.nanmean(run.metrics["episode/success_rate"][-2:])) for run in mine]
+        final, area = each["final"], each["area"]
         rows.append(
             [
-                group["name"],
+                each["name"],
                 str(len(mine)),
-                f"{tokens:.0f}",
-                f"{turns:.0f}",
-                f"{group['final']['mean']:.3f}",
-                f"{group['final']['lowest']:.3f} to {group['final']['highest']:.3f}",
-                f"{np.mean(trained):.3f}",
+                *(f"{cost:.0f}" for cost in np.mean(costs, axis=0)),
+                f"{final['mean']:.3f}",
+                f"{final['lowest']:.3f} to {final['highest']:.3f}",
+                f"{area['mean']:.3f}",
+                f"{np.mean([np.nanmean(run.metrics[TRAINING]) for run in mine]):.3f}",
             ]
         )
     head = [
-        "rollouts", "seeds", "tokens in a step", "turns in a step", f"success at step {found['range'][1]:g}",
-        "lowest to highest", "of training episodes, last two steps",
+        "rollouts", "seeds", "tokens in a step", "turns in a step", f"success at step {order[0]['steps'][-1]}",
+        "lowest to highest", "mean of the validations", "of the training episodes",
     ]  # fmt: skip
     return _table(head, rows)
 
@@ -175,10 +197,6 @@ def _last(values: Any) -> float:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     text = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return "\n".join([text[0], "|---" * len(head) + "|", *text[1:]])
-
-
-def _interval(ends: Sequence[float] | None) -> str:
-    return f"{ends[0]:.3f} to {ends[1]:.3f}" if ends and all(map(math.isfinite, ends)) else "-"
 
 
 def _bold(text: str, chosen: bool) -> str:

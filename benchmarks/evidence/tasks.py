@@ -46,6 +46,8 @@ class Task:
     train_tasks: int = 1024
     task_seed: int | None = None
     """draws the same tasks in every run, so that games that take long to make are made once; None: the run's seed"""
+    model_seed: int | None = None
+    """warm-starts one model for all runs, where that takes long; None: each run's seed has its own"""
     line: str = LINE
     """of a past turn in the prompt"""
     further: tuple[str, ...] = field(default=())
@@ -87,7 +89,7 @@ TASKS: dict[str, Task] = {
             max_turns=20,
             prompt_tokens=80,
             response_tokens=4,
-            steps=20,
+            steps=12,
         ),
         Task(
             name="rooms",
@@ -100,7 +102,8 @@ TASKS: dict[str, Task] = {
             max_turns=60,
             prompt_tokens=128,
             response_tokens=4,
-            steps=20,
+            steps=12,
+            model_seed=0,
         ),
         Task(
             name="kitchen",
@@ -114,9 +117,10 @@ TASKS: dict[str, Task] = {
             max_turns=25,
             prompt_tokens=256,
             response_tokens=10,
-            steps=20,
+            steps=12,
             train_tasks=64,
             task_seed=0,
+            model_seed=0,
             further=("turnkey.rollout.prompt=template",),
         ),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,16 +36,17 @@ class Taken(RuntimeError):
 
 
 def train(study: str, planned: Planned) -> Line:
-    """Train, and return the line.
+    """Train unless there is a line already; keeps the line and returns it.
 
     Raises:
         Taken: another process trains it.
-        RunFailed: the warm start or the run ended with an error.
+        RunFailed: the warm start or the run ended with an error, or before the end.
     """
     home = RUNS / planned.task
     with locked(home / study / f"{planned.name}-{planned.lr:g}-{planned.seed}", wait=False) as out:
-        with locked(home / f"seed-{planned.seed}") as prepared:
-            _prepare(TASKS[planned.task], planned.seed, prepared)
+        if kept := next((line for line in lines.load(study) if lines.key(line) == planned.key), None):
+            return kept
+        prepared = _prepare(TASKS[planned.task], planned.seed, home)
         began = time.monotonic()
         how, steps = (_on_stack if planned.on_stack else _in_loop)(planned, out, prepared)
         about = {
@@ -54,28 +56,35 @@ def train(study: str, planned: Planned) -> Line:
             "seed": planned.seed,
             "method": planned.variant.method,
             "overrides": list(planned.variant.overrides),
-            "warm_start": hashlib.sha256((prepared / "model" / "model.safetensors").read_bytes()).hexdigest(),
+            "warm_start": hashlib.sha256((prepared.model / "model.safetensors").read_bytes()).hexdigest(),
             "seconds": round(time.monotonic() - began),
             "command": how,
             "versions": {name: _version(name) for name in PACKAGES},
         }
-        return lines.line(about, steps)
+        try:
+            line = lines.line(about, steps)
+        except LookupError as error:
+            raise RunFailed(f"{out}: {error}") from None
+        if lines.validations(line)[0][-1:] != [planned.steps]:
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)  # from which it would only end again
+            raise RunFailed(f"{out} was not validated at step {planned.steps}")
+        with locked(RUNS):
+            lines.add(study, line)
+        return line
 
 
-def _in_loop(planned: Planned, out: Path, prepared: Path) -> tuple[str, lines.Steps]:
+def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
     from loop import Loop
 
-    run = Loop(TASKS[planned.task], prepared / "model", planned.variant.method, planned.lr, planned.seed, VAL)
-    steps = dict(run.run(planned.steps, planned.validate_every))
-    (out / "metrics.json").write_text(json.dumps(steps))
-    return "benchmarks/evidence/loop.py", steps
+    run = Loop(TASKS[planned.task], prepared.model, planned.variant.method, planned.lr, planned.seed, VAL)
+    return "benchmarks/evidence/loop.py", dict(run.run(planned.steps, planned.validate_every))
 
 
-def _on_stack(planned: Planned, out: Path, prepared: Path) -> tuple[str, lines.Steps]:
+def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
     """``turnkey train``; goes on from the last checkpoint of a run that was interrupted."""
-    for name in ("model", "tasks"):
+    for name, there in (("model", prepared.model), ("tasks", prepared.tasks)):
         if not (out / name).exists():
-            (out / name).symlink_to(prepared / name)
+            (out / name).symlink_to(there)
     task = TASKS[planned.task]
     job = Job(
         out=out,
@@ -99,16 +108,26 @@ def _on_stack(planned: Planned, out: Path, prepared: Path) -> tuple[str, lines.S
     return _portable(job.command("RAY")), lines.logged(out)
 
 
-def _prepare(task: Task, seed: int, folder: Path) -> None:
-    """Tasks and warm start of a seed, the same for all runs of it."""
-    tasks = folder / "tasks"
-    if not (tasks / "val.parquet").is_file():
-        tasks.mkdir(exist_ok=True)
-        task.write(tasks, VAL, seed)
-    if not (folder / "model" / "model.safetensors").is_file():
-        script = Path(__file__).with_name("warm_start.py")
-        command = [str(script), task.name, "--seed", str(seed), "--out", str(folder / "model")]
-        _stage([sys.executable, *command], folder / "warm_start.log")
+@dataclass(frozen=True)
+class Prepared:
+    """What the runs of a seed share."""
+
+    model: Path
+    tasks: Path
+
+
+def _prepare(task: Task, seed: int, home: Path) -> Prepared:
+    """Make the tasks and the warm start of a seed, unless they are there."""
+    with locked(home / f"tasks-{seed}") as tasks:
+        if not (tasks / "val.parquet").is_file():
+            task.write(tasks, VAL, seed)
+    of_model = seed if task.model_seed is None else task.model_seed
+    with locked(home / f"model-{of_model}") as model:
+        if not (model / "model.safetensors").is_file():
+            script = Path(__file__).with_name("warm_start.py")
+            command = [str(script), task.name, "--seed", str(of_model), "--out", str(model)]
+            _stage([sys.executable, *command], model / "warm_start.log")
+    return Prepared(model, tasks)
 
 
 def _stage(command: list[str], log: Path) -> None:

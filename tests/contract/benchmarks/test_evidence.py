@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, compute_value_loss
+from verl.trainer.ppo.core_algos import (
+    compute_policy_loss_vanilla,
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+    compute_value_loss,
+)
 from verl.workers.config import ActorConfig
 
 from verl_turnkey.advantage import StepBatch
+from verl_turnkey.envs.prompting.actions import ParsedAction
+from verl_turnkey.plugins.rollout.prompts import said
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks" / "evidence"))
@@ -27,6 +33,9 @@ import tables  # noqa: E402
 from loop import Loop  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
+from demos import Planner  # noqa: E402  isort: skip
+
+DOORKEY = replace(TASKS["doorkey"], prompt_tokens=1000)  # the model of these tests has a token for each byte
 ROWS = [((5, 6, 7), (8, 9, 2)), ((5, 6), (8, 2)), ((5, 6, 7), (8, 9, 2)), ((5, 6, 7, 8), (4,))]
 
 
@@ -62,11 +71,14 @@ def test_the_loss_of_rows_taken_together_is_verls_of_each():
 
 def test_the_critics_loss_is_verls():
     rng = np.random.default_rng(0)
-    now, before = (torch.tensor(rng.normal(0, 1, (6, 3))) for _ in range(2))
+    now = torch.tensor(rng.normal(0, 1, (6, 3)), requires_grad=True)
+    before = torch.tensor(rng.normal(0, 1, (6, 3)))
     target = torch.tensor(rng.normal(0, 1, (6, 1)))
     mask = torch.tensor(rng.random((6, 3)) < 0.8)
     verls, _ = compute_value_loss(now, target.expand(6, 3), before, mask, loop.CLIP_VALUE, batch_num_tokens=100)
-    assert float((loop.value_loss(now, before, target) * mask).sum() / 100) == pytest.approx(float(verls))
+    ours = (loop.value_loss(now, before, target) * mask).sum() / 100
+    assert float(ours.detach()) == pytest.approx(float(verls.detach()))
+    np.testing.assert_allclose(*(torch.autograd.grad(loss, now)[0].numpy() for loss in (ours, verls)), atol=1e-12)
 
 
 def test_what_is_sampled_has_the_probabilities_of_the_model(model, model_dir: Path):
@@ -97,45 +109,117 @@ def test_micro_batches_hold_every_row_once(monkeypatch: pytest.MonkeyPatch):
     assert all(len(batch) * max(len(p) + len(r) for p, r in batch) <= 12 for batch in batches)
 
 
-@pytest.mark.parametrize("method", ["gigpo", "turn_gae", studies.REINFORCE])
-def test_a_step_plays_credits_and_moves_the_model(method: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of two groups of two."""
     monkeypatch.setattr(loop, "GROUPS", 2)
     monkeypatch.setattr(loop, "ROLLOUTS", 2)
-    task = TASKS["doorkey"]
-    made = Loop(task, model_dir, method, 1e-3, seed=0, n_val=4)
-    monkeypatch.setattr(loop, "table", _won(loop.table))
-    before = [weight.clone() for weight in made.model.parameters()]
-    found = dict(made.run(1, 1))
-    assert set(found) == {0, 1}
-    assert found[0].keys() == {"val-core/doorkey/acc/mean@1"}
-    assert found[1]["episode/count"] == 4
-    assert found[1]["episode/length/mean"] == task.max_turns, "this model knows no action"
-    assert found[1]["episode/invalid_rate"] == 1
-    assert any(not torch.equal(now, then) for now, then in zip(made.model.parameters(), before, strict=True))
 
 
-def _won(table):
-    """The first episode has an outcome of 1, so that there is something to credit."""
+class Scripted:
+    """The shortest way of the quickstart's planner in every second episode, nonsense in the others."""
 
-    def changed(steps, won, values) -> StepBatch:
-        first = next(row for row, step in enumerate(steps) if step.episode == 0)
-        steps = [SimpleNamespace(**{**vars(step), "row": step.row}) for step in steps]
-        steps[first].reward = 1.0
-        return table(steps, won, values)
+    def __init__(self, made: Loop) -> None:
+        self.made, self.ways = made, {}
 
-    return changed
+    def __call__(self, prompts: list[policy.Prompt]) -> list[policy.Said]:
+        players = [player for player in self.made.players if not player.done][: len(prompts)]
+        return [self._said(self._text(player)) for player in players]
+
+    def _text(self, player: loop.Player) -> str:
+        if self.made.players.index(player) % 2:
+            return " no \n way " * 20
+        if not player.past:
+            self.ways[id(player)] = Planner(player.env.unwrapped.grid_env)
+        return self.ways[id(player)].best()[0]
+
+    def _said(self, text: str) -> policy.Said:
+        ids = tuple(self.made.tokenizer(text).input_ids)
+        return policy.Said(ids, (-0.5,) * len(ids), 0.7)
 
 
-def test_reinforce_is_centred_by_group_and_scaled_over_tokens():
+def test_episodes_are_played_and_tabled_as_the_agent_loop_does(few: None, model_dir: Path):
+    made = Loop(DOORKEY, model_dir, "gigpo", 1e-3, seed=0, n_val=2)
+    made.sampler = Scripted(made)
+    steps, won = made.play([3, 3, 4, 4], 2)
+    assert won.tolist() == [True, False, True, False]
+    batch = loop.table(steps, won, None)
+    assert batch.n_groups == 2
+    assert "extra.next_anchor" in batch.given
+    assert batch.extra["next_anchor"].tolist() == [str(step.next_anchor) for step in steps]
+    for episode in range(4):
+        rows = [row for row, step in enumerate(steps) if step.episode == episode]
+        last = rows[-1]
+        assert [steps[row].number for row in rows] == list(range(len(rows)))
+        assert batch.reward[rows].tolist() == [0.0] * (len(rows) - 1) + [float(won[episode])]
+        assert batch.terminated[rows].tolist() == [False] * (len(rows) - 1) + [bool(won[episode])]
+        assert batch.truncated[rows].tolist() == [False] * (len(rows) - 1) + [not won[episode]]
+        assert set(batch.success[rows]) == {won[episode]}
+        assert set(batch.penalty[rows]) == {0.0 if won[episode] else loop.PENALTY}
+        assert [steps[row].next_anchor for row in rows[:-1]] == [steps[row].anchor for row in rows[1:]]
+        assert (steps[last].next_anchor == steps[last].anchor) == (not won[episode])
+    assert len([step for step in steps if step.episode == 1]) == DOORKEY.max_turns
+    text = " no \n way " * 20
+    assert made.players[1].past[0].action == said(ParsedAction(None, "no action"), text, whole=False)
+
+
+@pytest.mark.parametrize("method", ["gigpo", "turn_gae", studies.REINFORCE])
+def test_a_step_moves_the_model_towards_what_won(few: None, method: str, model_dir: Path):
+    made = Loop(DOORKEY, model_dir, method, 1e-3, seed=0, n_val=4)
+    made.sampler = Scripted(made)
+    values = [] if made.critic is None else [weight.clone() for weight in made.critic.parameters()]
+    steps, won = made.play([3, 3, 4, 4], 2)
+    winning = [step.row for step in steps if won[step.episode]]
+    losing = [step.row for step in steps if not won[step.episode]]
+
+    def chance(rows: list[policy.Row]) -> float:
+        found, inside = policy.log_probs(made.model, rows)
+        return float(found[inside].mean().detach())
+
+    before = chance(winning) - chance(losing)
+    torch.manual_seed(0)
+    found = made.step(1)
+    assert found["episode/success_rate"] == 0.5
+    assert found["episode/count"] == 4
+    assert found["credit/advantage/share_nonzero"] > 0.5
+    assert chance(winning) - chance(losing) > before
+    if made.critic:
+        assert any(not torch.equal(now, then) for now, then in zip(made.critic.parameters(), values, strict=True))
+
+
+def test_a_run_is_validated_before_between_and_after(few: None, model_dir: Path):
+    made = Loop(DOORKEY, model_dir, "gigpo", 1e-3, seed=0, n_val=2)
+    made.sampler = Scripted(made)
+    found = dict(made.run(3, 2))
+    assert list(found) == [0, 1, 2, 3]
+    name = "val-core/doorkey/acc/mean@1"
+    assert [found[step].get(name) for step in found] == [0.5, None, 0.5, 0.5]
+
+
+def test_reinforce_is_verls_where_every_episode_is_one_step():
+    rng = np.random.default_rng(0)
+    outcome, tokens = rng.normal(size=6), [1, 3, 2, 2, 1, 3]
     batch = StepBatch(
-        group=["a", "a", "a", "b", "b"],
-        trajectory=[0, 0, 1, 2, 3],
-        step=[0, 1, 0, 0, 0],
-        reward=[0.0, 1.0, 0.0, 1.0, 0.0],
-        penalty=[0.5, 0.0, 0.0, 0.0, 0.0],
-        tokens=[1, 1, 2, 2, 2],
+        group=list("aaabbb"),
+        trajectory=range(6),
+        step=[0] * 6,
+        reward=outcome,
+        penalty=[0.5, *[0.0] * 5],
+        tokens=tokens,
     )
-    assert loop.reinforce(batch).advantage.tolist() == pytest.approx([0.5, 1.0, -1.0, 1.0, -1.0])
+    mask = torch.arange(3) < torch.tensor(tokens)[:, None]
+    rewards = torch.zeros((6, 3), dtype=torch.float64)
+    rewards[:, 0] = torch.tensor(outcome)
+    verls, _ = compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, np.array(list("aaabbb")))
+    ours = loop.reinforce(batch).advantage + batch.penalty
+    np.testing.assert_allclose(ours, verls[:, 0].numpy(), rtol=1e-6)
+
+
+def test_reinforce_takes_each_episode_once():
+    batch = StepBatch(
+        group=["a", "a", "a"], trajectory=[0, 0, 1], step=[0, 1, 0], reward=[0.0, 1.0, 0.0], tokens=[1, 1, 2]
+    )
+    assert loop.reinforce(batch).advantage.tolist() == pytest.approx([3**0.5 / 2, 3**0.5 / 2, -(3**0.5) / 2])
 
 
 # --- plan and lines ---------------------------------------------------------------------------------------------------
@@ -151,37 +235,57 @@ def _line(variant: str, lr: float, seed: int, success: list[float], **further) -
     return {**lines.line(about, steps), **further}
 
 
-def _tuned(variant: str = "gigpo", last: tuple[float, ...] = (0.2, 0.9, 0.6)) -> list[lines.Line]:
-    """At the first rates, each ending at one of ``last``."""
+def _tuned(variant: str = "gigpo", **last: float) -> list[lines.Line]:
+    """Runs of all tuning seeds that end at these successes, by place of the rate: ``r2=0.9``."""
     return [
-        _line(variant, lr, studies.TUNING_SEED, [0.4, value])
-        for lr, value in zip(studies.RATES, last, strict=False)
-        if value
+        _line(variant, studies.RATES[int(place[1:])], seed, [0.4, value])
+        for place, value in last.items()
+        for seed in studies.TUNING_SEEDS
     ]
 
 
-def test_rates_are_chosen_on_a_seed_of_their_own_before_anything_is_reported():
+FOUND = {"r1": 0.3, "r2": 0.9, "r3": 0.6}
+
+
+def test_rates_are_chosen_on_seeds_of_their_own_before_anything_is_reported():
     first = list(studies.methods([]))
-    assert {each.seed for each in first} == {studies.TUNING_SEED}
-    assert {each.lr for each in first} == set(studies.RATES[1:3])
-    assert len(first) == len(studies.METHODS) * 2 * len(studies.METHOD_TASKS)
-    then = [each for each in studies.methods(_tuned()) if each.seed != studies.TUNING_SEED]
+    assert {each.seed for each in first} == set(studies.TUNING_SEEDS)
+    assert not set(studies.TUNING_SEEDS) & set(studies.SEEDS)
+    assert {each.lr for each in first} == set(studies.MIDDLE)
+    runs = len(studies.METHODS) * len(studies.MIDDLE) * len(studies.TUNING_SEEDS) * len(studies.METHOD_TASKS)
+    assert len(first) == len({each.key for each in first}) == runs
+    then = [each for each in studies.methods(_tuned(**FOUND)) if each.seed in studies.SEEDS]
     assert [(each.name, each.seed) for each in then] == [("gigpo", seed) for seed in studies.SEEDS]
-    assert {each.lr for each in then} == {studies.RATES[1]}
+    assert {each.lr for each in then} == {studies.RATES[2]}
 
 
-@pytest.mark.parametrize(("lower", "higher", "third"), [(0.9, 0.6, 0), (0.6, 0.9, 3), (0.6, 0.6, 0)])
-def test_the_third_rate_is_beyond_the_better_one(lower: float, higher: float, third: int):
-    two = _tuned(last=(0, lower, higher))
-    further = [each for each in studies.methods(two) if each.name == "gigpo" and each.lr not in studies.RATES[1:3]]
-    assert [(each.lr, each.seed) for each in further] == [(studies.RATES[third], studies.TUNING_SEED)]
-    assert studies.best_rate(two, "doorkey", "gigpo") is None
+@pytest.mark.parametrize(
+    ("tried", "following"),
+    [
+        ({"r2": 0.9, "r3": 0.6}, 1),
+        ({"r2": 0.6, "r3": 0.9}, 4),
+        ({"r2": 0.6, "r3": 0.7, "r4": 0.8}, 5),
+        ({"r1": 0.9, "r2": 0.6, "r3": 0.5}, 0),
+        ({"r2": 0.6, "r3": 0.7, "r4": 0.8, "r5": 0.9}, None),
+        (FOUND, None),
+    ],
+)
+def test_rates_are_tried_outwards_until_the_best_is_not_at_an_end(tried: dict[str, float], following: int | None):
+    kept = _tuned(**tried)
+    further = {each.lr for each in studies.methods(kept) if each.name == "gigpo" and each.seed in studies.TUNING_SEEDS}
+    further -= {line["lr"] for line in kept}
+    if following is None:
+        assert not further
+        assert studies.best_rate(kept, "doorkey", "gigpo") is not None
+    else:
+        assert further == {studies.RATES[following]}
+        assert studies.best_rate(kept, "doorkey", "gigpo") is None
 
 
 def test_lines_are_kept_in_order_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lines, "RESULTS", tmp_path)
     made = [_line("gigpo", 5e-4, seed, [0.4, 0.123456789]) for seed in (1, 0)]
-    for each in made:
+    for each in (*made, _line("gigpo", 5e-4, 0, [0.4, 0.123456789])):  # the last one again
         lines.add("some", each)
     kept = lines.load("some")
     assert [each["seed"] for each in kept] == [0, 1]
@@ -191,22 +295,29 @@ def test_lines_are_kept_in_order_and_come_back(tmp_path: Path, monkeypatch: pyte
     assert run.interactions().tolist() == [640, 1280]
 
 
-def test_the_table_reports_the_chosen_rate_alone():
-    kept = [*_tuned(), *_tuned("grpo_steps")]
-    kept += [_line("gigpo", studies.RATES[1], seed, [0.4, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8]) for seed in range(3)]
-    kept += [_line("gigpo", studies.RATES[2], 0, [0.0] * 7)]
+def test_the_table_reports_the_chosen_rate_alone_and_each_difference_by_seed():
+    kept = [*_tuned(**FOUND), *_tuned("grpo_steps", **FOUND)]
+    kept += [_line("gigpo", studies.RATES[2], seed, [0.4, *[0.8] * 6]) for seed in range(4)]
+    kept += [_line("gigpo", studies.RATES[3], 0, [0.0] * 7)]
     lost = [0.4, 0.6, 0.9, 0.9, 0.1, 0.1, 0.1]
-    kept += [_line("grpo_steps", studies.RATES[1], seed, lost) for seed in range(3)]
+    kept += [_line("grpo_steps", studies.RATES[2], seed, lost) for seed in range(4)]
     found = tables.methods(kept)
-    assert "| gigpo | 0.00025 | 3 | 0.800 |" in found
-    assert "1.00 (1.00 to 1.00)" in found
-    [row] = [row for row in found.splitlines() if row.startswith("| grpo_steps | 0.00025")]
-    assert row.endswith("| 3 of 3, median 1920 | 3 |"), "all three fell below half of their best"
+    [row] = [row for row in found.splitlines() if row.startswith("| gigpo | 0.00025 | 4 | 0.800 | 0.800 to 0.800 |")]
+    assert "| +0.292 (p 0.125) | 1.00 |" in row
+    [row] = [row for row in found.splitlines() if row.startswith("| grpo_steps | 0.00025 | 4 | 0.100 |")]
+    assert row.endswith("| - | - | 4 of 4, median 1920 | 4 |"), "all fell below half of their best"
 
 
-def test_runs_of_a_seed_that_started_from_two_models_are_not_compared():
-    kept = [_line("gigpo", 5e-4, 0, [0.5]), _line("hgpo", 5e-4, 0, [0.5], warm_start="another")]
-    with pytest.raises(ValueError, match="doorkey with seed 0 started from 2 different models"):
+def test_a_p_is_the_share_of_signs_with_as_large_a_mean():
+    assert tables.sign_flip([1.0, 1.0, 1.0]) == 2 / 8
+    assert tables.sign_flip([3.0, -1.0, -1.0, -1.0]) == 1.0
+    assert tables.sign_flip([4.0, 2.0, 1.0, -1.0]) == 6 / 16
+
+
+@pytest.mark.parametrize(("other", "what"), [({"warm_start": "another"}, "warm_start"), ({}, "steps")])
+def test_runs_that_cannot_be_compared_are_not(other: dict, what: str):
+    kept = [_line("gigpo", 5e-4, 0, [0.5]), _line("hgpo", 5e-4, 0, [0.5] if other else [0.5, 0.5], **other)]
+    with pytest.raises(ValueError, match=f"differ in {what}"):
         tables.check(kept)
 
 
@@ -220,6 +331,8 @@ def test_kept_lines_are_of_this_plan():
     for study in studies.STUDIES:
         for line in lines.load(study):
             assert line["task"] in TASKS
+            assert line["variant"] in {"methods": studies.METHODS, "branching": studies.BRANCHING}[study]
+            assert line["lr"] in (*studies.RATES, studies.BRANCHING_RATE)
             assert all(math.isfinite(value) for value in lines.validations(line)[1])
             assert line["command"]
             assert line["versions"]["torch"]
