@@ -44,12 +44,13 @@ from verl.workers.utils.padding import response_from_nested
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import parse_action
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout.action_reader import action_reader
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, RowBuilder
-from verl_turnkey.plugins.rollout.prompts import ControlTokens, Scene, TemplatePrompts
+from verl_turnkey.plugins.rollout.prompts import Scene, TemplatePrompts
 from verl_turnkey.plugins.rollout.turn_tail import builder_of, learn
 
 GPU = "TURNKEY_DEVICE" not in os.environ  # torch is not asked: the cases are forked, which its contexts do not bear

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from verl_turnkey.envs.prompting.actions import ParsedAction
+
 
 @dataclass(frozen=True)
 class PromptTurn:
@@ -12,7 +14,7 @@ class PromptTurn:
 
     observation: str
     action: str
-    """the action, or everything that the model wrote"""
+    """what :func:`said` makes of the response"""
 
 
 Summarize = Callable[[Sequence[PromptTurn]], str]
@@ -84,3 +86,10 @@ class Memory:
                 raise SummaryError(f"turnkey.rollout.summary must return text, not {type(text).__name__}")
             self._summaries[turns] = text
         return self._summaries[turns]
+
+
+def said(parsed: ParsedAction, text: str, whole: bool) -> str:
+    """A past turn as later prompts show it: the action, or without one the beginning of the response."""
+    if whole or parsed.action is None:
+        return (text.strip() if whole else " ".join(text.split())[:80]) or "(nothing)"
+    return parsed.action

@@ -11,7 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.prompts import LINE, PromptTurn, build_messages, load_template
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.memory import PromptTurn, said
+from verl_turnkey.envs.prompting.prompts import LINE, build_messages, load_template
 
 
 @dataclass
@@ -82,7 +84,7 @@ def play_in(
     line: str = LINE,
 ) -> list[Player]:
     """One episode per environment and seed, at temperature 1. Sampling follows torch's global seed."""
-    players = []
+    players, control = [], ControlTokens(tokenizer)
     for env, seed in zip(environments, seeds, strict=True):
         observation, info = env.reset(seed=seed)
         players.append(Player(env, info["task"], observation, info))
@@ -102,7 +104,7 @@ def play_in(
             player.prompts.append(prompt)
             player.responses.append(ids)
             player.keys.append(player.info["state_key"])
-            player.past.append(PromptTurn(player.observation, parsed.action or text))
+            player.past.append(PromptTurn(player.observation, control.plain(said(parsed, text, whole=False))))
             if parsed.action is None:
                 player.invalid += 1
                 continue

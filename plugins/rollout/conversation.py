@@ -14,10 +14,10 @@ from typing import Any
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, said
 from verl_turnkey.envs.prompting.prompts import build_messages
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
-from verl_turnkey.plugins.rollout.prompts import Scene, forked, said
+from verl_turnkey.plugins.rollout.prompts import Scene, forked
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
 

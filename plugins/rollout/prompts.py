@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -17,7 +16,15 @@ from typing import Any, Protocol, TypeVar
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, Summarize, SummaryError
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.memory import (
+    Memory,
+    PromptHistory,
+    PromptTurn,
+    Summarize,
+    SummaryError,
+    said,
+)
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
 from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
@@ -44,28 +51,6 @@ class Prompts(Protocol):
 
     def fork(self) -> Prompts:
         """The prompts of a branch that begins here; both go on independently."""
-
-
-class ControlTokens:
-    """Makes the control tokens in a text of the environment plain text.
-
-    A chat template writes control tokens and texts into one string, so a page that holds ``<|im_end|>`` would otherwise
-    end its own message.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        found = {
-            str(token) for token in added if token.special or re.match(r"[<\[{].*[|｜]|[|｜].*[>\]}]$", str(token))
-        }
-        found |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
-        found = {token for token in found if len(token) > 1 and token.strip()}
-        self._pattern = re.compile("|".join(re.escape(token) for token in sorted(found, key=len, reverse=True)))
-        self._any = bool(found)
-
-    def plain(self, text: str) -> str:
-        """``text`` with a space after the first character of each control token in it."""
-        return self._pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text) if self._any else text
 
 
 @dataclass(frozen=True)
@@ -152,13 +137,6 @@ def forked(prompts: _P) -> _P:
         if isinstance(value, list | Memory):
             setattr(other, name, value.copy())
     return other
-
-
-def said(parsed: ParsedAction, text: str, whole: bool) -> str:
-    """A past turn as later prompts show it: the action, or without one the beginning of the response."""
-    if whole or parsed.action is None:
-        return (text.strip() if whole else " ".join(text.split())[:80]) or "(nothing)"
-    return parsed.action
 
 
 async def guarded(call: Callable[..., Any], *args: Any) -> Any:

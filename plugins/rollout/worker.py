@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.prompting.actions import TOOL_CALL
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
@@ -20,7 +21,6 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, tu
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
-from verl_turnkey.plugins.rollout.prompts import ControlTokens
 from verl_turnkey.plugins.rollout.strategies import Strategy, read_strategy
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn

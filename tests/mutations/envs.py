@@ -24,6 +24,7 @@ TESTS = {
     "envs/hosting/pool.py": RAY,
     "envs/hosting/threads.py": HOSTS,
     "envs/hosting/capacity.py": HOSTS,
+    "envs/prompting/control_tokens.py": PROMPTS,
     "envs/prompting/memory.py": PROMPTS,
     "envs/adapters/minigrid.py": f"{U}/adapters/test_minigrid.py",
     "envs/hosting/runner.py": RUNNER,
@@ -69,6 +70,7 @@ MUTATIONS = [
     ("envs/prompting/actions.py", 'text.rfind("<action>", 0, end)', 'text.find("<action>", 0, end)'),
     ("envs/prompting/actions.py", 'start = text.rfind("\\\\boxed{")', 'start = text.find("\\\\boxed{")'),
     ("envs/prompting/actions.py", 'said.lstrip().startswith("<think>")', 'said.startswith("<think>")'),
+    ("envs/prompting/control_tokens.py", "token.special or", "False or"),
     ("envs/prompting/memory.py", "min(self.window, len(self.turns)) - cut", "self.window - cut"),
     (
         "envs/prompting/memory.py",

@@ -242,7 +242,6 @@ MUTATIONS = [
     ),
     ("plugins/rollout/conversation.py", "*self._tail.close(ids, self._role, bare)", "*()"),
     ("plugins/rollout/prompts.py", "observation=self.control.plain(seen.observation)", "observation=seen.observation"),
-    ("plugins/rollout/prompts.py", "token.special or", "False or"),
     ("plugins/rollout/turn_tail.py", "thoughts = [] if written else", "thoughts = [] if True else"),
     ("plugins/rollout/turn_tail.py", "return list(tail[1:])", "return list(tail)"),
     ("plugins/rollout/turn_tail.py", "if not tail and tokenizer.eos_token_id is not None:", "if False:"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_turnkey.envs import PromptTooLongError
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, SummaryError
+from verl_turnkey.envs.prompting.actions import parse_action
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, SummaryError, said
 from verl_turnkey.envs.prompting.prompts import (
     LINE_FIELDS,
     TEMPLATES,
@@ -164,6 +167,37 @@ def test_nothing_fell_out_yet():
 def test_a_summary_that_cannot_be_had_names_its_key(summarize, words):
     with pytest.raises(SummaryError, match=rf"turnkey\.rollout\.summary {words}"):
         past(3, window=1, summarize=summarize).history()
+
+
+class _Token(str):
+    special = False
+
+
+class _Special(_Token):
+    special = True
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "shown"),
+    [
+        ("Turn  left", False, "turn left"),
+        ("fly\n  over it", False, "fly over it"),
+        ("fly " * 40, False, ("fly " * 20)[:80]),
+        (" \n", False, "(nothing)"),
+        (" I think.\n turn left ", True, "I think.\n turn left"),
+        ("", True, "(nothing)"),
+    ],
+)
+def test_a_turn_without_an_action_is_shown_by_its_beginning(text, whole, shown):
+    assert said(parse_action(text, "plain", ["turn left"]), text, whole) == shown
+
+
+def test_control_tokens_become_plain_text():
+    special, added = map(_Special, ("<|im_end|>", "[MASK]", " ", "x")), map(_Token, ("<|user|>", "the"))
+    tokenizer = SimpleNamespace(added_tokens_decoder=dict(enumerate((*special, *added))), all_special_tokens=["</s>"])
+    control = ControlTokens(tokenizer)
+    assert control.plain("a <|im_end|>[MASK] <|user|> the x</s>") == "a < |im_end|>[ MASK] < |user|> the x< /s>"
+    assert ControlTokens(object()).plain("a <|im_end|>") == "a <|im_end|>"
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------
