@@ -91,7 +91,7 @@ def test_prompts_and_actions_fit(shown, warm_start, scripts):
 
 
 @pytest.mark.parametrize("name", ["doorkey", "rooms", "kitchen"])
-def test_tasks_for_training_and_validation_are_apart(warm_start, tmp_path, name):
+def test_the_seeds_of_training_and_validation_are_apart(warm_start, tmp_path, name):
     task = warm_start.TASKS[name]
     task.write(tmp_path, n_val=8, seed=3)
     train, val = (
@@ -100,11 +100,32 @@ def test_tasks_for_training_and_validation_are_apart(warm_start, tmp_path, name)
     )
     assert (len(train), len(val)) == (task.train_tasks, 8)
     assert all(entry.env_id == task.env_id and entry.kwargs == task.kwargs for entry in (*train, *val))
-    starts = {entry.seed for entry in train}, {entry.seed for entry in val}
-    assert not starts[0] & starts[1]
+    assert not {entry.seed for entry in train} & {entry.seed for entry in val}
     task.write(tmp_path, n_val=8, seed=4)
     other = EnvTask.from_json(pd.read_parquet(tmp_path / "val.parquet")["turnkey_task"][0])
     assert (other == val[0]) == (task.task_seed is not None)
+
+
+def starts(warm_start: ModuleType, name: str, train: int, val: int) -> tuple[list[str], list[str]]:
+    """The states in which the first tasks of training and validation begin."""
+    task = warm_start.TASKS[name]
+    env = warm_start.environment(task)
+    some = zip(task.seeds(val, seed=3), (train, val), strict=True)
+    first, second = ([env.reset(seed=seed)[1]["state_key"] for seed in seeds[:n]] for seeds, n in some)
+    return first, second
+
+
+@pytest.mark.parametrize(("name", "train", "val"), [("rooms", 100, 50), ("kitchen", 3, 3)])
+def test_games_of_training_and_validation_begin_differently(warm_start, name, train, val):
+    first, second = starts(warm_start, name, train, val)
+    assert len({*first, *second}) == train + val
+
+
+def test_doorkeys_validation_begins_as_its_training_does(warm_start):
+    """The pages say so: its success is not that of new games."""
+    train, val = starts(warm_start, "doorkey", 1024, 128)
+    assert len(set(train)) == 48
+    assert set(val) <= set(train)
 
 
 def test_the_same_seed_makes_the_same_model(shown, warm_start, monkeypatch, tmp_path):
