@@ -56,7 +56,7 @@ def table() -> None:
     print(f"\n{report.markdown(report.tables(found)[0])}")
     first = done[folders[0]]
     print(
-        f"{first['train_steps']} steps of 64 episodes, {first['n_val']} held-out tasks. area: mean success over "
+        f"{first['train_steps']} steps of 64 episodes, {first['n_val']} of each validation. area: mean success over "
         "the validation curve; shared: training steps whose state occurs at least twice in their group; no credit: "
         "training steps whose advantage is exactly 0"
     )

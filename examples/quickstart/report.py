@@ -74,7 +74,7 @@ def draw(metrics: dict[int, dict[str, float]], summary: dict[str, Any], path: Pa
     axes.plot(steps, rates, color="0.75", linewidth=1, label="training episodes of a step")
     axes.plot(steps, smooth, linewidth=2, label="mean of the last five steps")
     axes.plot(*zip(*summary["validation"].items(), strict=True), "o", color="black",
-              label=f"validation on {summary['n_val']} held-out tasks")  # fmt: skip
+              label=f"validation, {summary['n_val']} episodes")  # fmt: skip
     axes.set(
         xlabel="training step",
         ylabel="success",

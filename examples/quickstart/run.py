@@ -34,7 +34,7 @@ def main(
     method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
     out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/quickstart"),
     resume: Annotated[bool, typer.Option(help="go on from the last checkpoint instead of starting over")] = False,
-    n_val: Annotated[int, typer.Option(help="held-out tasks, the same before and after")] = 128,
+    n_val: Annotated[int, typer.Option(help="validation episodes, the same seeds before and after")] = 128,
     validate_every: Annotated[int, typer.Option(help="further validations every so many steps; 0: none")] = 0,
     override: Annotated[list[str] | None, typer.Option(help="one more override of the launch command")] = None,
 ) -> None:
@@ -105,7 +105,7 @@ def _stage(name: str, command: list[str], log: Path) -> None:
 
 
 def _table(summary: dict) -> None:
-    console.print(f"\nvalidation on {summary['n_val']} held-out tasks, sampled at temperature 1")
+    console.print(f"\nvalidation: {summary['n_val']} episodes on other seeds than training, sampled at temperature 1")
     table = Table("", "before", "after")
     for name, key, form in (
         ("success", "success", "{:.3f}"),

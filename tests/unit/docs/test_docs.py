@@ -222,6 +222,14 @@ def test_the_clone_of_the_environment_page_goes_its_own_way():
     assert len(set(lines)) == 2
 
 
+def test_the_starts_of_the_quickstart_are_as_many_as_the_page_says():
+    (code,) = blocks("docs/quickstart.md", "python")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, "docs/quickstart.md", "exec"), {})
+    assert f"```\n{printed.getvalue()}```" in text("docs/quickstart.md")
+    assert {line.rsplit(", ")[1] for line in printed.getvalue().splitlines()[:2]} == {"48 starts"}
+
+
 def test_the_own_method_on_the_methods_page_works(tmp_path):
     from verl_turnkey.advantage import StepBatch, compute_credit, registry
     from verl_turnkey.envs.user_modules import import_modules
