@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_turnkey.advantage import Credit, StepBatch, compute_credit
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.prompts import PromptTurn, load_template
+from verl_turnkey.envs.prompting.memory import PromptTurn, said
+from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.trainer.dealing import deal
 
 # isort: split
@@ -105,9 +106,12 @@ class Loop:
         self.prompts: dict[tuple, Prompt] = {}
         torch.manual_seed(seed)  # last, so that every method begins with the same episodes
 
-    def run(self, steps: int, validate_every: int) -> Iterator[tuple[int, dict[str, float]]]:
-        """Metrics of step 0 (the validation before) to ``steps``, by the names that verl's log has."""
-        yield 0, self.validate()
+    def run(
+        self, steps: int, validate_every: int, validate_before: bool = True
+    ) -> Iterator[tuple[int, dict[str, float]]]:
+        """Metrics of steps 1 to ``steps``, and of the validation before as step 0, by the names that verl's log has."""
+        if validate_before:
+            yield 0, self.validate()
         for step in range(1, steps + 1):
             metrics = self.step(step)
             if step % validate_every == 0 or step == steps:
@@ -139,7 +143,7 @@ class Loop:
         }
 
     def validate(self) -> dict[str, float]:
-        """Success in the held-out tasks, sampled as in training."""
+        """Success in the validation tasks, sampled as in training."""
         _, won = self.play(self.val_seeds, 1)
         return {f"val-core/{self.task.name}/acc/mean@1": float(np.mean(won))}
 
@@ -171,7 +175,7 @@ class Loop:
             player.observation, reward, terminated, truncated, player.info = player.env.step(parsed.action)
             player.done = terminated or truncated
             valid = valid and not player.info["invalid"]
-        player.past.append(PromptTurn(before, shown(parsed.action, text)))
+        player.past.append(PromptTurn(before, said(parsed, text, whole=False)))
         return Step(
             group=player.group,
             episode=place,
@@ -302,11 +306,6 @@ def reinforce(batch: StepBatch) -> Credit:
     middle = (batch.tokens * centred).sum() / tokens
     variance = (batch.tokens * (centred - middle) ** 2).sum() / (tokens - 1)
     return Credit((centred - middle) / np.sqrt(variance + 1e-8) - batch.penalty)
-
-
-def shown(action: str | None, text: str) -> str:
-    """A past turn as later prompts show it: the action, or without one the beginning of the response."""
-    return action or " ".join(text.split())[:80] or "(nothing)"
 
 
 def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:

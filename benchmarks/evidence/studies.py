@@ -47,6 +47,7 @@ class Planned:
     validate_every: int
     on_stack: bool = True
     """on verl, FSDP, vLLM and Ray; else by the plain loop"""
+    validate_before: bool = True
 
     @property
     def key(self) -> tuple[str, str, float, int]:
@@ -151,7 +152,7 @@ def branching(lines: Sequence[Line]) -> Iterator[Planned]:
     """Every variant on every task, one seed after the other."""
     for seed, task, name in product(BRANCHING_SEEDS, BRANCHING_TASKS, BRANCHING):
         sizes = (BRANCHING_RATE, seed, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY)
-        yield Planned(task, name, BRANCHING[name], *sizes, on_stack=name != IN_LOOP)
+        yield Planned(task, name, BRANCHING[name], *sizes, on_stack=name != IN_LOOP, validate_before=False)
 
 
 STUDIES: dict[str, Callable[[Sequence[Line]], Iterator[Planned]]] = {"methods": methods, "branching": branching}

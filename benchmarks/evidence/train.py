@@ -77,7 +77,7 @@ def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, line
     from loop import Loop
 
     run = Loop(TASKS[planned.task], prepared.model, planned.variant.method, planned.lr, planned.seed, VAL)
-    return "benchmarks/evidence/loop.py", dict(run.run(planned.steps, planned.validate_every))
+    return "benchmarks/evidence/loop.py", dict(run.run(planned.steps, planned.validate_every, planned.validate_before))
 
 
 def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
@@ -97,7 +97,7 @@ def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lin
         overrides=(
             f"actor_rollout_ref.actor.optim.lr={planned.lr:g}",
             "trainer.save_freq=4",
-            "trainer.val_before_train=false",  # the model is the same for all runs of a seed
+            f"trainer.val_before_train={str(planned.validate_before).lower()}",
             *planned.variant.overrides,
         ),
     )

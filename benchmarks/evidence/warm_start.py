@@ -36,7 +36,7 @@ from verl_turnkey.envs.tasks import split_seeds
 
 GROUP = 8
 CHECKED = 16
-"""held-out games, each played by a group"""
+"""further games, each played by a group"""
 
 # Words of commands are tokens of their own, and so are the names of things, wherever they stand; between them, phrases.
 _NAMES = r" ?(?:{names})\b| ?[A-Za-z]+(?: (?!(?:{names})\b)[A-Za-z]+)*|[^ A-Za-z0-9]| +|\d+"
@@ -104,11 +104,11 @@ def make_model(task: Task, teaching: Teaching, out: Path, seed: int) -> None:
     """Demonstrate, train and check until the model is good enough; prints what was found."""
     began = time.perf_counter()
     torch.manual_seed(seed)
-    demos, held_out = demonstrate(task, teaching, seed)
+    demos, looked_at = demonstrate(task, teaching, seed)
     print(f"{len(demos.steps)} steps; players won {demos.won} ({time.perf_counter() - began:.0f} s)", flush=True)
 
     def check(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-        return found(play_groups(task, model, tokenizer, held_out))
+        return found(play_groups(task, model, tokenizer, looked_at))
 
     teach(
         out,
@@ -127,13 +127,13 @@ def make_model(task: Task, teaching: Teaching, out: Path, seed: int) -> None:
 
 
 def demonstrate(task: Task, teaching: Teaching, seed: int) -> tuple[Demos, list[int]]:
-    """Demonstrations, and the seeds of held-out games to look at."""
+    """Demonstrations, and the seeds of further games to look at."""
     # Seeds of their own: neither the training nor the validation tasks come from this stream.
     stream = 10_000 + (seed if task.task_seed is None else task.task_seed)
-    seeds, held_out = split_seeds(teaching.games, CHECKED, stream)
+    seeds, looked_at = split_seeds(teaching.games, CHECKED, stream)
     env = teaching.environment(task)
     shown = [game for game in seeds for _ in range(teaching.rounds)]  # loading a game takes longer than playing it
-    return collect_in(env, teaching.expert, shown, task.history, task.max_turns, seed, teaching.quality), held_out
+    return collect_in(env, teaching.expert, shown, task.history, task.max_turns, seed, teaching.quality), looked_at
 
 
 def tokenizer_of(task: Task, teaching: Teaching, demos: Demos) -> PreTrainedTokenizerBase:

@@ -20,7 +20,7 @@ from verl.workers.config import ActorConfig
 
 from verl_turnkey.advantage import StepBatch
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.plugins.rollout.prompts import said
+from verl_turnkey.envs.prompting.memory import said
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks" / "evidence"))
