@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from exact_forks import forked
-from exact_values import WORDS, Floats, Game, Ints, Policy, play, unroll
+from exact_values import WON, WORDS, Floats, Game, Ints, Policy, different, play, unroll
 from numpy.typing import NDArray
 from rich.progress import track
 
@@ -32,13 +33,19 @@ from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
 from verl_turnkey.plugins.rollout.strategies.tree import Tree
 
 RESULTS = Path(__file__).parent / "results" / "credit_quality.json"
-LEVEL, GAMES, EPISODES = "MiniGrid-DoorKey-5x5-v0", 32, 64
+LEVEL, SEEDS, EPISODES = "MiniGrid-DoorKey-5x5-v0", range(50_000, 50_400), 64
 USUAL_GROUP, USUAL_HORIZON = 8, 20
 GROUPS, HORIZONS = (2, 4, 8, 16), (10, 20, 40)
 METHODS = ("grpo_steps", "rloo_steps", "gigpo", "hgpo", "salt", "proxmo", "graph", "dual_level")
+PARAMETERS = {"hgpo": {"history": 1}}
+"""what the quickstart's launch line must change in a recipe: as many past states as its prompt shows"""
+SOLVED = "solved"
+"""the key of the state after a step that solves the task; of equal ones the states before and the actions are equal"""
 CONTINUATIONS = 4
 FORKED = ("as many turns", "exact advantages")
 VINE, VINE_ALL, EXACT = "vine, as many turns", "vine, as many episodes", "exact advantages"
+TOLERANCE = 0.03
+"""by how much the turns of a row may differ from those of independent episodes before its numbers say so"""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -100,25 +107,43 @@ class World:
             [game.gradient(horizon, prompts) for game in games],
         )
 
+    @cached_property
+    def price(self) -> float:
+        """Expected turns of an episode with continuations from each of its states, over those of one without."""
+        ahead = [
+            (game.visits(self.horizon) * turns[:0:-1]).sum() for game, turns in zip(self.games, self.turns, strict=True)
+        ]
+        return 1 + CONTINUATIONS * float(np.mean(ahead)) / self.length
+
+    @cached_property
+    def length(self) -> float:
+        """Expected turns of an episode."""
+        return float(np.mean([turns[self.horizon, 0] for turns in self.turns]))
+
     def batch(self, group: int, episodes: int, draw: np.random.Generator) -> Batch:
-        """``episodes`` episodes in groups of ``group``, each group in a game of its own."""
-        chosen = draw.choice(len(self.games), -(-episodes // group), replace=False)
-        which = np.repeat(chosen, group)[:episodes]
+        """``episodes`` episodes in groups of ``group``, each in a game of its own while there are enough."""
+        number = np.arange(episodes) // group
+        which = self._tasks(number[-1] + 1, draw)[number]
         won, situations, actions = play(self.games, which, self.horizon, draw)
         episode, turn = np.nonzero(situations >= 0)
-        game, situation, action = which[episode], situations[episode, turn], actions[episode, turn]
-        return self._batch(game, episode, turn, situation, action, won[episode])
+        situation, action = situations[episode, turn], actions[episode, turn]
+        return self._batch(number[episode], which[episode], episode, turn, situation, action, won[episode])
 
     def forked(self, way: Branching, tasks: int, draw: np.random.Generator) -> Batch:
         """Rollouts of ``tasks`` games with their branches, each turn once."""
-        chosen = draw.choice(len(self.games), tasks, replace=False)
-        found = forked({g: self.games[g] for g in chosen}, way.rollouts, self.horizon, way.strategy, draw)
+        games = [(int(g), self.games[g]) for g in self._tasks(tasks, draw)]
+        found = forked(games, way.rollouts, self.horizon, way.strategy, draw)
         parent = found.pop("parent")
         columns = {name: np.array(column) for name, column in found.items()}
         return self._batch(**columns, extra={"parent": parent, "leaf_outcome": columns["won"].astype(float)})
 
+    def _tasks(self, groups: int, draw: np.random.Generator) -> Ints:
+        """The game of each group."""
+        return draw.choice(len(self.games), groups, replace=groups > len(self.games))
+
     def _batch(
         self,
+        group: Ints,
         game: Ints,
         trajectory: Ints,
         turn: Ints,
@@ -134,8 +159,10 @@ class World:
             self.action_values[g][n - 1, s, a] - self.values[g][n, s]
             for g, s, a, n in zip(game, situation, action, left, strict=True)
         ]
+        following = [self.games[g].following[s, a] for g, s, a in zip(game, situation, action, strict=True)]
+        ahead = [SOLVED if s == WON else self.games[g].key[s] for g, s in zip(game, following, strict=True)]
         steps = StepBatch(
-            group=game,
+            group=group,
             trajectory=trajectory,
             step=turn,
             reward=(won & last).astype(float),
@@ -145,7 +172,7 @@ class World:
             terminated=won & last,
             truncated=~won & last,
             success=won,
-            extra=extra,
+            extra={"next_anchor": ahead, **(extra or {})},
         )
         return Batch(steps, np.array(exact), game, situation, action, left)
 
@@ -164,8 +191,8 @@ class World:
 
 
 def _method(name: str) -> Callable[[World, Batch, np.random.Generator], Floats]:
-    """Its advantages of a batch under the defaults of the recipes."""
-    return lambda world, batch, draw: compute_credit(name, batch.steps).advantage
+    """Its advantages of a batch under the defaults of its recipe, but for ``PARAMETERS``."""
+    return lambda world, batch, draw: compute_credit(name, batch.steps, **PARAMETERS.get(name, {})).advantage
 
 
 def _exact(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
@@ -185,16 +212,37 @@ def _vine(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
     return batch.steps.reward + after - before
 
 
+class Pace:
+    """How large the next batch is, so that all batches together have as many turns as those of another row.
+
+    Args:
+        each: expected turns of an episode, or of a task with all its paths.
+    """
+
+    def __init__(self, each: float) -> None:
+        self._each, self._left = each, 0.0
+
+    def size(self, turns: float) -> int:
+        """Episodes or tasks for ``turns`` more; at least one."""
+        self._left += turns
+        return max(1, round(self._left / self._each))
+
+    def played(self, turns: float) -> None:
+        self._left -= turns
+
+
 class Tally:
-    """What one method's advantages are worth, over all batches."""
+    """What one method's advantages are worth, over all batches, and the turns that it took to get them."""
 
     def __init__(self) -> None:
+        self.turns = 0.0
         self._pairs: list[NDArray] = []
         self._cosines: list[float] = []
         self._estimate: Floats | float = 0.0
         self._truth: Floats | float = 0.0
 
-    def add(self, world: World, batch: Batch, advantage: Floats) -> None:
+    def add(self, world: World, batch: Batch, advantage: Floats, turns: float) -> None:
+        self.turns += turns
         estimate, truth = world.estimate(batch, advantage), world.truth(batch)
         self._pairs.append(np.stack([advantage, batch.exact]))
         self._cosines.append(_cosine(estimate, truth))
@@ -221,52 +269,68 @@ def _cosine(a: Any, b: Any) -> float:
 
 
 def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]:
-    """Every method on the same ``batches`` batches, and branching rollouts that play as many turns as these do."""
+    """Every method on the same ``batches`` batches, and branching rollouts that play as many turns as these do.
+
+    ``turns`` of a method: all that it took, over those of the batches. ``begins``: half of the branches go on from a
+    state that this many turns, or fewer, lead to; None without a branch.
+    """
     draw = np.random.default_rng(seed)
-    methods = {**{name: _method(name) for name in METHODS}, VINE_ALL: _vine, EXACT: _exact}
+    methods = {**{name: _method(name) for name in METHODS}, EXACT: _exact}
     ways = Branching.of(group)
     tallies = {name: Tally() for name in (*METHODS, *(f"{way}, {what}" for way in ways for what in FORKED))}
     tallies |= {name: Tally() for name in (VINE, VINE_ALL, EXACT)}
-    tasks = {name: _tasks(world, way) for name, way in ways.items()}
     forks = np.random.default_rng([seed, 1])  # of their own, so that the others see the same batches without them
-    shared, won, turns, prices = [], [], [], []
+    paces = {name: Pace(_turns_of_task(world, way)) for name, way in ways.items()}
+    paces[VINE] = Pace(world.price * world.length)
+    begins: dict[str, list[int]] = {name: [] for name in ways}
+    shared, won, turns = [], [], []
     for _ in range(batches):
         batch = world.batch(group, EPISODES, draw)
+        turns.append(len(batch.exact))
         for name, method in methods.items():
-            tallies[name].add(world, batch, method(world, batch, draw))
-        prices.append(_price(world, batch))
-        few = world.batch(1, max(1, round(EPISODES / prices[-1])), draw)
-        tallies[VINE].add(world, few, _vine(world, few, draw))
+            tallies[name].add(world, batch, method(world, batch, draw), turns[-1])
+        tallies[VINE_ALL].add(world, batch, _vine(world, batch, draw), _with_continuations(world, batch))
+        few = world.batch(1, paces[VINE].size(turns[-1]), draw)
+        spent = _with_continuations(world, few)
+        paces[VINE].played(spent)
+        tallies[VINE].add(world, few, _vine(world, few, draw), spent)
         for name, way in ways.items():
-            several = min(int(tasks[name] + forks.random()), len(world.games))
-            many = world.forked(way, several, forks)
+            many = world.forked(way, paces[name].size(turns[-1]), forks)
+            paces[name].played(len(many.exact))
+            begins[name] += _begins(many)
             found = compute_credit("tree", many.steps, rule=way.rule).advantage
             for what, advantage in zip(FORKED, (found, many.exact), strict=True):
-                tallies[f"{name}, {what}"].add(world, many, advantage)
+                tallies[f"{name}, {what}"].add(world, many, advantage, len(many.exact))
         shared.append(_shared(batch))
         won.append(batch.steps.success[batch.left == world.horizon].mean())
-        turns.append(len(batch.exact) / EPISODES)
+    total = sum(turns)
     return {
         "success": float(np.mean(won)),
-        "turns": float(np.mean(turns)),
+        "turns": total / batches / EPISODES,
         "shared": float(np.mean(shared)),
-        "vine_price": float(np.mean(prices)),
-        "methods": {name: tally.result() for name, tally in tallies.items()},
+        "vine_price": world.price,
+        "begins": {name: float(np.median(found)) if found else None for name, found in begins.items()},
+        "methods": {name: {**tally.result(), "turns": tally.turns / total} for name, tally in tallies.items()},
     }
 
 
-def _tasks(world: World, way: Branching) -> float:
-    """How many games, at most all, have as many turns with their branches as ``EPISODES`` episodes; measured."""
-    alone = EPISODES * float(np.mean([turns[world.horizon, 0] for turns in world.turns]))
+def _turns_of_task(world: World, way: Branching) -> float:
+    """Turns of a task with its branches, measured."""
     draw = np.random.default_rng(0)
-    whole = [world.forked(way, len(world.games), draw) for _ in range(5)]
-    return alone / float(np.mean([len(batch.exact) / len(world.games) for batch in whole]))
+    return float(np.mean([len(world.forked(way, len(world.games), draw).exact) for _ in range(5)])) / len(world.games)
 
 
-def _price(world: World, batch: Batch) -> float:
-    """Turns that the batch costs with continuations from every situation, over the turns that it costs without."""
+def _with_continuations(world: World, batch: Batch) -> float:
+    """Turns of the batch, with the expected ones of continuations from every state that it passed."""
     ahead = [world.turns[g][n, s] for g, s, n in zip(batch.game, batch.situation, batch.left, strict=True)]
-    return 1 + CONTINUATIONS * float(np.mean(ahead))
+    return float(len(ahead) + CONTINUATIONS * sum(ahead))
+
+
+def _begins(batch: Batch) -> list[int]:
+    """Turns that lead to the state that a branch goes on from, for each branch."""
+    runs = batch.steps.runs
+    first = batch.steps.step[runs.order[runs.starts]]
+    return first[first > 0].tolist()
 
 
 def _shared(batch: Batch) -> float:
@@ -287,11 +351,11 @@ def run(
     for name, _, folder in (model.partition("=") for model in models):
         with TemporaryDirectory() as merged:
             policy = Policy(resolve(Path(folder), Path(merged)))
-        games = [unroll(LEVEL, seed, policy) for seed in track(range(50_000, 50_000 + GAMES), f"games of {name}")]
+        games = [unroll(LEVEL, start, policy) for start in track(different(LEVEL, SEEDS), f"games of {name}")]
         found[name] = list(_settings(games, len(policy), batches, seed))
     RESULTS.parent.mkdir(exist_ok=True)
     packages = {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
-    about = {"level": LEVEL, "games": GAMES, "episodes": EPISODES, "batches": batches, "seed": seed}
+    about = {"level": LEVEL, "games": len(games), "episodes": EPISODES, "batches": batches, "seed": seed}
     RESULTS.write_text(json.dumps({**about, "packages": packages, "models": found}, indent=1) + "\n")
     table()
 
@@ -315,16 +379,17 @@ def tables(results: dict[str, Any]) -> str:
     parts = []
     for name, settings in results["models"].items():
         usual = next(one for one in settings if (one["horizon"], one["group"]) == (USUAL_HORIZON, USUAL_GROUP))
+        begins = ", ".join(f"{turns:.0f} in `{way}`" for way, turns in usual["begins"].items() if turns)
         parts.append(
-            f"**{name}**: success {usual['success']:.2f} in {USUAL_HORIZON} turns, {usual['shared']:.0%} of the steps "
-            f"share their state, a batch with continuations costs {usual['vine_price']:.0f} times as many turns\n\n"
-            "| method | correlation | wrong sign | no credit | cosine of a batch | of all batches |\n"
-            "|---|---|---|---|---|---|\n" + "\n".join(_row(name, one) for name, one in usual["methods"].items())
+            f"**{name}**: {results['games']} different starts, success {usual['success']:.2f} in {USUAL_HORIZON} "
+            f"turns, {usual['shared']:.0%} of the steps share their state; turns before the median branch: {begins}\n\n"
+            "| method | turns | correlation | wrong sign | no credit | cosine of a batch | of all batches |\n"
+            "|---|---|---|---|---|---|---|\n" + "\n".join(_row(name, one) for name, one in usual["methods"].items())
         )
         heads = [f"groups of {one['group']}, {one['horizon']} turns" for one in settings]
         shares = [f"success {one['success']:.2f}, shared {one['shared']:.0%}" for one in settings]
         lines = [
-            f"| {method} | " + " | ".join(f"{one['methods'][method]['cosine']:.2f}" for one in settings) + " |"
+            f"| {method} | " + " | ".join(_cell(method, one["methods"][method]) for one in settings) + " |"
             for method in usual["methods"]
         ]
         parts.append(
@@ -335,11 +400,19 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def _row(name: str, one: dict[str, float]) -> str:
+    """The sum over all batches is left out where these are so small that noise is left in it."""
     cosine = f"{one['cosine']:.2f} ± {2 * one['cosine_error']:.2f}"
+    whole = "-" if name == VINE else f"{one['cosine_all']:.2f}"
     return (
-        f"| {name} | {one['correlation']:.2f} | {one['wrong']:.0%} | {one['none']:.0%} | {cosine} | "
-        f"{one['cosine_all']:.2f} |"
+        f"| {name} | {one['turns']:.2f} | {one['correlation']:.2f} | {one['wrong']:.0%} | {one['none']:.0%} | "
+        f"{cosine} | {whole} |"
     )
+
+
+def _cell(name: str, one: dict[str, float]) -> str:
+    """The cosine, and the turns where they are not as many as the row promises."""
+    unequal = name != VINE_ALL and abs(one["turns"] - 1) > TOLERANCE
+    return f"{one['cosine']:.2f}" + f" ({one['turns']:.2f} of the turns)" * unequal
 
 
 if __name__ == "__main__":

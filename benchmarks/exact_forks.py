@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -102,22 +102,22 @@ class Group:
 
 
 def forked(
-    games: Mapping[int, Game], rollouts: int, horizon: int, strategy: Any, draw: np.random.Generator
+    games: Iterable[tuple[int, Game]], rollouts: int, horizon: int, strategy: Any, draw: np.random.Generator
 ) -> dict[str, list[Any]]:
     """The steps of ``rollouts`` rollouts of each game and of their branches, each once; columns of equal length.
 
-    ``game``, ``trajectory``, ``turn``, ``situation``, ``action``; ``won``: whether its trajectory did; ``parent``.
+    ``group``: the place in ``games``, which may hold a game, with its number, several times; ``game``, ``trajectory``,
+    ``turn``, ``situation``, ``action``; ``won``: whether its trajectory did; ``parent``.
     """
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("game", "trajectory", "turn", "situation", "action", "won", "parent")
-    }
+    names = ("group", "game", "trajectory", "turn", "situation", "action", "won", "parent")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     trajectory = 0
-    for number, game in games.items():
+    for group, (number, game) in enumerate(games):
         for path in Group(game, rollouts, strategy, draw).play(horizon):
             root = str(path.rollout) if strategy.roots == "own" else "start"
             for turn, parent in zip(path.own, path.parents(root), strict=True):
                 step = path.steps[turn]
-                row = (number, trajectory, turn, step.situation, step.action, path.won, parent)
+                row = (group, number, trajectory, turn, step.situation, step.action, path.won, parent)
                 for column, value in zip(columns.values(), row, strict=True):
                     column.append(value)
             trajectory += 1

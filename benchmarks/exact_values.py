@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -135,6 +135,16 @@ class Policy:
         ]
         chosen = torch.softmax(torch.tensor(sums, dtype=torch.float64).reshape(len(prompts), -1), dim=-1)
         return list(chosen.numpy())
+
+
+def different(level: str, seeds: Iterable[int]) -> list[int]:
+    """Of the seeds that start in the same state, the first one."""
+    env = make("turnkey/MiniGrid-v0", {"level": level})
+    found: dict[str, int] = {}
+    for seed in seeds:
+        _, info = env.reset(seed=seed)
+        found.setdefault(info["state_key"], seed)
+    return list(found.values())
 
 
 def unroll(level: str, seed: int, policy: Policy) -> Game:

@@ -18,7 +18,9 @@ import credit_quality  # noqa: E402
 import exact_values  # noqa: E402
 from credit_quality import Branching  # noqa: E402
 from exact_values import WON, WORDS, Game, play  # noqa: E402
+from training import HISTORY  # noqa: E402
 
+from verl_turnkey.advantage import StepBatch, compute_credit  # noqa: E402
 from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch  # noqa: E402
 from verl_turnkey.plugins.rollout.strategies.tree import Tree  # noqa: E402
 
@@ -101,7 +103,7 @@ def test_the_credit_of_a_fork_is_the_true_advantage_times_the_scale_of_two_leave
     found: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(4000):
         batch = world.forked(way, 1, draw)
-        advantage = credit_quality.compute_credit("tree", batch.steps, rule=way.rule).advantage
+        advantage = compute_credit("tree", batch.steps, rule=way.rule).advantage
         assert batch.steps.step.tolist() == [0, 1, 1]
         assert advantage[0] == 0
         assert batch.exact[0] == pytest.approx(0, abs=1e-12)
@@ -113,6 +115,80 @@ def test_the_credit_of_a_fork_is_the_true_advantage_times_the_scale_of_two_leave
             found[bool(each)].append(value)
     assert np.mean(found[True]) == pytest.approx(2**0.5 * (1 - p), abs=0.05)
     assert np.mean(found[False]) == pytest.approx(-(2**0.5) * p, abs=0.05)
+
+
+def _chain(n: int = 1) -> credit_quality.World:
+    """``n`` games: action 0 leads on and wins after the third time, action 1 leads back, the others stay."""
+    policy = np.tile([0.5, 0.2, *[0.3 / 4] * 4], (3, 1))
+    following = np.array([[1, 0, *[0] * 4], [2, 0, *[1] * 4], [WON, 1, *[2] * 4]])
+    game = Game(["a", "b", "c"], ["", "", ""], np.arange(3), policy, following)
+    return credit_quality.World.of([game] * n, 6, prompts=3)
+
+
+def test_methods_get_the_state_after_each_step_and_after_the_last_one():
+    world = _chain()
+    batch = world.batch(8, 8, np.random.default_rng(5))
+    steps = batch.steps
+    key = np.array(world.games[0].key)
+    ahead = steps.extra["next_anchor"]
+    last = steps.terminated | steps.truncated
+    assert ahead[~last].tolist() == key[batch.situation[1:][~last[:-1]]].tolist()
+    assert set(ahead[steps.terminated]) == {credit_quality.SOLVED}
+    cut = batch.situation[steps.truncated], batch.action[steps.truncated]
+    assert len(cut[0]), "no episode was truncated"
+    assert ahead[steps.truncated].tolist() == key[world.games[0].following[cut]].tolist()
+    without = StepBatch(
+        **{name: getattr(steps, name) for name in ("group", "trajectory", "step", "reward", "terminated", "success")},
+        anchor=[key[s] for s in batch.situation],
+        action=[WORDS[a] for a in batch.action],
+    )
+    for method in ("graph", "salt"):
+        found = credit_quality._method(method)(world, batch, np.random.default_rng(0))
+        assert not np.allclose(found, compute_credit(method, without).advantage), method
+
+
+def test_hgpo_compares_as_many_past_states_as_the_prompt_shows():
+    world = _chain()
+    batch = world.batch(8, 8, np.random.default_rng(6))
+    found = credit_quality._method("hgpo")(world, batch, np.random.default_rng(0))
+    one, two = (compute_credit("hgpo", batch.steps, history=k).advantage for k in (HISTORY, HISTORY + 1))
+    assert found.tolist() == one.tolist()
+    assert not np.allclose(one, two)
+
+
+def test_there_may_be_more_groups_than_games():
+    world = _chain(2)
+    several = world.batch(2, 10, np.random.default_rng(7))
+    forked = world.forked(Branching(Tree(every=1), 2, "siblings"), 5, np.random.default_rng(7))
+    for batch in (several, forked):
+        assert batch.steps.n_groups == 5
+        assert all(len(set(batch.game[batch.steps.group == group])) == 1 for group in range(5))
+    for seed in range(10):
+        assert set(world.batch(4, 8, np.random.default_rng(seed)).game) == {0, 1}, "one twice though there are two"
+
+
+def test_the_price_of_continuations_is_their_turns():
+    world = _chain()
+    batch = world.batch(8, 8000, np.random.default_rng(9))
+    assert len(batch.exact) / 8000 == pytest.approx(world.length, rel=0.01)
+    assert credit_quality._with_continuations(world, batch) / len(batch.exact) == pytest.approx(world.price, rel=0.01)
+
+
+def test_a_row_has_as_many_turns_as_independent_episodes_or_says_that_it_has_not():
+    found = credit_quality.measure(_chain(2), 2, 20, 0)["methods"]
+    assert found.pop(credit_quality.VINE_ALL)["turns"] > 2
+    assert all(found[name]["turns"] == 1 for name in (*credit_quality.METHODS, credit_quality.EXACT))
+    assert len(found) == len(credit_quality.METHODS) + 6
+    for name, one in found.items():
+        assert one["turns"] == pytest.approx(1, abs=credit_quality.TOLERANCE), name
+        assert "turns" not in credit_quality._cell(name, one)
+        assert credit_quality._cell(name, {**one, "turns": 0.9}).endswith(" (0.90 of the turns)")
+
+
+def test_half_of_the_branches_begin_where_the_strategy_says():
+    world = _two([1 / 6] * 6, [0, *[1 / 5] * 5], 4)
+    batch = world.forked(Branching(Tree(first=1, every=2, depth=2), 1, "siblings"), 1, np.random.default_rng(10))
+    assert sorted(credit_quality._begins(batch)) == [1, 3, 3]
 
 
 @pytest.mark.parametrize(("roots", "first"), [("shared", {"start": 2}), ("own", {"0": 1, "1": 1})])
@@ -146,6 +222,17 @@ def test_a_level_is_unrolled_with_its_shortest_way():
     assert len(table.moves) > 100
     assert any(None in moves for moves in table.moves.values()), "no action solves the task"
     assert all(there is None or there in table.moves for moves in table.moves.values() for there in moves)
+
+
+def test_only_seeds_that_start_differently_are_taken():
+    level = "MiniGrid-DoorKey-5x5-v0"
+    found = exact_values.different(level, range(50_000, 50_020))
+    keys = []
+    for seed in range(50_000, 50_020):
+        _, info = exact_values.make("turnkey/MiniGrid-v0", {"level": level}).reset(seed=seed)
+        keys.append(info["state_key"])
+    assert len(set(keys)) < 20, "there is nothing to leave out"
+    assert found == [50_000 + k for k, key in enumerate(keys) if key not in keys[:k]]
 
 
 def test_the_page_has_the_tables_of_the_kept_results():
