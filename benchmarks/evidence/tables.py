@@ -47,7 +47,7 @@ def methods(kept: Sequence[Line] | None = None) -> str:
         own = [line for line in kept if line["task"] == task]
         if own:
             parts += [f"**{task}**", _reported(task, own), _tuning(task, own)]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(part for part in parts if part) or "(No run has finished.)"
 
 
 def _tuning(task: str, own: Sequence[Line]) -> str:
@@ -60,7 +60,8 @@ def _tuning(task: str, own: Sequence[Line]) -> str:
             rows.append([name, *cells])
     seeds = ", ".join(map(str, TUNING_SEEDS))
     said = f"Mean area under the validation curve by learning rate, on the seeds {seeds}, none of which is reported:"
-    return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in RATES)], rows)}" if rows else ""
+    missing = "No method has been tried on all of them yet."
+    return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in RATES)], rows) if rows else missing}"
 
 
 def _reported(task: str, own: Sequence[Line]) -> str:
@@ -157,7 +158,7 @@ def branching(kept: Sequence[Line] | None = None) -> str:
         own = [line for line in kept if line["task"] == task]
         if own:
             parts += [f"**{task}**", _branching(own)]
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or "(No run has finished.)"
 
 
 def _branching(own: Sequence[Line]) -> str:
