@@ -26,11 +26,15 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    folder = tempfile.mkdtemp(prefix="tk-")
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 32, "num_gpus": 1, "temp_dir": folder})
-    nodes.add_node(num_cpus=4)
-    yield nodes
-    nodes.shutdown()
+    folder = Path(tempfile.mkdtemp(prefix="tk-"))
+    (folder / "ray").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray notes the address of the cluster there, where no other run on the machine looks for one to join.
+        patch.setenv("RAY_TMPDIR", str(folder))
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 32, "num_gpus": 1})
+        nodes.add_node(num_cpus=4)
+        yield nodes
+        nodes.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
 
 
