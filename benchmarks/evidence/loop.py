@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_turnkey.advantage import Credit, StepBatch, compute_credit
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.memory import PromptTurn, said
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.trainer.dealing import deal
@@ -101,7 +102,7 @@ class Loop:
         self.train_seeds, self.val_seeds = task.seeds(n_val, seed)
         self.order = np.random.default_rng(seed).permutation(len(self.train_seeds))
         self.sampler = Sampler(self.model, self.tokenizer, task.response_tokens)
-        self.template = load_template(task.template)
+        self.template, self.control = load_template(task.template), ControlTokens(self.tokenizer)
         self.players: list[Player] = []
         self.prompts: dict[tuple, Prompt] = {}
         torch.manual_seed(seed)  # last, so that every method begins with the same episodes
@@ -175,7 +176,7 @@ class Loop:
             player.observation, reward, terminated, truncated, player.info = player.env.step(parsed.action)
             player.done = terminated or truncated
             valid = valid and not player.info["invalid"]
-        player.past.append(PromptTurn(before, said(parsed, text, whole=False)))
+        player.past.append(PromptTurn(before, self.control.plain(said(parsed, text, whole=False))))
         return Step(
             group=player.group,
             episode=place,

@@ -115,7 +115,7 @@ def best_rate(lines: Sequence[Line], task: str, name: str) -> float | None:
 def height(line: Line) -> float:
     """Area under the validation curve, divided by its length."""
     steps, success = validations(line)
-    return stats.area(np.array(steps, float).tolist(), success, steps[0], steps[-1])
+    return stats.area(steps, success, steps[0], steps[-1])
 
 
 # --- do branches pay? -------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -14,12 +13,12 @@ from lines import Line
 from studies import BRANCHING, METHODS, RATES, SEEDS, TUNING_SEEDS, best_rate, tuned
 from tasks import TASKS
 
-from verl_turnkey.plugins.seeing import stats
+from verl_turnkey.plugins.cli.tables import between
+from verl_turnkey.plugins.seeing import report, stats
 from verl_turnkey.plugins.seeing.compare import FEWEST, TRAINING, compare
 from verl_turnkey.plugins.seeing.runs import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-MARKS = "<!-- {name}: written by benchmarks/evidence/run.py pages -->\n{content}\n<!-- /{name} -->"
 BASELINE = "grpo_steps"
 SHARE_OF_BEST = 0.8
 
@@ -28,12 +27,19 @@ def write() -> None:
     """Put every table between its marks on the page."""
     text = PAGE.read_text(encoding="utf-8")
     for name, make in CONTENTS.items():
-        marked = re.compile(re.escape(MARKS).replace(r"\{name\}", name).replace(r"\{content\}", "(.*?)"), re.DOTALL)
-        if not marked.search(text):
-            raise LookupError(f"{PAGE} has no marks for {name!r}")
-        whole = MARKS.format(name=name, content=make())
-        text = marked.sub(lambda _, whole=whole: whole, text)
+        begin, end = between(text, name)
+        text = f"{text[:begin]}{make()}\n{text[end:]}"
     PAGE.write_text(text, encoding="utf-8")
+
+
+def by_task(study: str, kept: Sequence[Line] | None, make: Callable[[str, Sequence[Line]], Iterable[str]]) -> str:
+    """What ``make`` says of the lines of each task; ``kept``: None for those of the repository."""
+    kept = lines.load(study) if kept is None else kept
+    parts = []
+    for task in TASKS:
+        if own := [line for line in kept if line["task"] == task]:
+            parts += [f"**{task}**", *make(task, own)]
+    return "\n\n".join(part for part in parts if part) or "(No run has finished.)"
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -41,13 +47,7 @@ def write() -> None:
 
 def methods(kept: Sequence[Line] | None = None) -> str:
     """For each task: the seeds with the chosen rates, then the learning rates tried."""
-    kept = lines.load("methods") if kept is None else kept
-    parts = []
-    for task in TASKS:
-        own = [line for line in kept if line["task"] == task]
-        if own:
-            parts += [f"**{task}**", _reported(task, own), _tuning(task, own)]
-    return "\n\n".join(part for part in parts if part) or "(No run has finished.)"
+    return by_task("methods", kept, lambda task, own: (_reported(task, own), _tuning(task, own)))
 
 
 def _tuning(task: str, own: Sequence[Line]) -> str:
@@ -152,13 +152,7 @@ def check(compared: Sequence[Line]) -> None:
 
 def branching(kept: Sequence[Line] | None = None) -> str:
     """For each task: every variant at about equal tokens."""
-    kept = lines.load("branching") if kept is None else kept
-    parts = []
-    for task in TASKS:
-        own = [line for line in kept if line["task"] == task]
-        if own:
-            parts += [f"**{task}**", _branching(own)]
-    return "\n\n".join(parts) or "(No run has finished.)"
+    return by_task("branching", kept, lambda _, own: (_branching(own),))
 
 
 def _branching(own: Sequence[Line]) -> str:
@@ -195,9 +189,8 @@ def _last(values: Any) -> float:
 # --- markdown ---------------------------------------------------------------------------------------------------------
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    text = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    return "\n".join([text[0], "|---" * len(head) + "|", *text[1:]])
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return report.markdown(report.Table("", head, rows)).rstrip("\n")
 
 
 def _bold(text: str, chosen: bool) -> str:

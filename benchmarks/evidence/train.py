@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import lines
@@ -20,7 +19,7 @@ from lines import Line
 from studies import Planned
 from tasks import ROOT, TASKS, Task  # which makes the quickstart's modules known
 
-from report import PACKAGES  # isort: skip
+from report import versions  # isort: skip
 from training import Job, launch  # isort: skip
 
 RUNS = ROOT / "runs" / "evidence"
@@ -59,7 +58,7 @@ def train(study: str, planned: Planned) -> Line:
             "warm_start": hashlib.sha256((prepared.model / "model.safetensors").read_bytes()).hexdigest(),
             "seconds": round(time.monotonic() - began),
             "command": how,
-            "versions": {name: _version(name) for name in PACKAGES},
+            "versions": versions(),
         }
         try:
             line = lines.line(about, steps)
@@ -157,13 +156,6 @@ def _portable(command: list[str]) -> str:
     """Without this machine's paths and without what only names folders of Ray."""
     words = [word for word in command if not word.endswith("=RAY")]
     return " ".join(["turnkey", *words[1:]]).replace(f"{ROOT}/", "")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "-"
 
 
 def alone(core: int) -> None:

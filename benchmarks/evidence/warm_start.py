@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,6 @@ class Teaching:
     vocab_size: int = 1024
     names: bool = False
     """whether the names of things are tokens"""
-    sizes: dict[str, int] = field(default_factory=dict)
-    """of the model"""
 
 
 def environment(task: Task) -> Any:
@@ -122,7 +120,6 @@ def make_model(task: Task, teaching: Teaching, out: Path, seed: int) -> None:
         began=began,
         template=task.template,
         line=task.line,
-        **teaching.sizes,
     )
 
 

@@ -55,7 +55,7 @@ def summarise(metrics: dict[int, dict[str, float]], setup: dict[str, Any], *, st
         "share_steps_with_step_credit": _mean(trained, "credit/share_steps_with_step_credit"),
         "share_steps_with_credit": _mean(trained, "credit/advantage/share_nonzero"),
         "seconds_per_step": {name: _mean(timed, f"timing_s/{key}") for name, key in TIMINGS.items()},
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
@@ -98,7 +98,8 @@ def _mean(rows: list[dict[str, float]], key: str) -> float | None:
     return round(mean(values), 4) if values else None
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that a run is made with; ``-`` where one is not installed."""
     found = {}
     for package in PACKAGES:
         try:

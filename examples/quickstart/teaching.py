@@ -33,16 +33,15 @@ def teach(
     began: float,
     template: str = "minigrid",
     line: str = LINE,
-    **sizes: int,
 ) -> None:
     """Train a new model and save it; ``check`` gives its ``success``, after which it goes on while below ``target``.
 
-    ``began`` is the time on ``time.perf_counter`` that the printed seconds count from; ``sizes`` are the model's.
+    ``began`` is the time on ``time.perf_counter`` that the printed seconds count from.
     """
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)  # what verl will load is what must be trained with
-    model = build_model(tokenizer, **sizes)
+    model = build_model(tokenizer)
     size = sum(p.numel() for p in model.parameters())
     print(f"{size} parameters, {len(tokenizer)} tokens", flush=True)
     train(model, tokenizer, demos, epochs=epochs, lr=lr, seed=seed, template=template, line=line)
