@@ -107,12 +107,18 @@ class Loop:
         self.prompts: dict[tuple, Prompt] = {}
         torch.manual_seed(seed)  # last, so that every method begins with the same episodes
 
-    def run(
-        self, steps: int, validate_every: int, validate_before: bool = True
-    ) -> Iterator[tuple[int, dict[str, float]]]:
-        """Metrics of steps 1 to ``steps``, and of the validation before as step 0, by the names that verl's log has."""
-        if validate_before:
-            yield 0, self.validate()
+    def run(self, steps: int, validate_every: int, first: Path | None = None) -> Iterator[tuple[int, dict[str, float]]]:
+        """Metrics of steps 1 to ``steps`` by the names that verl's log has, and as step 0 of the validation before.
+
+        ``first``: file of that validation, without which there is none. It is the same for all methods, and so is what
+        it draws: it is made once, unless the file is there.
+        """
+        if first:
+            if not first.is_file():
+                torch.save({"metrics": self.validate(), "random": torch.get_rng_state()}, first)
+            made = torch.load(first)
+            torch.set_rng_state(made["random"])
+            yield 0, made["metrics"]
         for step in range(1, steps + 1):
             metrics = self.step(step)
             if step % validate_every == 0 or step == steps:

@@ -18,9 +18,6 @@ from verl_turnkey.plugins.seeing import stats
 RATES = (6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3)
 """learning rates: each method gets the two in the middle, and those beyond the best until this is not at an end"""
 MIDDLE = RATES[2:4]
-TUNING_SEEDS = (100, 101, 102)
-SEEDS = tuple(range(8))
-"""that are reported; with eight a difference of one sign has a p of 2 / 2^8"""
 REINFORCE = "reinforce++ baseline"
 """of the loop itself"""
 
@@ -55,6 +52,15 @@ class Planned:
         return self.task, self.name, self.lr, self.seed
 
 
+@dataclass(frozen=True)
+class Seeds:
+    """Of a task: those that choose the learning rates, and others that are reported."""
+
+    tuning: tuple[int, ...]
+    reported: tuple[int, ...]
+    """of n, a difference that has one sign in all of them has a p of 2 / 2^n"""
+
+
 # --- do methods pay? --------------------------------------------------------------------------------------------------
 
 ROUNDS = (
@@ -64,7 +70,11 @@ ROUNDS = (
 )
 """methods; those of a round are tuned and reported before the next one begins"""
 METHODS = {name: Variant(name) for names in ROUNDS for name in names}
-METHOD_TASKS = ("doorkey", "rooms")
+SEEDS = {
+    "doorkey": Seeds((100, 101, 102), tuple(range(8))),
+    "rooms": Seeds((100, 101), tuple(range(6))),  # whose runs take five times as long
+    "kitchen": Seeds((100, 101), tuple(range(6))),
+}
 METHOD_VALIDATE_EVERY = 4
 
 
@@ -74,13 +84,13 @@ def methods(lines: Sequence[Line]) -> Iterator[Planned]:
     def planned(task: str, name: str, lr: float, seed: int) -> Planned:
         return Planned(task, name, METHODS[name], lr, seed, TASKS[task].steps, METHOD_VALIDATE_EVERY, on_stack=False)
 
-    for task, names in product(METHOD_TASKS, ROUNDS):
-        for seed, lr, name in product(TUNING_SEEDS, MIDDLE, names):
+    for names, (task, seeds) in product(ROUNDS, SEEDS.items()):
+        for seed, lr, name in product(seeds.tuning, MIDDLE, names):
             yield planned(task, name, lr, seed)
-        for name, seed in product(names, TUNING_SEEDS):
+        for name, seed in product(names, seeds.tuning):
             if lr := next_rate(lines, task, name):
                 yield planned(task, name, lr, seed)
-        for seed, name in product(SEEDS, names):
+        for seed, name in product(seeds.reported, names):
             if lr := best_rate(lines, task, name):
                 yield planned(task, name, lr, seed)
 
@@ -89,9 +99,9 @@ def tuned(lines: Sequence[Line], task: str, name: str) -> dict[float, float]:
     """The learning rates tried on all tuning seeds, with the mean area under their validation curves."""
     areas: dict[float, list[float]] = {}
     for line in lines:
-        if (line["task"], line["variant"]) == (task, name) and line["seed"] in TUNING_SEEDS:
+        if (line["task"], line["variant"]) == (task, name) and line["seed"] in SEEDS[task].tuning:
             areas.setdefault(line["lr"], []).append(height(line))
-    return {lr: float(np.mean(found)) for lr, found in sorted(areas.items()) if len(found) == len(TUNING_SEEDS)}
+    return {lr: float(np.mean(found)) for lr, found in sorted(areas.items()) if len(found) == len(SEEDS[task].tuning)}
 
 
 def next_rate(lines: Sequence[Line], task: str, name: str) -> float | None:

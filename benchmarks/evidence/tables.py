@@ -10,7 +10,7 @@ from typing import Any
 import lines
 import numpy as np
 from lines import Line
-from studies import BRANCHING, METHODS, RATES, SEEDS, TUNING_SEEDS, best_rate, tuned
+from studies import BRANCHING, METHODS, RATES, SEEDS, best_rate, tuned
 from tasks import TASKS
 
 from verl_turnkey.plugins.cli.tables import between
@@ -58,20 +58,20 @@ def _tuning(task: str, own: Sequence[Line]) -> str:
             best = best_rate(own, task, name)
             cells = [_bold(f"{areas[lr]:.3f}", lr == best) if lr in areas else "-" for lr in RATES]
             rows.append([name, *cells])
-    seeds = ", ".join(map(str, TUNING_SEEDS))
+    seeds = ", ".join(map(str, SEEDS[task].tuning))
     said = f"Mean area under the validation curve by learning rate, on the seeds {seeds}, none of which is reported:"
     missing = "No method has been tried on all of them yet."
     return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in RATES)], rows) if rows else missing}"
 
 
 def _reported(task: str, own: Sequence[Line]) -> str:
-    chosen = [line for line in own if line["seed"] in SEEDS and line["lr"] == best_rate(own, task, line["variant"])]
+    seeds, rates = SEEDS[task].reported, {name: best_rate(own, task, name) for name in METHODS}
+    chosen = [line for line in own if line["seed"] in seeds and line["lr"] == rates[line["variant"]]]
     if not chosen:
         return ""
     check(chosen)
     order = sorted(chosen, key=lambda line: (list(METHODS).index(line["variant"]), line["seed"]))
     runs = [_as_run(line) for line in order]
-    rates = {line["variant"]: line["lr"] for line in chosen}
     highest = max(each["final"]["interquartile_mean"] for each in _groups(runs))
     level = round(SHARE_OF_BEST * highest, 2)
     groups = _groups(runs, level)

@@ -104,7 +104,7 @@ TASKS: dict[str, Task] = {
             max_turns=60,
             prompt_tokens=128,
             response_tokens=4,
-            steps=12,
+            steps=8,
             model_seed=0,
         ),
         Task(
@@ -120,7 +120,7 @@ TASKS: dict[str, Task] = {
             max_turns=25,
             prompt_tokens=256,
             response_tokens=10,
-            steps=12,
+            steps=8,
             train_tasks=64,
             task_seed=0,
             model_seed=0,

@@ -76,7 +76,10 @@ def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, line
     from loop import Loop
 
     run = Loop(TASKS[planned.task], prepared.model, planned.variant.method, planned.lr, planned.seed, VAL)
-    return "benchmarks/evidence/loop.py", dict(run.run(planned.steps, planned.validate_every, planned.validate_before))
+    with locked(RUNS / planned.task / f"validated-{planned.seed}") as folder:
+        steps = run.run(planned.steps, planned.validate_every, folder / "first.pt" if planned.validate_before else None)
+        found = dict([next(steps)])  # the others may go on from here
+    return "benchmarks/evidence/loop.py", found | dict(steps)
 
 
 def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
