@@ -10,16 +10,17 @@ it against the stack: it has the same runs by both.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from forking import Forks, Player, Step, trained
 from numpy.typing import NDArray
 from policy import Critic, Prompt, Row, Said, Sampler, log_probs, micro_batches
-from studies import REINFORCE
+from studies import REINFORCE, Variant
 from tasks import Task  # which makes the quickstart's modules known
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,7 +35,7 @@ from verl_turnkey.plugins.trainer.dealing import deal
 # isort: split
 from play import render
 
-GROUPS, ROLLOUTS, MINI_BATCHES = 8, 8, 2
+MINI_BATCHES = 2
 CLIP, DUAL_CLIP, CLIP_VALUE, GRAD_NORM = 0.2, 3.0, 0.5, 1.0
 PENALTY = 0.1
 """of an invalid action, as in the recipes"""
@@ -45,65 +46,24 @@ Floats = NDArray[np.float64]
 """(S,)"""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One turn of an episode; ``log_probs`` are of the sampled tokens ``response``."""
-
-    group: int
-    episode: int
-    number: int
-    prompt: tuple[int, ...]
-    response: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    entropy: float
-    anchor: Any
-    next_anchor: Any
-    text: str
-    action: str | None
-    valid: bool
-    reward: float
-    terminated: bool
-    truncated: bool
-
-    @property
-    def row(self) -> Row:
-        return self.prompt, self.response
-
-
-@dataclass
-class Player:
-    """An episode in progress."""
-
-    env: Any
-    group: int
-    observation: str = ""
-    info: dict[str, Any] = field(default_factory=dict)
-    past: list[PromptTurn] = field(default_factory=list)
-    done: bool = False
-
-    def start(self, seed: int) -> None:
-        self.observation, self.info = self.env.reset(seed=seed)
-        self.task, self.past, self.done = self.info["task"], [], False
-
-
 class Loop:
     """One run: a warm-started model, the tasks of a seed, a method at a learning rate."""
 
-    def __init__(self, task: Task, model: Path, method: str, lr: float, seed: int, n_val: int) -> None:
-        self.task, self.method, self.seed = task, method, seed
+    def __init__(self, task: Task, model: Path, variant: Variant, lr: float, seed: int, n_val: int) -> None:
+        self.task, self.variant, self.seed = task, variant, seed
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.model = AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
-        self.critic = Critic(model) if method in VALUED else None
+        self.critic = Critic(model) if variant.method in VALUED else None
         if self.critic:
             self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=CRITIC_RATE, weight_decay=0.01)
         # Its context is as long as the prompt's, as its page asks.
-        self.params = {"history": task.history} if method == "hgpo" else {}
+        self.params = dict(variant.params) | ({"history": task.history} if variant.method == "hgpo" else {})
         self.train_seeds, self.val_seeds = task.seeds(n_val, seed)
         self.order = np.random.default_rng(seed).permutation(len(self.train_seeds))
         self.sampler = Sampler(self.model, self.tokenizer, task.response_tokens)
         self.template, self.control = load_template(task.template), ControlTokens(self.tokenizer)
-        self.players: list[Player] = []
+        self.envs: list[Any] = []
         self.prompts: dict[tuple, Prompt] = {}
         torch.manual_seed(seed)  # last, so that every method begins with the same episodes
 
@@ -128,77 +88,93 @@ class Loop:
     def step(self, number: int) -> dict[str, float]:
         """Play a batch, credit it, update the model."""
         began = time.perf_counter()
-        first = (number - 1) * GROUPS
-        chosen = [self.train_seeds[self.order[(first + i) % len(self.order)]] for i in range(GROUPS)]
-        steps, won = self.play([seed for seed in chosen for _ in range(ROLLOUTS)], ROLLOUTS)
+        groups, rollouts = self.variant.tasks, self.variant.rollouts
+        first = (number - 1) * groups
+        chosen = [self.train_seeds[self.order[(first + i) % len(self.order)]] for i in range(groups)]
+        forks = Forks(dict(self.variant.strategy), rollouts) if self.variant.strategy else None
+        players = self.play([seed for seed in chosen for _ in range(rollouts)], rollouts, forks)
+        steps = [step for _, step in trained(players)]
         values = self.critic.values([step.row for step in steps]) if self.critic else None
-        batch = table(steps, won, values)
-        found = reinforce(batch) if self.method == REINFORCE else compute_credit(self.method, batch, **self.params)
+        batch = table(players, values, forks)
+        reinforced = self.variant.method == REINFORCE
+        found = reinforce(batch) if reinforced else compute_credit(self.variant.method, batch, **self.params)
         metrics = self.update(steps, found, values, number)
+        episodes = players[: groups * rollouts]
+        length = float(np.mean([len(player.steps) for player in episodes]))
+        measured = [step for player in players if not player.trained for step in player.own]
         return {
-            "episode/success_rate": float(np.mean(won)),
-            "episode/count": float(len(won)),
+            "episode/success_rate": float(np.mean([player.info["success"] for player in episodes])),
+            "episode/count": float(len(episodes)),
             "episode/failed": 0.0,
-            "episode/length/mean": len(steps) / len(won),
+            "episode/length/mean": length,
             "episode/invalid_rate": float(np.mean([not step.valid for step in steps])),
-            "rows/trained_tokens": float(sum(len(step.response) for step in steps)),
+            "branching/trained_steps": len(steps) / len(episodes) - length,
+            "branching/measured_steps": len(measured) / len(episodes),
+            "branching/measured_tokens": sum(len(step.turn.ids) for step in measured) / len(episodes),
+            "rows/trained_tokens": float(sum(len(step.turn.ids) for step in steps)),
             "credit/share_steps_in_anchor_groups": _shared(batch),
             "credit/advantage/share_nonzero": float(np.mean(found.advantage != 0)),
-            "actor/entropy": float(np.mean([step.entropy for step in steps])),
+            "actor/entropy": float(np.mean([step.turn.entropy for step in steps])),
             **metrics,
             "timing_s/step": time.perf_counter() - began,
         }
 
     def validate(self) -> dict[str, float]:
         """Success in the validation tasks, sampled as in training."""
-        _, won = self.play(self.val_seeds, 1)
+        won = [player.info["success"] for player in self.play(self.val_seeds, 1)]
         return {f"val-core/{self.task.name}/acc/mean@1": float(np.mean(won))}
 
-    def play(self, seeds: Sequence[int], rollouts: int) -> tuple[list[Step], NDArray[np.bool_]]:
-        """One episode per element of ``seeds``, ``rollouts`` next to each other in a group: steps and who won."""
-        while len(self.players) < len(seeds):
-            self.players.append(Player(make(self.task.env_id, dict(self.task.kwargs)), 0))
-        players = self.players[: len(seeds)]
-        for place, (player, seed) in enumerate(zip(players, seeds, strict=True)):
-            player.group = place // rollouts
-            player.start(seed)
-        steps: list[Step] = []
+    def play(self, seeds: Sequence[int], rollouts: int, forks: Forks | None = None) -> list[Player]:
+        """One episode per element of ``seeds``, ``rollouts`` next to each other in a group, and then their branches."""
+        while len(self.envs) < len(seeds):
+            self.envs.append(make(self.task.env_id, dict(self.task.kwargs)))
+        players = [Player.start(self.envs[i], i // rollouts, i, seed) for i, seed in enumerate(seeds)]
         for number in range(self.task.max_turns):
-            active = [(place, player) for place, player in enumerate(players) if not player.done]
+            active = [player for player in players if not player.done]
             if not active:
                 break
-            prompts = [self._prompt(player) for _, player in active]
-            for (place, player), prompt, response in zip(active, prompts, self.sampler(prompts), strict=True):
-                steps.append(self._act(place, player, number, prompt, response))
-        return steps, np.array([bool(player.info["success"]) for player in players])
+            if forks:
+                active += forks.before(active)
+            prompts = [self._prompt(player) for player in active]
+            said = self.sampler(prompts)
+            if forks and (more := forks.written(active, said)):
+                active += more
+                prompts += [self._prompt(player) for player in more]
+                said += self.sampler(prompts[-len(more) :])
+            players += [player for player in active if player.begins == number]
+            for player, prompt, turn in zip(active, prompts, said, strict=True):
+                self._act(player, number, prompt, turn)
+        return players
 
-    def _act(self, place: int, player: Player, number: int, prompt: Prompt, response: Said) -> Step:
+    def _act(self, player: Player, number: int, prompt: Prompt, turn: Said) -> None:
         """One turn, as the agent loop plays it: a response without an action leaves the game where it is."""
-        text = self.tokenizer.decode(response.ids, skip_special_tokens=True)
+        text = self.tokenizer.decode(turn.ids, skip_special_tokens=True)
         parsed = parse_action(text, "plain", player.info["admissible"])
         before, anchor, reward, terminated, truncated = player.observation, player.info["state_key"], 0.0, False, False
         valid = parsed.valid
         if parsed.action is not None:
             player.observation, reward, terminated, truncated, player.info = player.env.step(parsed.action)
-            player.done = terminated or truncated
             valid = valid and not player.info["invalid"]
         player.past.append(PromptTurn(before, self.control.plain(said(parsed, text, whole=False))))
-        return Step(
-            group=player.group,
-            episode=place,
-            number=number,
-            prompt=prompt,
-            response=response.ids,
-            log_probs=response.log_probs,
-            entropy=response.entropy,
-            anchor=anchor,
-            next_anchor=player.info["state_key"],
-            text=before,
-            action=parsed.action,
-            valid=valid,
-            reward=float(reward),
-            terminated=terminated,
-            truncated=truncated or (not terminated and number + 1 == self.task.max_turns),
+        last = number + 1 == min(self.task.max_turns, player.turns or self.task.max_turns)
+        player.done = terminated or truncated or last
+        player.made_by.append(player.branch)
+        player.steps.append(
+            Step(
+                group=player.group,
+                rollout=player.rollout,
+                number=number,
+                prompt=prompt,
+                turn=turn,
+                anchor=anchor,
+                next_anchor=player.info["state_key"],
+                text=before,
+                action=parsed.action,
+                valid=valid,
+                reward=float(reward),
+                terminated=terminated,
+                truncated=truncated or (not terminated and last),
+            )
         )
 
     def _prompt(self, player: Player) -> Prompt:
@@ -214,15 +190,19 @@ class Loop:
         self, steps: Sequence[Step], credit: Credit, values: dict[Row, list[float]] | None, number: int
     ) -> dict[str, float]:
         """One pass over the batch, in mini-batches as the trainer deals them."""
-        keys = [f"{step.group}_{step.episode}_{step.number}" for step in steps]
-        trained = np.array([len(step.response) for step in steps])
-        lengths = trained + np.array([len(step.prompt) for step in steps])
+        rows: Counter[int] = Counter()
+        keys = []
+        for step in steps:
+            keys.append(f"{step.group}_{step.rollout}_{rows[step.rollout]}")
+            rows[step.rollout] += 1
+        written = np.array([len(step.turn.ids) for step in steps])
+        lengths = written + np.array([len(step.prompt) for step in steps])
         sums = np.zeros(3)
-        for rows in deal(keys, lengths, trained, (MINI_BATCHES,), (self.seed, number)):
+        for rows in deal(keys, lengths, written, (MINI_BATCHES,), (self.seed, number)):
             some = [steps[row].row for row in rows]
             if self.critic and values is not None and credit.returns is not None:
                 self._update_critic(self.critic, some, credit.returns[rows], values)
-            old = {steps[row].row: steps[row].log_probs for row in rows}
+            old = {steps[row].row: steps[row].turn.log_probs for row in rows}
             sums += self._update_actor(some, credit.advantage[rows], old)
         kl, clipped, tokens = sums.tolist()
         return {"actor/ppo_kl": kl / tokens, "actor/pg_clipfrac": clipped / tokens}
@@ -280,12 +260,15 @@ def value_loss(now: torch.Tensor, before: torch.Tensor, target: torch.Tensor) ->
     return 0.5 * torch.maximum((now - target) ** 2, (near - target) ** 2)
 
 
-def table(steps: Sequence[Step], won: NDArray[np.bool_], values: Mapping[Row, Sequence[float]] | None) -> StepBatch:
-    """The steps as estimators take them."""
+def table(
+    players: Sequence[Player], values: Mapping[Row, Sequence[float]] | None = None, forks: Forks | None = None
+) -> StepBatch:
+    """The steps that are trained, as estimators take them."""
+    episodes, steps = zip(*trained(players), strict=True)
     further = {} if values is None else {"value": [values[step.row][0] for step in steps]}
     return StepBatch(
         group=[step.group for step in steps],
-        trajectory=[step.episode for step in steps],
+        trajectory=episodes,
         step=[step.number for step in steps],
         reward=[step.reward for step in steps],
         penalty=[0.0 if step.valid else PENALTY for step in steps],
@@ -294,10 +277,10 @@ def table(steps: Sequence[Step], won: NDArray[np.bool_], values: Mapping[Row, Se
         valid=[step.valid for step in steps],
         terminated=[step.terminated for step in steps],
         truncated=[step.truncated for step in steps],
-        success=won[[step.episode for step in steps]],
-        tokens=[len(step.response) for step in steps],
+        success=[bool(players[episode].info["success"]) for episode in episodes],
+        tokens=[len(step.turn.ids) for step in steps],
         text=[step.text for step in steps],
-        extra={"next_anchor": [str(step.next_anchor) for step in steps]},
+        extra={"next_anchor": [str(step.next_anchor) for step in steps], **(forks.columns(players) if forks else {})},
         **further,
     )
 

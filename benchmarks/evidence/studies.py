@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import numpy as np
 from lines import Line, validations
@@ -27,7 +28,28 @@ class Variant:
     """A method, and what else its launch line has."""
 
     method: str
-    overrides: tuple[str, ...] = ()
+    params: tuple[tuple[str, Any], ...] = ()
+    """of the method"""
+    strategy: tuple[tuple[str, Any], ...] = ()
+    """of the rollouts; empty: episodes do not fork"""
+    tasks: int = 8
+    """in a step"""
+    rollouts: int = 8
+    """of each task"""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Of the launch line."""
+        if not self.strategy:
+            return ()
+        strategy = ", ".join(f"{key}: {value}" for key, value in self.strategy)
+        return (
+            f"turnkey.rollout.strategy={{{strategy}}}",
+            f"data.train_batch_size={self.tasks}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={self.tasks // 2}",
+            f"actor_rollout_ref.rollout.n={self.rollouts}",
+            *(f"turnkey.credit.{key}={value}" for key, value in self.params),
+        )
 
 
 @dataclass(frozen=True)
@@ -63,13 +85,18 @@ class Seeds:
 
 # --- do methods pay? --------------------------------------------------------------------------------------------------
 
+STRATEGIES = ("vine", "tree", "entropy_branch")
+"""of rollouts that fork, each with the method that is made for it, and with fewer rollouts: as many as make a step cost
+about as many tokens"""
 ROUNDS = (
     ("grpo_steps", "gigpo", "rloo_steps", "hgpo"),
     (REINFORCE, "turn_gae", "graph"),
+    STRATEGIES,
     ("salt", "proxmo", "dual_level"),
 )
-"""methods; those of a round are tuned and reported before the next one begins"""
-METHODS = {name: Variant(name) for names in ROUNDS for name in names}
+"""names of variants; those of a round are tuned and reported before the next one begins"""
+METHODS = tuple(name for names in ROUNDS for name in names if names != STRATEGIES)
+FORKED_TASKS = ("doorkey", "rooms")
 SEEDS = {
     "doorkey": Seeds((100, 101, 102), tuple(range(8))),
     "rooms": Seeds((100, 101), tuple(range(6))),  # whose runs take five times as long
@@ -78,13 +105,30 @@ SEEDS = {
 METHOD_VALIDATE_EVERY = 4
 
 
+def variant(name: str, task: str) -> Variant:
+    """What a name stands for on a task: forks are at the same parts of an episode on all of them."""
+    fifth = TASKS[task].max_turns // 5
+    vine = {"name": "vine", "rollouts": 2, "every": fifth}
+    tree = {"name": "tree", "first": fifth, "every": fifth, "depth": 2}
+    entropy_branch = {"name": "entropy_branch", "trajectories": 8}
+    made = {
+        "vine": Variant("progress", (("alpha", 0),), tuple(vine.items()), tasks=4, rollouts=3),
+        "tree": Variant("tree", (), tuple(tree.items()), rollouts=3),
+        "entropy_branch": Variant("tree", (("rule", "arpo"),), tuple(entropy_branch.items()), rollouts=4),
+    }
+    return made.get(name) or Variant(name)
+
+
 def methods(lines: Sequence[Line]) -> Iterator[Planned]:
-    """Every method with several learning rates on seeds that are not reported, then the others with the best one."""
+    """Every variant with several learning rates on seeds that are not reported, then the others with the best one."""
 
     def planned(task: str, name: str, lr: float, seed: int) -> Planned:
-        return Planned(task, name, METHODS[name], lr, seed, TASKS[task].steps, METHOD_VALIDATE_EVERY, on_stack=False)
+        steps = TASKS[task].steps
+        return Planned(task, name, variant(name, task), lr, seed, steps, METHOD_VALIDATE_EVERY, on_stack=False)
 
     for names, (task, seeds) in product(ROUNDS, SEEDS.items()):
+        if names == STRATEGIES and task not in FORKED_TASKS:
+            continue
         for seed, lr, name in product(seeds.tuning, MIDDLE, names):
             yield planned(task, name, lr, seed)
         for name, seed in product(names, seeds.tuning):
@@ -128,41 +172,23 @@ def height(line: Line) -> float:
     return stats.area(steps, success, steps[0], steps[-1])
 
 
-# --- do branches pay? -------------------------------------------------------------------------------------------------
+# --- do both ways to train agree? -------------------------------------------------------------------------------------
 
-
-def _branching(method: str, strategy: str, tasks: int, rollouts: int, *further: str) -> Variant:
-    """``tasks`` in each step with so many ``rollouts`` of each that the step costs about as many tokens."""
-    return Variant(
-        method,
-        (
-            f"turnkey.rollout.strategy={strategy}",
-            f"data.train_batch_size={tasks}",
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={tasks // 2}",
-            f"actor_rollout_ref.rollout.n={rollouts}",
-            *further,
-        ),
-    )
-
-
-IN_LOOP = "independent, plain loop"
-BRANCHING = {
-    "independent": _branching("gigpo", "independent", 8, 8),
-    IN_LOOP: Variant("gigpo"),  # as far as the two ways to train agree
-    "vine": _branching("progress", "{name: vine, rollouts: 2, every: 4}", 4, 3, "turnkey.credit.alpha=0"),
-    "tree": _branching("tree", "{name: tree, first: 4, every: 4, depth: 2}", 8, 3),
-    "entropy_branch": _branching("tree", "{name: entropy_branch, trajectories: 8}", 8, 4, "turnkey.credit.rule=arpo"),
-}
-BRANCHING_TASKS = ("doorkey",)
-BRANCHING_SEEDS = (0, 1, 2)
+IN_LOOP = ", plain loop"
+INDEPENDENT = "independent"
+"""``gigpo`` on episodes that do not fork"""
+BRANCHING = tuple(name + way for name in (INDEPENDENT, *STRATEGIES) for way in ("", IN_LOOP))
+BRANCHING_TASK, BRANCHING_SEEDS = "doorkey", (0, 1, 2)
 BRANCHING_RATE, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY = 5e-4, 8, 4
 
 
 def branching(lines: Sequence[Line]) -> Iterator[Planned]:
-    """Every variant on every task, one seed after the other."""
-    for seed, task, name in product(BRANCHING_SEEDS, BRANCHING_TASKS, BRANCHING):
+    """Every variant on the whole stack and by the plain loop, one seed after the other."""
+    for seed, name in product(BRANCHING_SEEDS, BRANCHING):
+        kind = name.removesuffix(IN_LOOP)
+        planned = variant("gigpo" if kind == INDEPENDENT else kind, BRANCHING_TASK)
         sizes = (BRANCHING_RATE, seed, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY)
-        yield Planned(task, name, BRANCHING[name], *sizes, on_stack=name != IN_LOOP, validate_before=False)
+        yield Planned(BRANCHING_TASK, name, planned, *sizes, on_stack=kind == name, validate_before=False)
 
 
 STUDIES: dict[str, Callable[[Sequence[Line]], Iterator[Planned]]] = {"methods": methods, "branching": branching}

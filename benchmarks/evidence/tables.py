@@ -10,7 +10,7 @@ from typing import Any
 import lines
 import numpy as np
 from lines import Line
-from studies import BRANCHING, METHODS, RATES, SEEDS, best_rate, tuned
+from studies import BRANCHING, FORKED_TASKS, METHODS, RATES, SEEDS, STRATEGIES, best_rate, tuned
 from tasks import TASKS
 
 from verl_turnkey.plugins.cli.tables import between
@@ -19,8 +19,10 @@ from verl_turnkey.plugins.seeing.compare import FEWEST, TRAINING, compare
 from verl_turnkey.plugins.seeing.runs import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-BASELINE = "grpo_steps"
 SHARE_OF_BEST = 0.8
+UNFORKED = "gigpo"
+"""on independent episodes, against which strategies are compared"""
+COSTS = ("tokens in a step", "turns in a step")
 
 
 def write() -> None:
@@ -47,12 +49,32 @@ def by_task(study: str, kept: Sequence[Line] | None, make: Callable[[str, Sequen
 
 def methods(kept: Sequence[Line] | None = None) -> str:
     """For each task: the seeds with the chosen rates, then the learning rates tried."""
-    return by_task("methods", kept, lambda task, own: (_reported(task, own), _tuning(task, own)))
+    return _compared(METHODS, "grpo_steps", kept)
 
 
-def _tuning(task: str, own: Sequence[Line]) -> str:
+def strategies(kept: Sequence[Line] | None = None) -> str:
+    """The same of rollouts that fork, with what their steps cost."""
+    kept = lines.load("methods") if kept is None else kept
+    kept = [line for line in kept if line["task"] in FORKED_TASKS]
+    return _compared((UNFORKED, *STRATEGIES), UNFORKED, kept, costs=True)
+
+
+def _compared(names: Sequence[str], baseline: str, kept: Sequence[Line] | None, costs: bool = False) -> str:
+    def of(task: str, own: Sequence[Line]) -> tuple[str, str]:
+        mine = [line for line in own if line["variant"] in names]
+        return _reported(task, mine, names, baseline, costs), _tuning(task, mine, names)
+
+    kept = lines.load("methods") if kept is None else kept
+    if costs:
+        kept = [
+            line for line in kept if line["task"] in {each["task"] for each in kept if each["variant"] in STRATEGIES}
+        ]
+    return by_task("methods", kept, of)
+
+
+def _tuning(task: str, own: Sequence[Line], names: Sequence[str]) -> str:
     rows = []
-    for name in METHODS:
+    for name in names:
         areas = tuned(own, task, name)
         if areas:
             best = best_rate(own, task, name)
@@ -64,23 +86,25 @@ def _tuning(task: str, own: Sequence[Line]) -> str:
     return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in RATES)], rows) if rows else missing}"
 
 
-def _reported(task: str, own: Sequence[Line]) -> str:
-    seeds, rates = SEEDS[task].reported, {name: best_rate(own, task, name) for name in METHODS}
+def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool) -> str:
+    seeds, rates = SEEDS[task].reported, {name: best_rate(own, task, name) for name in names}
     chosen = [line for line in own if line["seed"] in seeds and line["lr"] == rates[line["variant"]]]
     if not chosen:
         return ""
     check(chosen)
-    order = sorted(chosen, key=lambda line: (list(METHODS).index(line["variant"]), line["seed"]))
+    order = sorted(chosen, key=lambda line: (names.index(line["variant"]), line["seed"]))
     runs = [_as_run(line) for line in order]
+    by_name = _by_name(runs, order)
     highest = max(each["final"]["interquartile_mean"] for each in _groups(runs))
     level = round(SHARE_OF_BEST * highest, 2)
     groups = _groups(runs, level)
-    base = next((each for each in groups if each["name"] == BASELINE), None)
+    base = next((each for each in groups if each["name"] == baseline), None)
     rows = [
         [
             each["name"],
             f"{rates[each['name']]:g}",
             str(len(each["runs"])),
+            *(_costs(by_name[each["name"]]) if costs else ()),
             *(cell for what in ("final", "area") for cell in _iqm(each[what])),
             *(("-", "-") if base in (None, each) else _against(each, base)),
             each["to_level"]["interactions"]["said"],
@@ -89,14 +113,28 @@ def _reported(task: str, own: Sequence[Line]) -> str:
         for each in groups
     ]
     head = [
-        "method", "rate", "seeds", f"success at step {chosen[0]['steps'][-1]}, IQM", "95 % of it", "area, IQM",
-        "95 % of it", f"area less that of {BASELINE}", "better than it", f"interactions to {level:g}", "collapsed",
+        "method", "rate", "seeds", *(COSTS if costs else ()), f"success at step {chosen[0]['steps'][-1]}, IQM",
+        "95 % of it", "area, IQM", "95 % of it", f"area less that of {baseline}", "better than it",
+        f"interactions to {level:g}", "collapsed",
     ]  # fmt: skip
     return _table(head, rows)
 
 
+def _costs(runs: Iterable[Run]) -> Iterable[str]:
+    """Tokens and turns of a step, branches included."""
+    costs = [(_last(run.tokens()) / run.step[-1], _last(run.interactions()) / run.step[-1]) for run in runs]
+    return (f"{cost:.0f}" for cost in np.mean(costs, axis=0))
+
+
 def _as_run(line: Line) -> Run:
     return lines.as_run(line, {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]})
+
+
+def _by_name(runs: Sequence[Run], own: Sequence[Line]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run, line in zip(runs, own, strict=True):
+        found.setdefault(line["variant"], []).append(run)
+    return found
 
 
 def _groups(runs: Sequence[Run], level: float | None = None) -> list[dict[str, Any]]:
@@ -159,16 +197,15 @@ def _branching(own: Sequence[Line]) -> str:
     check(own)
     order = sorted(own, key=lambda line: (list(BRANCHING).index(line["variant"]), line["seed"]))
     runs = [_as_run(line) for line in order]
-    rows = []
+    rows, by_name = [], _by_name(runs, order)
     for each in _groups(runs):
-        mine = [run for run, line in zip(runs, order, strict=True) if line["variant"] == each["name"]]
-        costs = [(_last(run.tokens()) / run.step[-1], _last(run.interactions()) / run.step[-1]) for run in mine]
+        mine = by_name[each["name"]]
         final, area = each["final"], each["area"]
         rows.append(
             [
                 each["name"],
                 str(len(mine)),
-                *(f"{cost:.0f}" for cost in np.mean(costs, axis=0)),
+                *_costs(mine),
                 f"{final['mean']:.3f}",
                 f"{final['lowest']:.3f} to {final['highest']:.3f}",
                 f"{area['mean']:.3f}",
@@ -176,7 +213,7 @@ def _branching(own: Sequence[Line]) -> str:
             ]
         )
     head = [
-        "rollouts", "seeds", "tokens in a step", "turns in a step", f"success at step {order[0]['steps'][-1]}",
+        "rollouts", "seeds", *COSTS, f"success at step {order[0]['steps'][-1]}",
         "lowest to highest", "mean of the validations", "of the training episodes",
     ]  # fmt: skip
     return _table(head, rows)
@@ -197,4 +234,8 @@ def _bold(text: str, chosen: bool) -> str:
     return f"**{text}**" if chosen else text
 
 
-CONTENTS: dict[str, Callable[[], str]] = {"methods by task": methods, "branching by task": branching}
+CONTENTS: dict[str, Callable[[], str]] = {
+    "methods by task": methods,
+    "strategies by task": strategies,
+    "branching by task": branching,
+}

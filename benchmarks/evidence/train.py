@@ -75,7 +75,7 @@ def train(study: str, planned: Planned) -> Line:
 def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
     from loop import Loop
 
-    run = Loop(TASKS[planned.task], prepared.model, planned.variant.method, planned.lr, planned.seed, VAL)
+    run = Loop(TASKS[planned.task], prepared.model, planned.variant, planned.lr, planned.seed, VAL)
     with locked(RUNS / planned.task / f"validated-{planned.seed}") as folder:
         steps = run.run(planned.steps, planned.validate_every, folder / "first.pt" if planned.validate_before else None)
         found = dict([next(steps)])  # the others may go on from here

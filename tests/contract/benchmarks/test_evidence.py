@@ -31,6 +31,7 @@ import loop  # noqa: E402
 import policy  # noqa: E402
 import studies  # noqa: E402
 import tables  # noqa: E402
+from forking import Player, trained  # noqa: E402
 from loop import Loop  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
@@ -110,25 +111,25 @@ def test_micro_batches_hold_every_row_once(monkeypatch: pytest.MonkeyPatch):
     assert all(len(batch) * max(len(p) + len(r) for p, r in batch) <= 12 for batch in batches)
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of two groups of two."""
-    monkeypatch.setattr(loop, "GROUPS", 2)
-    monkeypatch.setattr(loop, "ROLLOUTS", 2)
+def few(method: str) -> studies.Variant:
+    """Two groups of two in a step."""
+    return studies.Variant(method, tasks=2, rollouts=2)
 
 
 class Scripted:
     """The shortest way of the quickstart's planner in every second episode, nonsense in the others."""
 
     def __init__(self, made: Loop) -> None:
-        self.made, self.ways = made, {}
+        self.made, self.ways, self.asked, prompt = made, {}, [], made._prompt
+        made._prompt = lambda player: self.asked.append(player) or prompt(player)
 
     def __call__(self, prompts: list[policy.Prompt]) -> list[policy.Said]:
-        players = [player for player in self.made.players if not player.done][: len(prompts)]
-        return [self._said(self._text(player)) for player in players]
+        found, self.asked = [self._said(self._text(player)) for player in self.asked], []
+        assert len(found) == len(prompts)
+        return found
 
-    def _text(self, player: loop.Player) -> str:
-        if self.made.players.index(player) % 2:
+    def _text(self, player: Player) -> str:
+        if player.rollout % 2:
             return " no \n way " * 20
         if not player.past:
             self.ways[id(player)] = Planner(player.env.unwrapped.grid_env)
@@ -139,17 +140,19 @@ class Scripted:
         return policy.Said(ids, (-0.5,) * len(ids), 0.7)
 
 
-def test_episodes_are_played_and_tabled_as_the_agent_loop_does(few: None, model_dir: Path):
-    made = Loop(DOORKEY, model_dir, "gigpo", 1e-3, seed=0, n_val=2)
+def test_episodes_are_played_and_tabled_as_the_agent_loop_does(model_dir: Path):
+    made = Loop(DOORKEY, model_dir, few("gigpo"), 1e-3, seed=0, n_val=2)
     made.sampler = Scripted(made)
-    steps, won = made.play([3, 3, 4, 4], 2)
-    assert won.tolist() == [True, False, True, False]
-    batch = loop.table(steps, won, None)
+    players = made.play([3, 3, 4, 4], 2)
+    won = [player.info["success"] for player in players]
+    assert won == [True, False, True, False]
+    episodes, steps = zip(*trained(players), strict=True)
+    batch = loop.table(players)
     assert batch.n_groups == 2
     assert "extra.next_anchor" in batch.given
     assert batch.extra["next_anchor"].tolist() == [str(step.next_anchor) for step in steps]
     for episode in range(4):
-        rows = [row for row, step in enumerate(steps) if step.episode == episode]
+        rows = [row for row, other in enumerate(episodes) if other == episode]
         last = rows[-1]
         assert [steps[row].number for row in rows] == list(range(len(rows)))
         assert batch.reward[rows].tolist() == [0.0] * (len(rows) - 1) + [float(won[episode])]
@@ -159,19 +162,21 @@ def test_episodes_are_played_and_tabled_as_the_agent_loop_does(few: None, model_
         assert set(batch.penalty[rows]) == {0.0 if won[episode] else loop.PENALTY}
         assert [steps[row].next_anchor for row in rows[:-1]] == [steps[row].anchor for row in rows[1:]]
         assert (steps[last].next_anchor == steps[last].anchor) == (not won[episode])
-    assert len([step for step in steps if step.episode == 1]) == DOORKEY.max_turns
+    assert episodes.count(1) == DOORKEY.max_turns
     text = " no \n way " * 20
-    assert made.players[1].past[0].action == said(ParsedAction(None, "no action"), text, whole=False)
+    assert players[1].past[0].action == said(ParsedAction(None, "no action"), text, whole=False)
 
 
 @pytest.mark.parametrize("method", ["gigpo", "turn_gae", studies.REINFORCE])
-def test_a_step_moves_the_model_towards_what_won(few: None, method: str, model_dir: Path):
-    made = Loop(DOORKEY, model_dir, method, 1e-3, seed=0, n_val=4)
+def test_a_step_moves_the_model_towards_what_won(method: str, model_dir: Path):
+    made = Loop(DOORKEY, model_dir, few(method), 1e-3, seed=0, n_val=4)
     made.sampler = Scripted(made)
     values = [] if made.critic is None else [weight.clone() for weight in made.critic.parameters()]
-    steps, won = made.play([3, 3, 4, 4], 2)
-    winning = [step.row for step in steps if won[step.episode]]
-    losing = [step.row for step in steps if not won[step.episode]]
+    players = made.play([3, 3, 4, 4], 2)
+    winning, losing = (
+        [step.row for player in players if player.info["success"] == won for step in player.own]
+        for won in (True, False)
+    )
 
     def chance(rows: list[policy.Row]) -> float:
         found, inside = policy.log_probs(made.model, rows)
@@ -188,8 +193,8 @@ def test_a_step_moves_the_model_towards_what_won(few: None, method: str, model_d
         assert any(not torch.equal(now, then) for now, then in zip(made.critic.parameters(), values, strict=True))
 
 
-def test_a_run_is_validated_before_between_and_after(few: None, model_dir: Path, tmp_path: Path):
-    made = Loop(DOORKEY, model_dir, "gigpo", 1e-3, seed=0, n_val=2)
+def test_a_run_is_validated_before_between_and_after(model_dir: Path, tmp_path: Path):
+    made = Loop(DOORKEY, model_dir, few("gigpo"), 1e-3, seed=0, n_val=2)
     made.sampler = Scripted(made)
     found = dict(made.run(3, 2, tmp_path / "first.pt"))
     assert list(found) == [0, 1, 2, 3]
@@ -198,12 +203,12 @@ def test_a_run_is_validated_before_between_and_after(few: None, model_dir: Path,
 
 
 def test_a_method_that_finds_the_first_validation_goes_on_as_one_that_made_it(
-    few: None, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     short = replace(DOORKEY, max_turns=2)
     found = []
     for first in (tmp_path / "a.pt", tmp_path / "a.pt", tmp_path / "b.pt"):
-        found.append(dict(Loop(short, model_dir, "gigpo", 1e-3, seed=0, n_val=2).run(1, 1, first)))
+        found.append(dict(Loop(short, model_dir, few("gigpo"), 1e-3, seed=0, n_val=2).run(1, 1, first)))
         if first.name == "a.pt":
             monkeypatch.setattr(Loop, "validate", lambda made: {})  # which draws nothing: seen only where it is called
     times = [each[1].pop("timing_s/step") for each in found]
@@ -271,8 +276,10 @@ def test_rates_are_chosen_on_seeds_of_their_own_before_anything_is_reported():
     for task, seeds in studies.SEEDS.items():
         assert not set(seeds.tuning) & set(seeds.reported)
         mine = [each for each in first if each.task == task]
+        names = {*studies.METHODS, *(studies.STRATEGIES if task in studies.FORKED_TASKS else ())}
         assert {each.seed for each in mine} == set(seeds.tuning)
-        assert len(mine) == len(studies.METHODS) * len(studies.MIDDLE) * len(seeds.tuning)
+        assert {each.name for each in mine} == names
+        assert len(mine) == len(names) * len(studies.MIDDLE) * len(seeds.tuning)
     reported = studies.SEEDS["doorkey"].reported
     then = [each for each in studies.methods(_tuned(**FOUND)) if each.seed in reported]
     assert [(each.task, each.name, each.seed) for each in then] == [("doorkey", "gigpo", seed) for seed in reported]
@@ -353,7 +360,8 @@ def test_kept_lines_are_of_this_plan():
     for study in studies.STUDIES:
         for line in lines.load(study):
             assert line["task"] in TASKS
-            assert line["variant"] in {"methods": studies.METHODS, "branching": studies.BRANCHING}[study]
+            known = {"methods": (*studies.METHODS, *studies.STRATEGIES), "branching": studies.BRANCHING}
+            assert line["variant"] in known[study]
             assert line["lr"] in (*studies.RATES, studies.BRANCHING_RATE)
             assert all(math.isfinite(value) for value in lines.validations(line)[1])
             assert line["command"]
