@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from exact_values import WON, Game, choose
 
-from verl_turnkey.plugins.rollout.budget import Allowance
-from verl_turnkey.plugins.rollout.strategies import Fork, Place
+sys.path.append(str(Path(__file__).parent / "evidence"))
+from forks import Forks, own, parents
 
 
 @dataclass(frozen=True)
@@ -32,73 +34,44 @@ class Step:
 
 
 @dataclass
-class Path:
+class Way:
     """A way through an episode; the steps of a branch are those before the fork, too."""
 
     rollout: int
-    branch: int
-    now: int
+    now: int = 0
+    branch: int = 0
     begins: int = -1
-    """turn of the fork that it begins at; -1: at none"""
     depth: int = 0
+    trained: bool = True
     steps: list[Step] = field(default_factory=list)
+    group: int = 0
 
     @property
     def won(self) -> bool:
         return self.now == WON
 
     @property
-    def own(self) -> range:
-        """The turns that it has played itself."""
-        return range(max(self.begins, 0), len(self.steps))
+    def made_by(self) -> list[int]:
+        return [step.branch for step in self.steps]
 
-    def parents(self, root: str) -> list[str]:
-        """Key of the path that each of its own steps goes on from, as in the record of a rollout."""
-        return [f"{self.rollout}.{self.steps[t - 1].branch}.{t}" if t else root for t in self.own]
+    def fork(self, branch: int, trained: bool, turns: int | None) -> Way:
+        return replace(self, branch=branch, begins=len(self.steps), trained=trained, steps=[*self.steps])
 
 
-class Group:
-    """Rollouts of one task, all at their first turn, then all at their second: the order in which they may fork.
-
-    Args:
-        strategy: without measured branches.
-    """
-
-    def __init__(self, game: Game, rollouts: int, strategy: Any, draw: np.random.Generator) -> None:
-        self._game, self._strategy, self._draw = game, strategy, draw
-        most = getattr(strategy, "trajectories", None)
-        self._allowance = Allowance(None if most is None else max(0, most - rollouts))
-        self._branches = [0] * rollouts
-        self._paths = [Path(rollout, 0, 0) for rollout in range(rollouts)]
-
-    def play(self, horizon: int) -> list[Path]:
-        """All paths to their ends."""
-        doubt = getattr(self._strategy, "doubt", None)
-        for turn in range(horizon):
-            for path in self._paths:  # grows while it is read: a branch plays this turn, too
-                if path.won:
-                    continue
-                place = Place(turn, path.branch, path.depth, cast("Sequence[Any]", path.steps))
-                asked = path.begins != turn
-                if asked:
-                    self._fork(path, self._strategy.fork(place))
-                action = choose(self._game, path.now, self._draw)
-                written = Turn([math.log(self._game.policy[path.now, action])])
-                if asked and doubt is not None:
-                    self._fork(path, doubt(place, written))
-                path.steps.append(Step(written, path.now, action, path.branch))
-                path.now = int(self._game.following[path.now, action])
-        return self._paths
-
-    def _fork(self, path: Path, fork: Fork | None) -> None:
-        begun = 0
-        while fork is not None and begun < fork.branches and self._allowance.take():
-            begun += 1
-            self._branches[path.rollout] += 1
-            branch = self._branches[path.rollout]
-            here = {"begins": len(path.steps), "depth": path.depth + 1, "steps": [*path.steps]}
-            self._paths.append(replace(path, branch=branch, **here))
-        path.depth += begun > 0
+def play(game: Game, rollouts: int, horizon: int, strategy: Any, draw: np.random.Generator) -> list[Way]:
+    """Rollouts of one task and their branches, all at their first turn, then all at their second."""
+    forks, paths = Forks(strategy, rollouts), [Way(rollout) for rollout in range(rollouts)]
+    for _ in range(horizon):
+        for path in paths:  # grows while it is read: a branch plays this turn, too
+            if path.won:
+                continue
+            paths += forks.before([path])
+            action = choose(game, path.now, draw)
+            written = Turn([math.log(game.policy[path.now, action])])
+            paths += forks.written([path], [written])
+            path.steps.append(Step(written, path.now, action, path.branch))
+            path.now = int(game.following[path.now, action])
+    return paths
 
 
 def forked(
@@ -113,9 +86,8 @@ def forked(
     columns: dict[str, list[Any]] = {name: [] for name in names}
     trajectory = 0
     for group, (number, game) in enumerate(games):
-        for path in Group(game, rollouts, strategy, draw).play(horizon):
-            root = str(path.rollout) if strategy.roots == "own" else "start"
-            for turn, parent in zip(path.own, path.parents(root), strict=True):
+        for path in play(game, rollouts, horizon, strategy, draw):
+            for turn, parent in zip(own(path), parents(path, strategy), strict=True):
                 step = path.steps[turn]
                 row = (group, number, trajectory, turn, step.situation, step.action, path.won, parent)
                 for column, value in zip(columns.values(), row, strict=True):

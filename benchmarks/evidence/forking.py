@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
+from forks import Node, node, own, parents
 from policy import Prompt, Said
 
 from verl_turnkey.envs.prompting.memory import PromptTurn
-from verl_turnkey.plugins.rollout.budget import Allowance
-from verl_turnkey.plugins.rollout.strategies import Fork, Place, read_strategy
-
-Node = tuple[int, int, int]
-"""A state on a path: the rollout, its branch that played the step to the state, and the number of the step from it."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +73,10 @@ class Player:
             trained=trained, turns=turns,
         )  # fmt: skip
 
-    def node(self, t: int) -> Node:
-        """The state before step ``t``."""
-        return self.rollout, self.made_by[t - 1] if t else 0, t
-
     @property
     def own(self) -> list[Step]:
         """The steps that it has played itself."""
-        return self.steps[max(0, self.begins) :]
+        return [self.steps[t] for t in own(self)]
 
 
 def trained(players: Sequence[Player]) -> list[tuple[int, Step]]:
@@ -92,76 +84,19 @@ def trained(players: Sequence[Player]) -> list[tuple[int, Step]]:
     return [(place, step) for place, player in enumerate(players) if player.trained for step in player.own]
 
 
-class Forks:
-    """The branches of a batch of episodes.
-
-    Args:
-        strategy: as ``turnkey.rollout.strategy`` has it.
-        rollouts: of each group, besides their branches.
-    """
-
-    def __init__(self, strategy: dict[str, Any], rollouts: int) -> None:
-        found = read_strategy(strategy)
-        assert found is not None
-        self._strategy = found[1]
-        most = getattr(self._strategy, "trajectories", None)
-        self._more = None if most is None else max(0, most - rollouts)
-        self._allowances: dict[int, Allowance] = {}
-        self._branches: dict[int, int] = {}
-
-    def before(self, players: Sequence[Player]) -> list[Player]:
-        """Branches of those that are about to take a turn."""
-        return [
-            branch
-            for player, place in self._places(players)
-            for branch in self._begin(player, cast("Fork | None", self._strategy.fork(place)))
-        ]
-
-    def written(self, players: Sequence[Player], turns: Sequence[Said]) -> list[Player]:
-        """Branches of those that have written a turn which their environment has not seen."""
-        doubt = getattr(self._strategy, "doubt", None)
-        said = {id(player): turn for player, turn in zip(players, turns, strict=True)}
-        places = [] if doubt is None else self._places(players)
-        return [branch for player, place in places for branch in self._begin(player, doubt(place, said[id(player)]))]
-
-    def _places(self, players: Sequence[Player]) -> list[tuple[Player, Place]]:
-        """Of those that may fork: not where they begin, for there forked the one that they are a branch of."""
-        return [
-            (player, Place(len(player.steps), player.branch, player.depth, cast("Sequence[Any]", player.steps)))
-            for player in players
-            if player.trained and player.begins != len(player.steps)
-        ]
-
-    def _begin(self, player: Player, fork: Fork | None) -> list[Player]:
-        if fork is None:
-            return []
-        allowance = self._allowances.setdefault(player.group, Allowance(self._more))
-        turns = None if fork.turns is None else len(player.steps) + fork.turns
-        found: list[Player] = []
-        while len(found) < fork.branches and (not fork.trained or allowance.take()):
-            branch = self._branches[player.rollout] = self._branches.get(player.rollout, 0) + fork.trained
-            found.append(player.fork(branch if fork.trained else player.branch, fork.trained, turns))
-            found[-1].depth += fork.trained
-        player.depth += bool(found) and fork.trained
-        return found
-
-    def columns(self, players: Sequence[Player]) -> dict[str, list[Any]]:
-        """Columns of the steps that are trained, as the records of the rollouts have them."""
-        returns: dict[Node, list[float]] = {}
-        for player in players:
-            if not player.trained:
-                value = sum(step.reward for step in player.own)
-                returns.setdefault(player.node(player.begins), []).append(value)
-        columns: dict[str, list[Any]] = {}
-        for player in players:
-            if player.trained:
-                nodes = [player.node(t) for t in range(len(player.steps))]
-                rewards = [step.reward for step in player.steps]
-                root = str(player.rollout) if getattr(self._strategy, "roots", "shared") == "own" else "start"
-                given = {
-                    "parent": [f"{rollout}.{branch}.{t}" if t else root for rollout, branch, t in nodes],
-                    **self._strategy.columns(rewards, [returns.get(node, []) for node in nodes]),
-                }
-                for name, values in given.items():
-                    columns.setdefault(name, []).extend(values[max(0, player.begins) :])
-        return columns
+def columns(players: Sequence[Player], strategy: Any) -> dict[str, list[Any]]:
+    """Columns of the steps that are trained, as the records of the rollouts have them."""
+    returns: dict[Node, list[float]] = {}
+    for player in players:
+        if not player.trained:
+            value = sum(step.reward for step in player.own)
+            returns.setdefault(node(player, player.begins), []).append(value)
+    found: dict[str, list[Any]] = {}
+    for player in players:
+        if player.trained:
+            measured = [returns.get(node(player, t), []) for t in range(len(player.steps))]
+            given = strategy.columns([step.reward for step in player.steps], measured)
+            of_own = {name: [values[t] for t in own(player)] for name, values in given.items()}
+            for name, values in {"parent": parents(player, strategy), **of_own}.items():
+                found.setdefault(name, []).extend(values)
+    return found

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from forking import Forks, Player, Step, trained
+from forking import Player, Step, columns, trained
+from forks import Forks
 from numpy.typing import NDArray
 from policy import Critic, Prompt, Row, Said, Sampler, log_probs, micro_batches
 from studies import REINFORCE, Variant
-from tasks import Task  # which makes the quickstart's modules known
+from tasks import Task
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_turnkey.advantage import Credit, StepBatch, compute_credit
@@ -30,6 +31,7 @@ from verl_turnkey.envs.prompting.actions import parse_action
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.memory import PromptTurn, said
 from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.trainer.dealing import deal
 
 # isort: split
@@ -59,6 +61,8 @@ class Loop:
             self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=CRITIC_RATE, weight_decay=0.01)
         # Its context is as long as the prompt's, as its page asks.
         self.params = dict(variant.params) | ({"history": task.history} if variant.method == "hgpo" else {})
+        read = read_strategy(dict(variant.strategy)) if variant.strategy else None
+        self.strategy = read[1] if read else None
         self.train_seeds, self.val_seeds = task.seeds(n_val, seed)
         self.order = np.random.default_rng(seed).permutation(len(self.train_seeds))
         self.sampler = Sampler(self.model, self.tokenizer, task.response_tokens)
@@ -91,11 +95,11 @@ class Loop:
         groups, rollouts = self.variant.tasks, self.variant.rollouts
         first = (number - 1) * groups
         chosen = [self.train_seeds[self.order[(first + i) % len(self.order)]] for i in range(groups)]
-        forks = Forks(dict(self.variant.strategy), rollouts) if self.variant.strategy else None
+        forks = Forks(self.strategy, rollouts) if self.strategy else None
         players = self.play([seed for seed in chosen for _ in range(rollouts)], rollouts, forks)
         steps = [step for _, step in trained(players)]
         values = self.critic.values([step.row for step in steps]) if self.critic else None
-        batch = table(players, values, forks)
+        batch = table(players, values, self.strategy)
         reinforced = self.variant.method == REINFORCE
         found = reinforce(batch) if reinforced else compute_credit(self.variant.method, batch, **self.params)
         metrics = self.update(steps, found, values, number)
@@ -261,7 +265,7 @@ def value_loss(now: torch.Tensor, before: torch.Tensor, target: torch.Tensor) ->
 
 
 def table(
-    players: Sequence[Player], values: Mapping[Row, Sequence[float]] | None = None, forks: Forks | None = None
+    players: Sequence[Player], values: Mapping[Row, Sequence[float]] | None = None, strategy: Any = None
 ) -> StepBatch:
     """The steps that are trained, as estimators take them."""
     episodes, steps = zip(*trained(players), strict=True)
@@ -280,7 +284,10 @@ def table(
         success=[bool(players[episode].info["success"]) for episode in episodes],
         tokens=[len(step.turn.ids) for step in steps],
         text=[step.text for step in steps],
-        extra={"next_anchor": [str(step.next_anchor) for step in steps], **(forks.columns(players) if forks else {})},
+        extra={
+            "next_anchor": [str(step.next_anchor) for step in steps],
+            **(columns(players, strategy) if strategy else {}),
+        },
         **further,
     )
 
