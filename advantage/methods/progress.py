@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, next_values
+from verl_turnkey.advantage.group_ops import Floats, Runs, next_values
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -22,6 +23,13 @@ class ProgressParams:
     prover: Literal["given", "best_of_k"] = "given"
     """whose values tell progress: those of extra.prover_value (or turn_value itself), or best of k of turn_value"""
     k: int = 4  # tries of the best-of-k prover
+    segments: bool = False
+    """every step from one measured state to the next gets what all of them add (SPO's chain); extra.value_rollouts says
+    which states were measured"""
+
+    @property
+    def also_needs(self) -> tuple[str, ...]:
+        return ("extra.value_rollouts",) if self.segments else ()
 
     def __post_init__(self) -> None:
         check(0 <= self.alpha < np.inf, "alpha", "a finite number >= 0", self.alpha)
@@ -32,8 +40,8 @@ class ProgressParams:
     "progress",
     params=ProgressParams,
     needs=("extra.turn_value",),
-    before=("extra.turn_value", "extra.prover_value"),
-    paper="PAV, arXiv:2410.08146; VinePPO, arXiv:2410.01679",
+    before=("extra.turn_value", "extra.prover_value", "extra.value_rollouts"),
+    paper="PAV, arXiv:2410.08146; VinePPO, arXiv:2410.01679; SPO, arXiv:2505.23564",
     summary="what a step adds to estimates of success: the policy's own, and those of a prover; no groups, no critic",
 )
 def progress(batch: StepBatch, params: ProgressParams) -> Credit:
@@ -51,10 +59,14 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     advantage. Nothing is normalised, and the estimates are the baseline: a group of equal outcomes is not 0 where they
     were wrong. ``Credit.returns`` is None.
 
+    ``segments=True``: A_pi(t) and A_mu(t) are their sums over the steps of t's segment. One begins with each episode,
+    and with each step before which the value was measured (``extra.value_rollouts`` above 0).
+
     Source: PAV (arXiv:2410.08146), whose step reward is Q_pi + alpha A_mu with A_mu(t) the change of the prover's
     probability of success and the outcome as its last value: the same here with an outcome reward of 0 or 1. It
     subtracts a learned value as baseline; V in its place, as VinePPO (arXiv:2410.01679) has it, and rewards before the
-    end are our reading.
+    end are our reading. ``segments``: SPO's chain (arXiv:2505.23564), whose segments are of tokens and not of turns,
+    and whose advantages are whitened.
     """
     value = step_column(batch, "progress", "turn_value", *_range(params))
     given = params.prover == "given" and "extra.prover_value" in batch.given
@@ -63,6 +75,9 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
         prover = best_of_k(value, params.k)
     own = batch.reward + next_values(value, batch.runs, 0.0) - value
     gain = batch.reward + next_values(prover, batch.runs, 0.0) - prover
+    if params.segments:
+        measured = step_column(batch, "progress", "value_rollouts", 0.0) > 0
+        own, gain = (over_segments(each, measured, batch.runs) for each in (own, gain))
     return Credit.of_parts(
         {"episode_level": own, "step_level": params.alpha * gain},
         batch.penalty,
@@ -73,6 +88,17 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
 
 def _range(params: ProgressParams) -> tuple[float, float]:
     return (0.0, 1.0) if params.prover == "best_of_k" else (-np.inf, np.inf)
+
+
+def over_segments(values: Floats, begins: NDArray[np.bool_], runs: Runs) -> Floats:
+    """Sum of ``values`` (S,) over the segment of each step -> (S,); one begins with each run and where ``begins``."""
+    first = begins[runs.order]
+    first[runs.starts] = True
+    starts = np.flatnonzero(first)
+    sums = np.add.reduceat(values[runs.order], starts)
+    result = np.empty_like(values)
+    result[runs.order] = sums[np.cumsum(first) - 1]
+    return result
 
 
 def best_of_k(probability: Floats, k: int) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,8 @@ class Kept:
         asked = self.turnkey.groups
         spreads = {group: spread([each.score for each in played]) for group, played in found.items() if played}
         kept = most_spread(spreads, asked.keep, asked.keep_by)
-        metrics.update(_metrics([each for played in found.values() for each in played], spreads, kept))
+        failed = 1 - len(spreads) / len(found)
+        metrics.update({"groups/failed": failed, **_metrics([*chain(*found.values())], spreads, kept)})
         self._groups, chosen = len(kept), set(kept)
         left_out = [key for key in batch.keys if split_key(key)[0] not in chosen]
         if not left_out:

@@ -362,6 +362,8 @@ MUTATIONS = [
         "return None if",
         f"{T}/methods/test_dual_granularity.py",
     ),
+    ("advantage/methods/progress.py", "    first[runs.starts] = True\n", ""),
+    ("advantage/methods/progress.py", '"value_rollouts", 0.0) > 0', '"value_rollouts", 0.0) > 1'),
     ("advantage/methods/progress.py", "- (1 - probability) ** k", "- (1 - probability**k)"),
     (
         "advantage/methods/progress.py",

@@ -37,6 +37,7 @@ TESTS = {
     "plugins/rollout/budget.py": STRATEGIES,
     "plugins/rollout/strategies/probe.py": f"{STRATEGIES} {C}/rollout/test_asking.py",
     "plugins/rollout/strategies/vine.py": STRATEGIES,
+    "plugins/rollout/strategies/spo_chain.py": STRATEGIES,
     "plugins/credit/estimator.py": f"{STEP} {ROWS}",
     "plugins/actor/balance.py": f"tests/unit/plugins/trainer/test_dealing.py {DEALING}",
     "plugins/trainer/dealing.py": f"tests/unit/plugins/trainer/test_dealing.py {DEALING}",
@@ -584,6 +585,9 @@ MUTATIONS = [
     ("plugins/rollout/asking.py", "self.path.spent = path.spent", "pass"),
     ("plugins/rollout/strategies/probe.py", "values[0] if values else last", "values[0] if values else 0.0"),
     ("plugins/rollout/strategies/vine.py", "values[t] = before - rewards[t - 1]", "values[t] = before"),
+    ("plugins/rollout/strategies/spo_chain.py", "> before //", ">= before //"),
+    ("plugins/rollout/strategies/spo_chain.py", "(before + self._unlikely(turn))", "before"),
+    ("plugins/rollout/strategies/spo_chain.py", "log_prob < math", "log_prob > math"),
     ("plugins/checks/probe.py", "if forks and not copies:", "if False:", "tests/unit/plugins/checks"),
     # --- rows that merge
     ("plugins/checks/update.py", 'loop == "turnkey_env" and turnkey.rollout.rows_hold_turns:', "False:"),

@@ -6,6 +6,7 @@ Imports nothing of verl: the tables of the documentation and the checks of the d
 from verl_turnkey.plugins.rollout.strategies import entropy_branch as entropy_branch
 from verl_turnkey.plugins.rollout.strategies import probe as probe
 from verl_turnkey.plugins.rollout.strategies import siblings as siblings
+from verl_turnkey.plugins.rollout.strategies import spo_chain as spo_chain
 from verl_turnkey.plugins.rollout.strategies import tree as tree
 from verl_turnkey.plugins.rollout.strategies import vine as vine
 from verl_turnkey.plugins.rollout.strategies.registry import (

@@ -30,8 +30,8 @@ class Vine:
     A state that was not measured (``every``, the budget, branches that failed) is given the value with which the steps
     between it and the last measured state get no credit: V(t) = V(t-1) - r(t-1); before the first measured one
     V(t) = r(t) + V(t+1), and after the end 0. So the step that leads to the next measured state has the credit of all
-    steps since the last one, as at the cuts of SPO's chain (arXiv:2505.23564), and the sum over an episode stays its
-    return minus V(0).
+    steps since the last one, and the sum over an episode stays its return minus V(0). ``progress`` gives it to each of
+    them with ``segments=true``.
     """
 
     rollouts: int = 9

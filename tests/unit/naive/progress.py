@@ -1,7 +1,7 @@
 from naive.common import less_penalties, trajectories
 
 
-def progress(rows, alpha=3.0, prover="given", k=4):
+def progress(rows, alpha=3.0, prover="given", k=4, segments=False):
     result = [0.0] * len(rows)
     for members in trajectories(rows):
         value = [rows[i]["turn_value"] for i in members]
@@ -10,9 +10,14 @@ def progress(rows, alpha=3.0, prover="given", k=4):
             other = [rows[i]["prover_value"] for i in members]
         if prover == "best_of_k":
             other = [1 - (1 - v) ** k for v in value]
+        value, other = [*value, 0.0], [*other, 0.0]
         for t, i in enumerate(members):
-            last = t + 1 == len(members)
-            own = rows[i]["reward"] + (0.0 if last else value[t + 1]) - value[t]
-            gain = rows[i]["reward"] + (0.0 if last else other[t + 1]) - other[t]
-            result[i] = own + alpha * gain
+            begin, end = t, t + 1
+            if segments:
+                while begin > 0 and not rows[members[begin]]["value_rollouts"]:
+                    begin -= 1
+                while end < len(members) and not rows[members[end]]["value_rollouts"]:
+                    end += 1
+            reward = sum(rows[j]["reward"] for j in members[begin:end])
+            result[i] = reward + value[end] - value[begin] + alpha * (reward + other[end] - other[begin])
     return less_penalties(result, rows)

@@ -105,3 +105,19 @@ def test_a_group_has_no_more_trajectories_than_it_may(play, monkeypatch):
         paths = {row.extra_fields["turnkey"].get("branch", 0) for row in outputs}
         assert paths == {0, 1, 2}
         assert len(outputs) == 3 * 2 + 4
+
+
+@pytest.mark.parametrize("prompt", [(), CONVERSATION])
+def test_spos_chain_measures_the_state_before_the_uncertain_turn(play, monkeypatch, prompt):
+    """Only the second turn has unlikely tokens: from the state before it branches move left, right, left and right."""
+    chain = "turnkey.rollout.strategy={name: spo_chain, rollouts: 4, every: 1, below: 0.5}"
+    outputs, script = play(Doubter(monkeypatch), TREE, chain, SHORT, *prompt)
+    batch = table(outputs)
+    order = np.argsort(batch.step)
+    assert batch.extra["value_rollouts"][order].tolist() == [0, 4]
+    measured = [2.0 if move == "L" else 5.0 for move in "LRLR"]
+    assert batch.extra["turn_value"][order].tolist() == [0.25 + np.mean(measured), np.mean(measured)]
+    credit = compute_credit("progress", batch, alpha=0, segments=True).advantage[order]
+    np.testing.assert_allclose(credit, [0.0, 5.0 - np.mean(measured)], atol=1e-12)
+    trained_once(outputs, script, measured=4)
+    assert counts(outputs)["measured"] == 4

@@ -74,6 +74,7 @@ def test_the_groups_that_differ_most_are_left_and_the_others_leave_the_queue(mad
     assert trainer._mini_batches("actor") == (1 if mode == "separate_async" else (len(kept) + 1) // 2)
     assert len(batch) % (2 * trainer._mini_batches("actor")) == 0
     total = 0.5**0.5 + (1 / 3) ** 0.5 + 0.02**0.5
+    assert metrics["groups/failed"] == pytest.approx(1 / 6)
     assert metrics["groups/kept"] == pytest.approx(len(kept) / 5)
     assert metrics["groups/kept_spread"] == pytest.approx(1.0 if share is None else share / total)
     assert metrics["groups/spread/mean"] == pytest.approx(total / 5)

@@ -24,6 +24,35 @@ def test_equals_its_naive_twin(rows, params):
     assert_same_credit(got, naive.progress(rows, **params))
 
 
+def measured(rows, wanted):
+    """``wanted`` says of each row in turn, from the first one again, whether its state was measured."""
+    return [{**row, "value_rollouts": float(wanted[i % len(wanted)])} for i, row in enumerate(rows)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROWS, st.fixed_dictionaries(PARAMS), st.lists(st.sampled_from([0, 0, 1, 9]), min_size=1, max_size=7))
+def test_equals_its_naive_twin_over_segments(rows, params, wanted):
+    rows = measured(rows, wanted)
+    got = compute_credit("progress", as_batch(rows), segments=True, **params).advantage
+    assert_same_credit(got, naive.progress(rows, segments=True, **params))
+
+
+def test_every_step_of_a_segment_gets_what_the_segment_adds():
+    """SPO's chain: before turns 1 and 3 of four; 0 before the first cut, whose value is filled in."""
+    value = [0.4, 0.4, 0.4, 0.7]
+    batch = StepBatch(
+        group=["g"] * 4,
+        trajectory=[0] * 4,
+        step=range(4),
+        reward=[0, 0, 0, 1],
+        extra={"turn_value": value, "value_rollouts": [0, 9, 0, 9]},
+    )
+    got = compute_credit("progress", batch, alpha=0.0, segments=True).advantage
+    np.testing.assert_allclose(got, [0.0, 0.3, 0.3, 0.3], atol=1e-12)
+    with pytest.raises(ConfigError, match=r"extra\.value_rollouts"):
+        credit([1], [0.5], segments=True)
+
+
 def credit(reward, value, **params):
     n = len(reward)
     extra = {"turn_value": value, "prover_value": params.pop("prover_value", None)}

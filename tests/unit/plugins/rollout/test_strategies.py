@@ -21,6 +21,7 @@ from verl_turnkey.plugins.rollout.strategies import Fork, Place, read_strategy, 
 from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
 from verl_turnkey.plugins.rollout.strategies.probe import Probe, ProbeGold
 from verl_turnkey.plugins.rollout.strategies.siblings import Siblings
+from verl_turnkey.plugins.rollout.strategies.spo_chain import SpoChain
 from verl_turnkey.plugins.rollout.strategies.tree import Tree
 from verl_turnkey.plugins.rollout.strategies.vine import Vine
 
@@ -33,6 +34,19 @@ def test_a_vine_measures_the_states_that_it_is_asked_to():
     assert [Vine(rollouts=3).fork(place(t)) for t in range(3)] == [Fork(3, trained=False)] * 3
     sparse = Vine(every=2, turns=5)
     assert [sparse.fork(place(t)) for t in range(3)] == [Fork(9, False, 5), None, Fork(9, False, 5)]
+
+
+def test_spos_chain_is_cut_before_the_turn_with_another_n_unlikely_tokens():
+    sure, unsure = math.log(0.95), math.log(0.85)
+    turns = [[sure] * 9, [unsure, sure, unsure], [unsure], [unsure] * 5, [sure], [unsure]]
+    played = [SimpleNamespace(turn=SimpleNamespace(log_probs=turn)) for turn in turns]
+    chain = SpoChain(rollouts=4, every=3, turns=2)
+    found = [chain.doubt(Place(t, 0, 0, played[:t]), played[t].turn) for t in range(len(turns))]
+    cut = Fork(4, trained=False, turns=2)
+    assert found == [None, None, cut, cut, None, cut]  # 0, 2, 3, 8, 8 and 9 of them so far
+    assert chain.fork(Place(2, 0, 0, played[:2])) is None
+    assert SpoChain(every=1).doubt(Place(0, 0, 0, []), played[1].turn) == Fork(9, trained=False)
+    assert SpoChain(every=1, below=0.5).doubt(Place(0, 0, 0, []), played[1].turn) is None
 
 
 REWARDS = [0.5, 0.0, 1.0, 2.0]
@@ -168,6 +182,7 @@ def test_strategies_are_read_by_name_or_with_parameters():
             {"name": "entropy_branch", "tau": float("nan")},
             "turnkey.rollout.strategy.tau: expected a finite number, got",
         ),
+        ({"name": "spo_chain", "below": 0}, "turnkey.rollout.strategy.below: expected a number in (0, 1], got 0"),
         ({"name": "siblings", "turns": 2}, "turnkey.rollout.strategy.turns: unknown key"),
         ({"name": "siblings", "eta": -0.1}, "turnkey.rollout.strategy.eta: expected a finite number >= 0, got -0.1"),
         ({"rollouts": 2}, "there is no strategy None"),
