@@ -6,6 +6,7 @@ from pathlib import Path
 
 import naive
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from launch import Run, minigrid, train
@@ -17,14 +18,20 @@ DOORKEY = "MiniGrid-DoorKey-5x5-v0"
 LEVELS = [{"level": DOORKEY, "max_steps": turns} for turns in (5, 30)]
 
 
+HINT = "the key opens the door"
+
+
 def play(out: Path, model: Path, *overrides: str, env: dict[str, str] | None = None) -> Run:
+    tasks = minigrid(out, *LEVELS, train=8, val=4, seed=0)
+    rows = pd.read_parquet(out / "train.parquet").assign(turnkey_hint=HINT)
+    rows.to_parquet(out / "train.parquet")
     return train(
         out,
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
         *overrides,
         "+turnkey/device=cpu",
-        *minigrid(out, *LEVELS, train=8, val=4, seed=0),
+        *tasks,
         f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=4",
@@ -40,6 +47,7 @@ COLOCATE = (
     "trainer.save_freq=2",
     "turnkey.groups.allocation=variance",
     "turnkey.groups.keep=0.75",
+    "turnkey.groups.hint_high=1.0",
 )
 
 
@@ -147,6 +155,21 @@ def test_tasks_that_are_known_are_played_more_or_less_often(colocate: Run) -> No
     for found in steps[1:]:
         assert found["groups/known"] > 0
         assert found["groups/episodes/min"] < 4 < found["groups/episodes/max"]
+
+
+def test_tasks_that_nobody_solved_are_played_with_a_hint_the_next_time(colocate: Run) -> None:
+    """Every prompt of a hinted task's episodes shows it, and no other prompt does; validation's never do."""
+    assert colocate.metrics[1]["groups/hinted"] == 0
+    assert max(colocate.metrics[step]["groups/hinted"] for step in (2, 3)) > 0
+    hinted: dict[str, set[bool]] = {}
+    for episode in colocate.episodes("train"):
+        if not episode["failed"]:
+            shown = {HINT in text["prompt"] for text in episode["texts"]}
+            hinted.setdefault(episode["group"], set()).update(shown)
+    assert set(map(len, hinted.values())) == {1}
+    assert {True} in hinted.values()
+    assert {False} in hinted.values()
+    assert not any(HINT in text["prompt"] for episode in colocate.episodes("val") for text in episode["texts"])
 
 
 def test_staleness_reaches_the_loss(colocate: Run) -> None:

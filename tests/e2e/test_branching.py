@@ -83,6 +83,29 @@ def test_values_are_those_of_the_policy(run: Run) -> None:
     assert abs(np.mean(said) - np.mean(come)) < 4 * spread
 
 
+@pytest.fixture(scope="module")
+def chain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    strategy = "turnkey.rollout.strategy={name: spo_chain, rollouts: 2, every: 2}"
+    method = (
+        "+turnkey=progress",
+        "turnkey.credit.alpha=0",
+        "turnkey.credit.segments=true",
+        "+turnkey/loss=segment_mask",
+    )
+    return branch(tmp_path_factory.mktemp("chain"), model, *method, strategy, seed=3)
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_each_turn_of_a_chain_gets_what_its_segment_adds(chain: Run, model: Path, step: int) -> None:
+    """Which states are measured follows from the log-probabilities that the rollouts logged."""
+    chain.agrees_with(lambda rows: naive.progress([r | r["extra"] for r in rows], alpha=0, segments=True), step)
+    chain.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
+    measured = {each["extra"]["value_rollouts"] for each in chain.steps() if each["global_step"] == step}
+    assert measured <= {0, 2}
+    assert 2 in measured
+    assert chain.metrics[step]["actor/grad_norm"] > 0
+
+
 #: How branches are trained: the launch line, and the credit of each row.
 TRAINED = {
     "tree": (["+turnkey=tree", "turnkey.rollout.strategy={name: tree, depth: 1}"], naive.tree),
