@@ -88,15 +88,27 @@ class Seeds:
 STRATEGIES = ("vine", "tree", "entropy_branch")
 """of rollouts that fork, each with the method that is made for it, and with fewer rollouts: as many as make a step cost
 about as many tokens"""
+FIRST, SECOND = ("grpo_steps", "gigpo"), ("rloo_steps", "hgpo")
+THIRD = (REINFORCE, "turn_gae", "graph")
+LAST = ("salt", "proxmo", "dual_level")
+METHODS = FIRST + SECOND + THIRD + LAST
+"""without those of strategies"""
 ROUNDS = (
-    ("grpo_steps", "gigpo", "rloo_steps", "hgpo"),
-    (REINFORCE, "turn_gae", "graph"),
-    STRATEGIES,
-    ("salt", "proxmo", "dual_level"),
+    ("doorkey", FIRST + SECOND),
+    ("rooms", FIRST + SECOND),
+    ("doorkey", THIRD),
+    ("rooms", THIRD),
+    ("kitchen", FIRST),
+    ("doorkey", STRATEGIES),
+    ("doorkey", LAST),
+    ("kitchen", SECOND),
+    ("rooms", STRATEGIES),
+    ("kitchen", THIRD),
+    ("rooms", LAST),
+    ("kitchen", LAST),
 )
-"""names of variants; those of a round are tuned and reported before the next one begins"""
-METHODS = tuple(name for names in ROUNDS for name in names if names != STRATEGIES)
-FORKED_TASKS = ("doorkey", "rooms")
+"""tasks and names of variants; those of a round are tuned and reported before the next one begins"""
+FORKED_TASKS = tuple(task for task, names in ROUNDS if names == STRATEGIES)
 SEEDS = {
     "doorkey": Seeds((100, 101, 102), tuple(range(8))),
     "rooms": Seeds((100, 101), tuple(range(6))),  # whose runs take five times as long
@@ -126,9 +138,8 @@ def methods(lines: Sequence[Line]) -> Iterator[Planned]:
         steps = TASKS[task].steps
         return Planned(task, name, variant(name, task), lr, seed, steps, METHOD_VALIDATE_EVERY, on_stack=False)
 
-    for names, (task, seeds) in product(ROUNDS, SEEDS.items()):
-        if names == STRATEGIES and task not in FORKED_TASKS:
-            continue
+    for task, names in ROUNDS:
+        seeds = SEEDS[task]
         for seed, lr, name in product(seeds.tuning, MIDDLE, names):
             yield planned(task, name, lr, seed)
         for name, seed in product(names, seeds.tuning):

@@ -44,6 +44,7 @@ class Task:
     steps: int
     """training steps of a run"""
     train_tasks: int = 1024
+    val_tasks: int = 128
     task_seed: int | None = None
     """draws the same tasks in every run, so that games that take long to make are made once; None: the run's seed"""
     model_seed: int | None = None
@@ -122,6 +123,7 @@ TASKS: dict[str, Task] = {
             response_tokens=10,
             steps=8,
             train_tasks=64,
+            val_tasks=48,  # half of a turn's time is the game's
             task_seed=0,
             model_seed=0,
             further=("turnkey.rollout.prompt=template",),

@@ -23,7 +23,6 @@ from report import versions  # isort: skip
 from training import Job, launch  # isort: skip
 
 RUNS = ROOT / "runs" / "evidence"
-VAL = 128
 
 
 class RunFailed(RuntimeError):
@@ -75,7 +74,9 @@ def train(study: str, planned: Planned) -> Line:
 def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
     from loop import Loop
 
-    run = Loop(TASKS[planned.task], prepared.model, planned.variant, planned.lr, planned.seed, VAL)
+    run = Loop(
+        TASKS[planned.task], prepared.model, planned.variant, planned.lr, planned.seed, TASKS[planned.task].val_tasks
+    )
     with locked(RUNS / planned.task / f"validated-{planned.seed}") as folder:
         steps = run.run(planned.steps, planned.validate_every, folder / "first.pt" if planned.validate_before else None)
         found = dict([next(steps)])  # the others may go on from here
@@ -122,7 +123,7 @@ def _prepare(task: Task, seed: int, home: Path) -> Prepared:
     """Make the tasks and the warm start of a seed, unless they are there."""
     with locked(home / f"tasks-{seed}") as tasks:
         if not (tasks / "val.parquet").is_file():
-            task.write(tasks, VAL, seed)
+            task.write(tasks, task.val_tasks, seed)
     of_model = seed if task.model_seed is None else task.model_seed
     with locked(home / f"model-{of_model}") as model:
         if not (model / "model.safetensors").is_file():
