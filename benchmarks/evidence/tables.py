@@ -22,16 +22,30 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 SHARE_OF_BEST = 0.8
 UNFORKED = "gigpo"
 """on independent episodes, against which strategies are compared"""
+DRAWN = ("grpo_steps", "rloo_steps", "turn_gae", "gigpo", "hgpo", "graph")
 COSTS = ("tokens in a step", "turns in a step")
 
 
 def write() -> None:
-    """Put every table between its marks on the page."""
+    """Put every table between its marks on the page, and draw its picture."""
     text = PAGE.read_text(encoding="utf-8")
     for name, make in CONTENTS.items():
         begin, end = between(text, name)
         text = f"{text[:begin]}{make()}\n{text[end:]}"
     PAGE.write_text(text, encoding="utf-8")
+    draw()
+
+
+def draw() -> None:
+    """Validation curves of the seeds that are reported, a panel for each task."""
+    kept, panels = lines.load("methods"), []
+    for task in TASKS:
+        own = [line for line in kept if line["task"] == task]
+        chosen, _ = _chosen(task, own, DRAWN)
+        if len({line["variant"] for line in chosen}) > 1:
+            found = compare([_as_run(line) for line in chosen], metric="val success", by=["method"])
+            panels.append({**found, "metric": f"{task}: success in validation"})
+    report.draw(panels, PAGE.with_name("evidence.png"))
 
 
 def by_task(study: str, kept: Sequence[Line] | None, make: Callable[[str, Sequence[Line]], Iterable[str]]) -> str:
@@ -86,13 +100,18 @@ def _tuning(task: str, own: Sequence[Line], names: Sequence[str]) -> str:
     return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in RATES)], rows) if rows else missing}"
 
 
-def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool) -> str:
+def _chosen(task: str, own: Sequence[Line], names: Sequence[str]) -> tuple[list[Line], dict[str, float | None]]:
+    """The lines that are reported, by name and seed, and the chosen rates."""
     seeds, rates = SEEDS[task].reported, {name: best_rate(own, task, name) for name in names}
-    chosen = [line for line in own if line["seed"] in seeds and line["lr"] == rates[line["variant"]]]
-    if not chosen:
+    chosen = [line for line in own if line["seed"] in seeds and line["lr"] == rates.get(line["variant"])]
+    return sorted(chosen, key=lambda line: (names.index(line["variant"]), line["seed"])), rates
+
+
+def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool) -> str:
+    order, rates = _chosen(task, own, names)
+    if not order:
         return ""
-    check(chosen)
-    order = sorted(chosen, key=lambda line: (names.index(line["variant"]), line["seed"]))
+    check(order)
     runs = [_as_run(line) for line in order]
     by_name = _by_name(runs, order)
     highest = max(each["final"]["interquartile_mean"] for each in _groups(runs))
@@ -113,7 +132,7 @@ def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: st
         for each in groups
     ]
     head = [
-        "method", "rate", "seeds", *(COSTS if costs else ()), f"success at step {chosen[0]['steps'][-1]}, IQM",
+        "method", "rate", "seeds", *(COSTS if costs else ()), f"success at step {order[0]['steps'][-1]}, IQM",
         "95 % of it", "area, IQM", "95 % of it", f"area less that of {baseline}", "better than it",
         f"interactions to {level:g}", "collapsed",
     ]  # fmt: skip

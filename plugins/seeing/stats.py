@@ -205,4 +205,4 @@ def reached(costs: Sequence[float]) -> str:
     """In words: ``3 of 5, median 40``; a run that did not reach the level counts as infinite."""
     number, middle = sum(map(math.isfinite, costs)), float(np.median(costs)) if costs else math.inf
     said = f"{number} of {len(costs)}"
-    return f"{said}, median {middle:g}" if math.isfinite(middle) else said
+    return f"{said}, median {middle:{'.0f' if middle >= 100 else 'g'}}" if math.isfinite(middle) else said

@@ -204,6 +204,8 @@ def test_a_level_must_hold():
         ([10, 20, 40, math.inf, math.inf], "3 of 5, median 40"),
         ([10, math.inf, math.inf], "1 of 3"),
         ([10, 20], "2 of 2, median 15"),
+        ([8378.464, 12000.0], "2 of 2, median 10189"),
+        ([0.5, 0.75], "2 of 2, median 0.625"),
         ([], "0 of 0"),
     ],
 )
