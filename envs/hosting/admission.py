@@ -18,13 +18,15 @@ class Admission:
         places: open episodes at most; ``auto``: as many as fit into the host's part of the free memory.
         sharers: hosts that share this machine's memory, this one included.
         budget: the host's restart budget; nothing is admitted while it is exceeded.
+        clones: of an episode that are open at the same time at most; ``auto`` has room for them beside it.
     """
 
-    def __init__(self, places: int | Literal["auto"], sharers: int, budget: RestartBudget) -> None:
+    def __init__(self, places: int | Literal["auto"], sharers: int, budget: RestartBudget, clones: int = 0) -> None:
         if places != "auto" and places < 1:
             raise ValueError(f"places must be auto or positive, not {places}")
         self._counting = places != "auto"
-        self._room = capacity.memory_for_a_host_mb(sharers) if places == "auto" else places
+        self._room = capacity.memory_for_a_host_mb(sharers) // (1 + clones) if places == "auto" else places
+        self._counted = not self._counting and clones > 0  # clones, with the episode that they are of
         self._budget = budget
         self._taken = 0  # by open episodes; idle environments use what is left
         self._waiting: deque[tuple[str, asyncio.Future[int]]] = deque()
@@ -57,14 +59,14 @@ class Admission:
         return cost
 
     def take(self, env_id: str) -> int:
-        """Take room without waiting, even when there is none left. Returns the cost."""
-        cost = self._cost(env_id)
+        """Take room for a clone without waiting, even when there is none left. Returns the cost."""
+        cost = 0 if self._counted else self._cost(env_id)
         self._taken += cost
         return cost
 
     def settle(self, env_id: str, cost: int) -> int:
         """The cost of an environment now that its declaration is known; admits episodes that waited for it."""
-        settled = self._cost(env_id)
+        settled = self._cost(env_id) if cost else 0
         self.leave(env_id, cost - settled)
         return settled
 

@@ -48,6 +48,7 @@ class EnvHost:
         restarts: threads and processes that may be lost (killed at a deadline, or dead) within ten minutes, beyond the
             number of episodes that ended without failure; while more are lost, every ``start`` fails (``restarts``).
         calls: environment calls that may run at the same time; ``auto``: by the number of CPUs.
+        clones: of an episode that are open at the same time at most, for which ``places="auto"`` leaves room.
 
     The caller names the episodes, each name once. ``timeout`` (seconds) counts from the moment the environment's code
     starts: waiting for room, for another call or for an interpreter does not count. All failures are
@@ -61,9 +62,10 @@ class EnvHost:
         sharers: int = 1,
         restarts: int = 100,
         calls: int | Literal["auto"] = "auto",
+        clones: int = 0,
     ) -> None:
         self._budget = RestartBudget(restarts)
-        self._admission = Admission(places, sharers, self._budget)
+        self._admission = Admission(places, sharers, self._budget, clones)
         self._instances = InstancePool(modules, sharers, calls, self._admission, self._budget)
         self._opening: dict[str, asyncio.Task[Any]] = {}
         self._open: dict[str, _Episode] = {}

@@ -125,7 +125,7 @@ class HostPool:
         namespace_tag: distinguishes runs that share a Ray cluster.
         places: open episodes per host; ``auto``: by free memory and what the environments declare.
         sharers: pools on this machine, which share its CPUs and memory.
-        restarts, calls: see ``EnvHost``.
+        restarts, calls, clones: see ``EnvHost``.
         step_timeout, reset_timeout: seconds; ``reset_timeout`` includes importing and making the environment.
         modules: user modules that the hosts import.
     """
@@ -141,6 +141,7 @@ class HostPool:
         reset_timeout: float = 120.0,
         modules: Sequence[str] = (),
         calls: int | Literal["auto"] = "auto",
+        clones: int = 0,
     ) -> None:
         count = capacity.hosts(sharers) if hosts == "auto" else hosts
         if count < 1:
@@ -148,7 +149,7 @@ class HostPool:
         self.step_timeout = step_timeout
         self.reset_timeout = reset_timeout
         self._tag = namespace_tag
-        self._arguments = (tuple(modules), places, sharers * count, restarts, calls)
+        self._arguments = (tuple(modules), places, sharers * count, restarts, calls, clones)
         self._hosts = [self._new(number, 0) for number in range(count)]
         self._turn = os.getpid()  # breaks ties in turn, in each process from another host on
 

@@ -21,7 +21,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, tu
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
-from verl_turnkey.plugins.rollout.strategies import Strategy, read_strategy
+from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
 from verl_turnkey.plugins.seeing.table_writer import Counts
@@ -73,6 +73,7 @@ class WorkerProcess:
             step_timeout=env.step_timeout,
             reset_timeout=env.reset_timeout,
             modules=self.turnkey.modules,
+            clones=0 if found is None else most_clones(*found, theirs.n, rollout.branches_at_once),
         )
         self._control: ControlTokens | None = None
         self._tail: TurnTail | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -86,6 +87,10 @@ class Strategy(Protocol):
 
     A method ``doubt(at, turn) -> Fork | None`` is optional. It is asked as ``fork`` is, when the turn is written and
     not yet played: its branches write another one in the same state.
+
+    A property ``clones_at_once`` says how many branches of an episode, those of its branches included, are open at the
+    same time at most; ``turnkey.env.instances_per_host=auto`` leaves memory for them. Its default:
+    :func:`most_clones`.
 
     With a method ``choose(scores) -> int`` the branches of a fork, which must have ``turns=1``, are candidates for the
     next turn, as is the path itself. It is asked before the path goes on which one it is to go on with: the number of
@@ -185,3 +190,23 @@ def read_strategy(value: str | Mapping[str, Any]) -> tuple[StrategySpec, Any] | 
         )
     spec = _STRATEGIES[name]
     return spec, parse(spec.cls, entry, KEY)
+
+
+def most_clones(spec: StrategySpec, strategy: Any, rollouts: int, measured: int) -> int:
+    """Clones of an episode that are open at the same time: at most, or on average where its group shares them.
+
+    Without a property ``clones_at_once``: the part of an episode in those of its group (``trajectories``), else one if
+    they are trained and ``measured`` if not.
+
+    Args:
+        rollouts: of a group.
+        measured: branches of an episode that may be measured at the same time.
+    """
+    if not spec.clones:
+        return 0
+    if (most := getattr(strategy, "clones_at_once", None)) is not None:
+        return int(most)
+    total = getattr(strategy, "trajectories", None)
+    if total is not None:
+        return math.ceil(max(0, total - rollouts) / rollouts)
+    return 1 if spec.trains else measured

@@ -42,6 +42,10 @@ class Siblings:
         check(self.candidates >= 2, "candidates", "an integer >= 2", self.candidates)
         check(0 <= self.eta < math.inf, "eta", "a finite number >= 0", self.eta)
 
+    @property
+    def clones_at_once(self) -> int:
+        return self.candidates - 1
+
     def fork(self, at: Place) -> Fork:
         return Fork(self.candidates - 1, trained=True, turns=self.turns)
 

@@ -43,6 +43,10 @@ class Tree:
         check(self.every >= 1, "every", "an integer >= 1", self.every)
         check(self.depth >= 1, "depth", "an integer >= 1", self.depth)
 
+    @property
+    def clones_at_once(self) -> int:
+        return self.branches**self.depth - 1
+
     def fork(self, at: Place) -> Fork | None:
         due = at.turn >= self.first and (at.turn - self.first) % self.every == 0
         return Fork(self.branches - 1, trained=True) if due and at.depth < self.depth else None

@@ -507,6 +507,44 @@ def test_places_by_memory(run, made, monkeypatch):
     run(main())
 
 
+def test_places_by_memory_leave_room_for_clones(run, made, monkeypatch):
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 12)  # 6 for the host, of 1 MB each
+
+    async def main():
+        host = made(clones=2)
+        names = [(await opened(host, "test/Cloned-v0"))[0] for _ in range(2)]
+        third = asyncio.create_task(opened(host, "test/Cloned-v0"))
+        await asyncio.sleep(0.1)
+        assert (await host.load())["waiting"] == 1
+        clones = [next(_names) for _ in range(4)]
+        for place, clone in enumerate(clones):
+            await host.clone(clone, names[place % 2], 20, 5)
+        for clone in clones:  # they were counted with their episodes
+            await host.close(clone)
+        await asyncio.sleep(0.1)
+        assert (await host.load())["waiting"] == 1
+        await host.close(names[0])
+        await asyncio.wait_for(third, 10)
+
+    run(main())
+
+
+def test_a_replayed_clone_takes_no_room_that_is_left_for_it(run, made, monkeypatch):
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 900)  # 450 for the host, 200 an environment
+
+    async def main():
+        host = made(clones=1)
+        name, *_ = await opened(host, ALONE)
+        await host.clone(next(_names), name, 20, 5)
+        second = asyncio.create_task(opened(host, ALONE))
+        await asyncio.sleep(0.1)
+        assert (await host.load())["waiting"] == 1
+        await host.close(name)
+        await asyncio.wait_for(second, 10)
+
+    run(main())
+
+
 def test_who_gives_up_waiting_lets_the_next_one_in(run, made, monkeypatch):
     monkeypatch.setattr(capacity, "free_memory_mb", lambda: 500)  # 250 for the host
 

@@ -17,7 +17,15 @@ import pytest
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
-from verl_turnkey.plugins.rollout.strategies import Fork, Place, read_strategy, register_strategy, registry, strategies
+from verl_turnkey.plugins.rollout.strategies import (
+    Fork,
+    Place,
+    most_clones,
+    read_strategy,
+    register_strategy,
+    registry,
+    strategies,
+)
 from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
 from verl_turnkey.plugins.rollout.strategies.probe import Probe, ProbeGold
 from verl_turnkey.plugins.rollout.strategies.siblings import Siblings
@@ -191,6 +199,23 @@ def test_strategies_are_read_by_name_or_with_parameters():
         with pytest.raises(ConfigError) as error:
             read_strategy(value)
         assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clones"),
+    [
+        ({"name": "vine", "rollouts": 9}, 4),  # as many as may be measured at once
+        ("spo_chain", 4),
+        ({"name": "tree", "branches": 3, "depth": 2}, 8),
+        ({"name": "siblings", "candidates": 5}, 4),
+        ({"name": "entropy_branch", "trajectories": 17}, 2),  # of nine branches for eight episodes
+        ("probe", 0),
+    ],
+)
+def test_clones_of_an_episode_that_are_open_at_once(strategy, clones):
+    found = read_strategy(strategy)
+    assert found is not None
+    assert most_clones(*found, rollouts=8, measured=4) == clones
 
 
 def test_what_cannot_be_registered():
