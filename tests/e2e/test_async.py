@@ -6,7 +6,6 @@ from pathlib import Path
 
 import naive
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from launch import Run, minigrid, train
@@ -18,20 +17,14 @@ DOORKEY = "MiniGrid-DoorKey-5x5-v0"
 LEVELS = [{"level": DOORKEY, "max_steps": turns} for turns in (5, 30)]
 
 
-HINT = "the key opens the door"
-
-
 def play(out: Path, model: Path, *overrides: str, env: dict[str, str] | None = None) -> Run:
-    tasks = minigrid(out, *LEVELS, train=8, val=4, seed=0)
-    rows = pd.read_parquet(out / "train.parquet").assign(turnkey_hint=HINT)
-    rows.to_parquet(out / "train.parquet")
     return train(
         out,
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
         *overrides,
         "+turnkey/device=cpu",
-        *tasks,
+        *minigrid(out, *LEVELS, train=8, val=4, seed=0),
         f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=4",
@@ -47,7 +40,6 @@ COLOCATE = (
     "trainer.save_freq=2",
     "turnkey.groups.allocation=variance",
     "turnkey.groups.keep=0.75",
-    "turnkey.groups.hint_high=1.0",
 )
 
 
@@ -155,26 +147,6 @@ def test_tasks_that_are_known_are_played_more_or_less_often(colocate: Run) -> No
     for found in steps[1:]:
         assert found["groups/known"] > 0
         assert found["groups/episodes/min"] < 4 < found["groups/episodes/max"]
-
-
-def test_tasks_that_nobody_solved_are_played_with_a_hint_the_next_time(colocate: Run) -> None:
-    """In all episodes of a group or in none, from their first prompt on; in validation never."""
-    assert colocate.metrics[1]["groups/hinted"] == 0
-    assert max(colocate.metrics[step]["groups/hinted"] for step in (2, 3)) > 0
-
-    def hinted(split: str) -> list[set[bool]]:
-        """Of each group, whether its episodes show the hint."""
-        found: dict[str, set[bool]] = {}
-        for episode in colocate.episodes(split):
-            if not episode["failed"]:
-                found.setdefault(episode["group"], set()).add(HINT in episode["texts"][0]["prompt_tail"])
-        return [*found.values()]
-
-    groups = hinted("train")
-    assert all(each in ({True}, {False}) for each in groups)
-    assert {True} in groups
-    assert {False} in groups
-    assert {True} not in hinted("val")
 
 
 def test_staleness_reaches_the_loss(colocate: Run) -> None:
