@@ -410,7 +410,7 @@ MUTATIONS = [
     ),
     (
         "plugins/trainer/trainer.py",
-        "{split_key(batch.keys[i])[:2] for i in real}",
+        "{split_key(batch.keys[i])[:2] for i in played}",
         "{split_key(batch.keys[i]) for i in real}",
         STEP,
     ),
