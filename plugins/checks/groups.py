@@ -13,6 +13,7 @@ from verl_turnkey.plugins.checks.checkpoints import remembering
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of
+from verl_turnkey.plugins.credit.supplied import BYPASS
 from verl_turnkey.plugins.rollout.hints import COLUMN as HINT
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
@@ -49,6 +50,8 @@ def check_groups(config: DictConfig, turnkey: TurnkeyConfig, mode: str, files: S
         warnings.warn("turnkey.groups.n_low and n_high have no effect with allocation=even", stacklevel=2)
     if groups.hint_high:
         _check_hints(config, turnkey, files)
+    if groups.replay:
+        _check_replay(config, turnkey)
 
 
 def _check_kept(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -133,3 +136,45 @@ def _check_hints(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str
     _warn_remembering(
         config, turnkey, f"{asked}: what {{}} remembers of the batches before has outcomes with hints in it"
     )
+
+
+def _check_replay(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    groups, rollout = turnkey.groups, config.actor_rollout_ref.rollout
+    asked = f"turnkey.groups.replay={groups.replay}"
+    if groups.keep < 1:
+        raise ConfigError(
+            f"{asked} adds to groups in which all episodes ended alike, which {KEEP}={groups.keep} leaves out: set one "
+            f"of them to its default, turnkey.groups.replay=0 or {KEEP}=1"
+        )
+    if groups.hint_high:
+        raise ConfigError(
+            f"{asked} may compare episodes that were played with a hint with those without "
+            f"(turnkey.groups.hint_high={groups.hint_high}): set one of them to 0"
+        )
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        raise ConfigError(
+            f"{asked} adds to groups in which all episodes ended alike, which algorithm.filter_groups.enable=true "
+            "drops before they are seen: set it to false"
+        )
+    forked = read_strategy(turnkey.rollout.strategy)
+    if forked:
+        raise ConfigError(
+            f"{asked} stores episodes that do not fork, and {KEY}={forked[0].name}: set {KEY} to independent"
+        )
+    if rollout.get("enable_rollout_routing_replay", False):
+        raise ConfigError(
+            f"{asked} would have older weights' routes of experts followed: set "
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=false"
+        )
+    if not rollout.calculate_log_probs:
+        raise ConfigError(
+            f"{asked} stores each episode with the log-probabilities of the policy that played it: set "
+            "actor_rollout_ref.rollout.calculate_log_probs=true"
+        )
+    if not (OmegaConf.select(config, BYPASS) or OmegaConf.select(config, "algorithm.rollout_correction.rollout_is")):
+        warnings.warn(
+            f"{asked} trains episodes of older weights as if the current ones had played them: set "
+            f"algorithm.rollout_correction.rollout_is=token, or {BYPASS}=true",
+            stacklevel=3,
+        )
+    _warn_remembering(config, turnkey, f"{asked}: what {{}} remembers of the batches before has stored episodes in it")

@@ -21,7 +21,7 @@ from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics, warn_of_branches
 from verl_turnkey.plugins.credit.row_turns import Padded, record_of
-from verl_turnkey.plugins.credit.rows import Rows, read_rows
+from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, read_rows
 from verl_turnkey.plugins.credit.signals import signal_metrics
 from verl_turnkey.plugins.credit.unrecorded import needs_record
 
@@ -67,13 +67,36 @@ class CreditStep:
         needs: Sequence[str] = (),
         before: Collection[str] = (),
     ) -> Rows:
-        """Build the table of steps and the per-episode metrics.
+        """Build the table of steps, and the metrics of the episodes that were played in this step.
 
         ``needs``: the columns that are needed; the others are as in :func:`rows.read_rows`.
         """
-        rows = read_rows(
+        rows = played = self._read(self.tags, scores, kl, needs, before)
+        if any(tag.get(REPLAYED) for tag in self.tags):
+            # Padding is left out, and so are episodes of earlier steps, which were counted in theirs.
+            own = [{**tag, "is_padding": True} if tag.get(REPLAYED) else tag for tag in self.tags]
+            played = self._read(own, scores, kl, needs, before)
+        self.metrics = (
+            episode_metrics(played)
+            | signal_metrics(played)
+            | reward_metrics(played, self.keys, self.extra_fields)
+            | row_metrics(played, self.tags, self.extra_fields)
+        )
+        warn_of_branches(self.metrics)
+        self.rows = rows
+        return rows
+
+    def _read(
+        self,
+        tags: Sequence[Mapping[str, Any]],
+        scores: torch.Tensor | None,
+        kl: torch.Tensor | None,
+        needs: Sequence[str],
+        before: Collection[str],
+    ) -> Rows:
+        return read_rows(
             self.keys,
-            self.tags,
+            tags,
             self.extra_fields,
             self.response_mask,
             scores=scores,
@@ -83,15 +106,6 @@ class CreditStep:
             supply=supplied.supply(needs, self.data),
             before=before,
         )
-        self.metrics = (
-            episode_metrics(rows)
-            | signal_metrics(rows)
-            | reward_metrics(rows, self.keys, self.extra_fields)
-            | row_metrics(rows, self.tags, self.extra_fields)
-        )
-        warn_of_branches(self.metrics)
-        self.rows = rows
-        return rows
 
     def run(
         self, name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor

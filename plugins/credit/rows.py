@@ -22,6 +22,9 @@ from verl_turnkey.plugins.credit.row_turns import Found, Runs, branch_name, reco
 from verl_turnkey.plugins.credit.supplied import Column
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
 
+REPLAYED = "replayed"
+"""tag in verl's queue of the rows of an episode that was played in an earlier step"""
+
 
 @dataclass
 class Rows:

@@ -17,6 +17,8 @@ from verl_turnkey.plugins.trainer.filtering import failures
 class Outcome:
     """One episode that was played."""
 
+    episode: str
+    """``{uid}_{session}``"""
     score: float
     """sum of verl's rewards of its last row, which has those of the episode"""
     solved: float
@@ -33,13 +35,14 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
         data = tq.kv_batch_get(keys=last, partition_id=batch.partition_id, select_fields=wanted)
         said = data.pop("extra_fields").tolist()
         for key, scores, extra in zip(last, data["rm_scores"].unbind(), said, strict=True):
-            found[split_key(key)[0]].append(_outcome(float(scores.sum()), extra))
+            group, episode, _ = split_key(key)
+            found[group].append(_outcome(episode, float(scores.sum()), extra))
     return found
 
 
-def _outcome(score: float, extra: Mapping[str, Any]) -> Outcome:
+def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> Outcome:
     acc = (extra.get("reward_extra_info") or {}).get("acc")
-    return Outcome(score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
+    return Outcome(episode, score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
 
 
 def last_rows(keys: Sequence[str]) -> list[str]:

@@ -39,7 +39,7 @@ from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES, combine
 from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
-from verl_turnkey.plugins.credit.rows import Rows, failure
+from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, failure
 from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -52,6 +52,7 @@ from verl_turnkey.plugins.trainer.dealt import Dealt
 from verl_turnkey.plugins.trainer.hosts import HostMetrics
 from verl_turnkey.plugins.trainer.kept import Kept
 from verl_turnkey.plugins.trainer.logged import FINISH_SECONDS, Logged
+from verl_turnkey.plugins.trainer.replayed import Replayed
 from verl_turnkey.plugins.trainer.stopping import Stopping
 from verl_turnkey.plugins.trainer.validation import PlayedValidation
 from verl_turnkey.plugins.verl_api import internals, ledger
@@ -59,7 +60,7 @@ from verl_turnkey.plugins.verl_api import internals, ledger
 POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of every step
 
 
-class TurnkeyTrainer(Kept, Dealt, Logged, PlayedValidation, Stopping, Checkpoints, Allotted):
+class TurnkeyTrainer(Kept, Replayed, Dealt, Logged, PlayedValidation, Stopping, Checkpoints, Allotted):
     """Mixin; ``base_mode`` is the mode of the stock trainer that it extends."""
 
     base_mode: ClassVar[str]
@@ -282,7 +283,8 @@ class TurnkeyTrainer(Kept, Dealt, Logged, PlayedValidation, Stopping, Checkpoint
         has_tokens = (token_counts(response_mask) > 0).tolist()
         self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
         # An agent loop that raises leaves no row: verl then silently trains on the rest of its group.
-        there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in real}) + self._left_out
+        played = [i for i in real if not batch.tags[i].get(REPLAYED, False)]
+        there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in played}) + self._left_out
         missing = self._asked.missing(there)
         metrics["episode/missing"] = float(missing)
         if missing:

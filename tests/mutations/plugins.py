@@ -11,6 +11,7 @@ TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
 SUPPLIED = f"{C}/credit/test_supplied.py"
 CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
 KEPT, ALLOCATION = f"{C}/trainer/test_kept_groups.py", f"{C}/trainer/test_allocation.py"
+REPLAY = f"{C}/trainer/test_replay.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_logged.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
@@ -74,6 +75,8 @@ TESTS = {
     "plugins/trainer/allotment.py": "tests/unit/plugins/trainer/test_allotment.py",
     "plugins/trainer/kept.py": KEPT,
     "plugins/trainer/outcomes.py": KEPT,
+    "plugins/trainer/replayed.py": REPLAY,
+    "plugins/trainer/replay_memory.py": "tests/unit/plugins/trainer/test_replay_memory.py",
     "plugins/trainer/allotted.py": ALLOCATION,
     "plugins/credit/signals.py": "tests/unit/plugins/credit/test_signals.py",
     "plugins/trainer/credit_state.py": "tests/unit/plugins/trainer/test_credit_state.py",
@@ -407,7 +410,7 @@ MUTATIONS = [
     ),
     (
         "plugins/trainer/trainer.py",
-        "{split_key(batch.keys[i])[:2] for i in real}",
+        "{split_key(batch.keys[i])[:2] for i in played}",
         "{split_key(batch.keys[i]) for i in real}",
         STEP,
     ),
@@ -637,6 +640,15 @@ MUTATIONS = [
     ("plugins/trainer/kept.py", "self._left_out.update(group for", "list(group for"),
     ("plugins/trainer/kept.py", "for group, played in found.items() if played}", "for group, played in found.items()}"),
     ("plugins/trainer/outcomes.py", "if not reasons[key]]", "]"),
+    ("plugins/trainer/replayed.py", "tags.append({**tag, REPLAYED: True})", "tags.append({**tag})"),
+    ("plugins/trainer/replayed.py", ", not ended, self", ", ended, self"),
+    ("plugins/trainer/replayed.py", ' | {"uid": group, "session_id": last[group]}', ""),
+    ("plugins/trainer/replayed.py", "last[group] = max(last[group], int(", "last[group] = min(last[group], int("),
+    ("plugins/trainer/replayed.py", "extra_info=batch.extra_info,", ""),
+    ("plugins/trainer/replay_memory.py", "<= self._age", "< self._age"),
+    ("plugins/trainer/replay_memory.py", "self._tasks.move_to_end(task)", "pass"),
+    ("plugins/credit/estimator.py", '{**tag, "is_padding": True} if', "tag if", REPLAY),
+    ("plugins/trainer/trainer.py", "if not batch.tags[i].get(REPLAYED, False)]", "]", REPLAY),
     ("plugins/trainer/allotted.py", "tu.assign_non_tensor_stack(batch, COLUMN, counts)", "pass"),
     ("plugins/trainer/allotted.py", "if share and seen is not None:", "if False:"),
     ("plugins/trainer/allotted.py", "self._seen = {key: Seen(", "_ = {key: Seen("),

@@ -1,0 +1,198 @@
+"""Stored episodes that join a group, on verl's own steps of an update and a real TransferQueue."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transfer_queue as tq
+from contract_tools import (
+    PARTITION,
+    SEPARATE,
+    Compose,
+    advance,
+    batch_of,
+    make_record,
+    make_step,
+    output,
+    put,
+    read,
+)
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.groups import check_groups
+from verl_turnkey.plugins.config.schema import turnkey_config
+
+REPLAY = "turnkey.groups.replay=1"
+WRITTEN = {"uid", "session_id"}
+"""the fields of a stored row that are its new group's"""
+
+
+class Actor:
+    """Stands in the place of the actor's workers: two ranks."""
+
+    def __init__(self) -> None:
+        self._dispatch_info = {"actor": [0, 1]}
+
+
+@pytest.fixture
+def made(queue, compose: Compose) -> Any:
+    def build(mode: str = "sync", *overrides: str) -> Any:
+        batch = "actor_rollout_ref.actor.ppo_mini_batch_size=6" if mode == "separate_async" else "data.seed=1"
+        overrides = (*(SEPARATE if mode == "separate_async" else ()), batch, *overrides)
+        sizes = ("data.train_batch_size=12", "actor_rollout_ref.rollout.n=4", REPLAY)
+        config = compose("+turnkey=grpo_steps", f"trainer.v1.trainer_mode=turnkey_{mode}", *sizes, *overrides)
+        trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+        trainer.global_steps, trainer.actor_rollout_wg = 1, Actor()
+        trainer.tokenizer = SimpleNamespace(eos_token_id=2)
+        return trainer
+
+    return build
+
+
+def play(groups: dict[str, tuple[str, list[float | str]]], token: int = 7) -> Any:
+    """A batch of ``group: (task, rewards or why the episode failed)``; each episode has two rows."""
+    for group, (task, rewards) in groups.items():
+        for session, reward in enumerate(rewards):
+            if isinstance(reward, str):
+                rows = [output(make_record([], failed=reward), 1, 0.0, masked=True)]
+            else:
+                steps = [make_step(step=t, reward=reward * t, anchor=f"{t}", success=reward >= 1) for t in (0, 1)]
+                rows = [output(make_record([step]), 2 + t, reward) for t, step in enumerate(steps)]
+            for i, row in enumerate(rows):
+                row.response_ids = [token + i] * len(row.response_ids)
+                row.response_logprobs = [-token / 8 - session] * len(row.response_ids)
+            put(group, session, rows, {"turnkey_task": task})
+    return batch_of(tq.kv_list(PARTITION)[PARTITION])
+
+
+def fields(keys: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for key in keys:
+        data = tq.kv_batch_get(keys=[key], partition_id=PARTITION)
+        found.append({name: data[name] for name in data.keys()})  # noqa: SIM118
+    return found
+
+
+def plain(value: Any) -> Any:
+    return value.unbind()[0].tolist() if isinstance(value, torch.Tensor) else list(value)
+
+
+def step(trainer: Any, batch: Any, number: int) -> tuple[Any, dict[str, Any]]:
+    """One step; its rows leave the queue as verl's loop has them leave."""
+    trainer.global_steps, metrics = number, {}
+    batch.extra_info["temperature"] = 0.7
+    batch = trainer._balance_batch(batch, metrics)
+    assert batch.extra_info["temperature"] == 0.7
+    batch = advance(trainer, batch, metrics)
+    return batch, metrics
+
+
+def clear(batch: Any) -> None:
+    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    assert not tq.kv_list(PARTITION).get(PARTITION)
+
+
+def real(batch: Any) -> dict[str, dict[str, Any]]:
+    return {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")}
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_a_stored_episode_joins_the_group_and_leaves_with_it(made, mode):
+    trainer = made(mode)
+    first = play({"a": ("t", [1.0, 0.0, 0.0, "it died"]), "b": ("u", [1.0, 1.0])}, token=9)
+    stored = dict(zip(["a_0_0", "a_0_1"], fields(["a_0_0", "a_0_1"]), strict=True))
+    batch, metrics = step(trainer, first, 1)
+    assert metrics["groups/replayed"] == 0
+    assert metrics["groups/replay_tasks"] == 2
+    clear(batch)
+
+    whole = play({"c": ("t", [0.0] * 4), "d": ("u", [1.0, 0.0]), "e": ("new", [0.0, 0.0])})
+    played = set(whole.keys)
+    batch, metrics = step(trainer, whole, 3)
+    added = sorted(set(real(batch)) - played)
+    assert added == ["c_4_0", "c_4_1"]
+    assert set(tq.kv_list(PARTITION)[PARTITION]) == set(batch.keys)
+    for new, (_, old) in zip(fields(added), stored.items(), strict=True):
+        assert plain(new["uid"]) == ["c"]
+        assert plain(new["session_id"]) == [4]
+        assert set(old) <= set(new)
+        assert {name: plain(new[name]) for name in old.keys() - WRITTEN} == {
+            name: plain(old[name]) for name in old.keys() - WRITTEN
+        }
+    advantages = {key: row[0] for key, row in read(batch, "advantages").items() if key.startswith("c_")}
+    assert advantages == {
+        key: pytest.approx(1.7889 if key.startswith("c_4") else -0.4472, abs=1e-4) for key in advantages
+    }
+    assert len(advantages) == 10
+    assert metrics["groups/replayed"] == pytest.approx(1 / 3)
+    assert metrics["groups/replay_age"] == 2
+    # of the eight that were played
+    assert metrics["episode/count"] == 8
+    assert metrics["episode/success_rate"] == 1 / 8
+    assert metrics["episode/return/mean"] == 1 / 8
+    assert trainer._real_rows == 18
+    clear(batch)
+
+
+def test_unsolved_ones_join_a_solved_group_and_old_ones_nothing(made):
+    trainer = made("sync", "turnkey.groups.replay_age=2", "turnkey.groups.replay=2")
+    clear(step(trainer, play({"a": ("t", [0.0, 0.0, 0.0])}), 1)[0])
+    batch, _ = step(trainer, play({"b": ("t", [1.0, 1.0])}), 3)
+    assert {key for key, tag in real(batch).items() if tag.get("replayed")} == {"b_2_0", "b_2_1", "b_3_0", "b_3_1"}
+    clear(batch)
+    # A replayed episode is as old as it was; that of step 3 is still young.
+    batch, metrics = step(trainer, play({"c": ("t", [1.0]), "d": ("t", [0.0])}), 4)
+    assert metrics["groups/replayed"] == 1 / 2
+    assert {key[0] for key, tag in real(batch).items() if tag.get("replayed")} == {"d"}
+    clear(batch)
+
+
+def test_episodes_without_a_row_are_still_missed(made):
+    trainer = made()
+    clear(step(trainer, play({"a": ("t", [1.0, 0.0, 0.0, 0.0])}), 1)[0])
+    trainer._asked._prompts, trainer._asked._sampled = 1, ["b"]
+    batch, metrics = step(trainer, play({"b": ("t", [0.0, 0.0, 0.0])}), 2)
+    assert metrics["groups/replayed"] == 1
+    assert metrics["episode/missing"] == 1
+    clear(batch)
+
+
+def test_none_is_the_default(made):
+    trainer = made("sync", "turnkey.groups.replay=0")
+    clear(step(trainer, play({"a": ("t", [1.0, 0.0])}), 1)[0])
+    batch, metrics = step(trainer, play({"b": ("t", [0.0, 0.0])}), 2)
+    assert not [key for key, tag in real(batch).items() if tag.get("replayed")]
+    assert not [name for name in metrics if name.startswith("groups/")]
+    assert trainer._memory is None
+    clear(batch)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("turnkey.groups.keep=0.5", "turnkey.groups.keep"),
+        ("turnkey.groups.hint_high=0.5", "turnkey.groups.hint_high"),
+        ("algorithm.filter_groups.enable=true", "filter_groups"),
+        ("turnkey.rollout.strategy=tree", "turnkey.rollout.strategy"),
+        ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs=true"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(compose, line, named, monkeypatch):
+    monkeypatch.setattr("verl_turnkey.plugins.checks.groups._check_hints", lambda *_: None)
+    config = compose("+turnkey=grpo_steps", REPLAY, line)
+    with pytest.raises(ConfigError, match=named):
+        check_groups(config, turnkey_config(config), "turnkey_sync", [])
+
+
+def test_older_weights_without_correction_are_warned_of(compose):
+    config = compose("+turnkey=grpo_steps", REPLAY, "actor_rollout_ref.rollout.calculate_log_probs=true")
+    config.algorithm.rollout_correction.rollout_is = None
+    config.algorithm.rollout_correction.bypass_mode = False
+    with pytest.warns(UserWarning, match="rollout_is=token"):
+        check_groups(config, turnkey_config(config), "turnkey_sync", [])
+    config.algorithm.rollout_correction.rollout_is = "token"
+    check_groups(config, turnkey_config(config), "turnkey_sync", [])
