@@ -79,7 +79,9 @@ class Loop:
         """
         if first:
             if not first.is_file():
-                torch.save({"metrics": self.validate(), "random": torch.get_rng_state()}, first)
+                new = first.with_suffix(".new")
+                torch.save({"metrics": self.validate(), "random": torch.get_rng_state()}, new)
+                new.replace(first)  # whole, or not at all
             made = torch.load(first)
             torch.set_rng_state(made["random"])
             yield 0, made["metrics"]

@@ -10,7 +10,7 @@ from typing import Any
 import lines
 import numpy as np
 from lines import Line
-from studies import BRANCHING, FORKED_TASKS, METHODS, RATES, SEEDS, STRATEGIES, best_rate, tuned
+from studies import BRANCHING, METHODS, RATES, SEEDS, STRATEGIES, best_rate, tuned
 from tasks import TASKS
 
 from verl_turnkey.plugins.cli.tables import between
@@ -20,8 +20,8 @@ from verl_turnkey.plugins.seeing.runs import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 SHARE_OF_BEST = 0.8
-UNFORKED = "gigpo"
-"""on independent episodes, against which strategies are compared"""
+UNFORKED = ("grpo_steps", "gigpo")
+"""on independent episodes; the first one is what the credit of trees is without forks"""
 DRAWN = ("grpo_steps", "rloo_steps", "turn_gae", "gigpo", "hgpo", "graph")
 COSTS = ("tokens in a step", "turns in a step")
 
@@ -68,9 +68,7 @@ def methods(kept: Sequence[Line] | None = None) -> str:
 
 def strategies(kept: Sequence[Line] | None = None) -> str:
     """The same of rollouts that fork, with what their steps cost."""
-    kept = lines.load("methods") if kept is None else kept
-    kept = [line for line in kept if line["task"] in FORKED_TASKS]
-    return _compared((UNFORKED, *STRATEGIES), UNFORKED, kept, costs=True)
+    return _compared((*UNFORKED, *STRATEGIES), UNFORKED[0], kept, costs=True)
 
 
 def _compared(names: Sequence[str], baseline: str, kept: Sequence[Line] | None, costs: bool = False) -> str:
@@ -80,9 +78,8 @@ def _compared(names: Sequence[str], baseline: str, kept: Sequence[Line] | None, 
 
     kept = lines.load("methods") if kept is None else kept
     if costs:
-        kept = [
-            line for line in kept if line["task"] in {each["task"] for each in kept if each["variant"] in STRATEGIES}
-        ]
+        forked = {line["task"] for line in kept if line["variant"] in STRATEGIES}
+        kept = [line for line in kept if line["task"] in forked]
     return by_task("methods", kept, of)
 
 

@@ -54,7 +54,7 @@ def train(study: str, planned: Planned) -> Line:
             "seed": planned.seed,
             "method": planned.variant.method,
             "overrides": list(planned.variant.overrides),
-            "warm_start": hashlib.sha256((prepared.model / "model.safetensors").read_bytes()).hexdigest(),
+            "warm_start": _checksum(prepared.model),
             "seconds": round(time.monotonic() - began),
             "command": how,
             "versions": versions(),
@@ -74,13 +74,19 @@ def train(study: str, planned: Planned) -> Line:
 def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
     from loop import Loop
 
-    run = Loop(
-        TASKS[planned.task], prepared.model, planned.variant, planned.lr, planned.seed, TASKS[planned.task].val_tasks
-    )
+    task = TASKS[planned.task]
+    run = Loop(task, prepared.model, planned.variant, planned.lr, planned.seed, task.val_tasks)
+    if not planned.validate_before:
+        return "benchmarks/evidence/loop.py", dict(run.run(planned.steps, planned.validate_every))
+    same = hashlib.sha256(f"{task} {_checksum(prepared.model)}".encode()).hexdigest()
     with locked(RUNS / planned.task / f"validated-{planned.seed}") as folder:
-        steps = run.run(planned.steps, planned.validate_every, folder / "first.pt" if planned.validate_before else None)
+        steps = run.run(planned.steps, planned.validate_every, folder / f"{same[:16]}.pt")
         found = dict([next(steps)])  # the others may go on from here
     return "benchmarks/evidence/loop.py", found | dict(steps)
+
+
+def _checksum(model: Path) -> str:
+    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:

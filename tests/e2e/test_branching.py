@@ -97,7 +97,7 @@ def chain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_each_turn_of_a_chain_gets_what_its_segment_adds(chain: Run, model: Path, step: int) -> None:
-    """Which states are measured follows from the log-probabilities that the rollouts logged."""
+    """Some states are measured, and each turn has the sum over its segment."""
     chain.agrees_with(lambda rows: naive.progress([r | r["extra"] for r in rows], alpha=0, segments=True), step)
     chain.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
     measured = {each["extra"]["value_rollouts"] for each in chain.steps() if each["global_step"] == step}

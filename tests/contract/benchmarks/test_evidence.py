@@ -419,6 +419,9 @@ def test_kept_lines_are_of_this_plan():
             assert line["task"] in TASKS
             known = {"methods": (*studies.METHODS, *studies.STRATEGIES), "branching": studies.BRANCHING}
             assert line["variant"] in known[study]
+            if study == "methods":
+                assert line["overrides"] == list(studies.variant(line["variant"], line["task"]).overrides)
+                assert lines.validations(line)[0][-1] == TASKS[line["task"]].steps
             assert line["lr"] in (*studies.RATES, studies.BRANCHING_RATE)
             assert all(math.isfinite(value) for value in lines.validations(line)[1])
             assert line["command"]
