@@ -32,7 +32,6 @@ import policy  # noqa: E402
 import studies  # noqa: E402
 import tables  # noqa: E402
 from forking import Player, trained  # noqa: E402
-from forks import Forks  # noqa: E402
 from loop import Loop  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
@@ -217,62 +216,6 @@ def test_a_method_that_finds_the_first_validation_goes_on_as_one_that_made_it(
     assert found[0][0] == found[1][0] != found[2][0]
     drawn = [{name: value for name, value in each[1].items() if not name.startswith("val-")} for each in found]
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-class Random:
-    """Draws a move for each prompt, in tokens that are less likely the later they come."""
-
-    def __init__(self, made: Loop) -> None:
-        self.made, self.draw, self.written = made, np.random.default_rng(0), 0
-
-    def __call__(self, prompts: list[policy.Prompt]) -> list[policy.Said]:
-        found = []
-        for _ in prompts:
-            ids = tuple(self.made.tokenizer(self.draw.choice(["turn left", "go forward", "toggle"])).input_ids)
-            self.written += 1
-            found.append(policy.Said(ids, (-0.001 * self.written,) * len(ids), 0.7))
-        return found
-
-
-@pytest.mark.parametrize(
-    ("name", "episodes", "measured"),
-    # Of each of two rollouts: forks before turns 1 and 2; as many trajectories as a group may have; two before turns 0
-    # and 3, cut after two turns.
-    [("tree", 2 * 4, 0), ("entropy_branch", 6, 0), ("vine", 2, 2 * 4)],
-)
-def test_each_turn_of_forked_episodes_is_trained_once_from_the_state_of_the_fork(
-    name: str, episodes: int, measured: int, model_dir: Path
-):
-    strategy = {
-        "tree": {"first": 1, "every": 1, "depth": 2},
-        "entropy_branch": {"trajectories": 6, "branches": 3, "vocabulary": 2},
-        "vine": {"rollouts": 2, "every": 3, "turns": 2},
-    }[name]
-    variant = studies.Variant("gigpo", (), (("name", name), *strategy.items()), tasks=1, rollouts=2)
-    made = Loop(replace(DOORKEY, max_turns=6), model_dir, variant, 1e-3, seed=0, n_val=2)
-    made.sampler = Random(made)
-    players = made.play([3, 3], 2, Forks(made.strategy, 2))
-    kept = [player for player in players if player.trained]
-    branches = [player for player in players if not player.trained]
-    assert (len(kept), len(branches)) == (episodes, measured)
-    steps = [step for _, step in trained(players)]
-    assert len(steps) + sum(len(player.own) for player in branches) == made.sampler.written
-    assert len({id(step) for step in steps}) == len(steps)
-    batch = loop.table(players, None, made.strategy)
-    assert batch.extra["parent"].tolist()[:2] == ["start", "0.0.1"]
-    at = dict.fromkeys(batch.extra["parent"].tolist(), None)
-    for player in players:
-        assert len(player.steps) == (min(6, player.begins + 2) if not player.trained else 6)
-        assert [step.next_anchor for step in player.steps[:-1]] == [step.anchor for step in player.steps[1:]]
-        if player.branch:
-            [origin] = [each for each in kept if each.branch == player.made_by[player.begins - 1]
-                        and each.rollout == player.rollout and player.steps[0] is each.steps[0]]  # fmt: skip
-            assert player.steps[: player.begins] == origin.steps[: player.begins]
-    for parent, anchor in zip(batch.extra["parent"].tolist(), batch.anchor.tolist(), strict=True):
-        assert at[parent] in (None, anchor), "what goes on from one path begins in one state"
-        at[parent] = anchor
-    if name == "vine":
-        assert batch.extra["value_rollouts"].tolist() == [2, 0, 0, 2, 0, 0] * 2
 
 
 def test_reinforce_is_verls_where_every_episode_is_one_step():
