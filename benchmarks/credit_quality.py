@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.advantage.group_ops import joint_codes
+from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.plugins.evaluating.checkpoint import resolve
 from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
 from verl_turnkey.plugins.rollout.strategies.tree import Tree
@@ -301,7 +303,8 @@ def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]
             found = compute_credit("tree", many.steps, rule=way.rule).advantage
             for what, advantage in zip(FORKED, (found, many.exact), strict=True):
                 tallies[f"{name}, {what}"].add(world, many, advantage, len(many.exact))
-        shared.append(_shared(batch))
+        groups = describe_groups("anchor", *joint_codes(batch.steps.group, batch.steps.anchor))
+        shared.append(groups["credit/share_steps_in_anchor_groups"])
         won.append(batch.steps.success[batch.left == world.horizon].mean())
     total = sum(turns)
     return {
@@ -331,13 +334,6 @@ def _begins(batch: Batch) -> list[int]:
     runs = batch.steps.runs
     first = batch.steps.step[runs.order[runs.starts]]
     return first[first > 0].tolist()
-
-
-def _shared(batch: Batch) -> float:
-    """Share of steps whose state occurs at least twice in their group."""
-    pairs = np.stack([batch.steps.group, batch.steps.anchor])
-    _, place, counts = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
-    return float((counts[place.reshape(-1)] > 1).mean())
 
 
 @app.command()

@@ -17,15 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from forking import Player, Step, columns, trained
 from forks import Forks
 from numpy.typing import NDArray
+from players import Player, Step, columns, trained
 from policy import Critic, Prompt, Row, Said, Sampler, log_probs, micro_batches
 from studies import REINFORCE, Variant
 from tasks import Task
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_turnkey.advantage import Credit, StepBatch, compute_credit
+from verl_turnkey.advantage.group_ops import joint_codes
+from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
@@ -60,8 +62,8 @@ class Loop:
         if self.critic:
             self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=CRITIC_RATE, weight_decay=0.01)
         # Its context is as long as the prompt's, as its page asks.
-        self.params = dict(variant.params) | ({"history": task.history} if variant.method == "hgpo" else {})
-        read = read_strategy(dict(variant.strategy)) if variant.strategy else None
+        self.params = {**variant.params, **({"history": task.history} if variant.method == "hgpo" else {})}
+        read = read_strategy(variant.strategy) if variant.strategy else None
         self.strategy = read[1] if read else None
         self.train_seeds, self.val_seeds = task.seeds(n_val, seed)
         self.order = np.random.default_rng(seed).permutation(len(self.train_seeds))
@@ -118,7 +120,7 @@ class Loop:
             "branching/measured_steps": len(measured) / len(episodes),
             "branching/measured_tokens": sum(len(step.turn.ids) for step in measured) / len(episodes),
             "rows/trained_tokens": float(sum(len(step.turn.ids) for step in steps)),
-            "credit/share_steps_in_anchor_groups": _shared(batch),
+            **describe_groups("anchor", *joint_codes(batch.group, batch.anchor)),
             "credit/advantage/share_nonzero": float(np.mean(found.advantage != 0)),
             "actor/entropy": float(np.mean([step.turn.entropy for step in steps])),
             **metrics,
@@ -142,13 +144,13 @@ class Loop:
             if forks:
                 active += forks.before(active)
             prompts = [self._prompt(player) for player in active]
-            said = self.sampler(prompts)
-            if forks and (more := forks.written(active, said)):
+            turns = self.sampler(prompts)
+            if forks and (more := forks.written(active, turns)):
                 active += more
                 prompts += [self._prompt(player) for player in more]
-                said += self.sampler(prompts[-len(more) :])
+                turns += self.sampler(prompts[-len(more) :])
             players += [player for player in active if player.begins == number]
-            for player, prompt, turn in zip(active, prompts, said, strict=True):
+            for player, prompt, turn in zip(active, prompts, turns, strict=True):
                 self._act(player, number, prompt, turn)
         return players
 
@@ -196,11 +198,11 @@ class Loop:
         self, steps: Sequence[Step], credit: Credit, values: dict[Row, list[float]] | None, number: int
     ) -> dict[str, float]:
         """One pass over the batch, in mini-batches as the trainer deals them."""
-        rows: Counter[int] = Counter()
+        before: Counter[int] = Counter()  # steps of each rollout
         keys = []
         for step in steps:
-            keys.append(f"{step.group}_{step.rollout}_{rows[step.rollout]}")
-            rows[step.rollout] += 1
+            keys.append(f"{step.group}_{step.rollout}_{before[step.rollout]}")
+            before[step.rollout] += 1
         written = np.array([len(step.turn.ids) for step in steps])
         lengths = written + np.array([len(step.prompt) for step in steps])
         sums = np.zeros(3)
@@ -312,9 +314,3 @@ def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor
     for row, values in enumerate(rows):
         found[row, : len(values)] = torch.tensor(values)
     return found
-
-
-def _shared(batch: StepBatch) -> float:
-    """Share of steps whose state occurs at least twice in their group."""
-    _, place, counts = np.unique(np.stack([batch.group, batch.anchor]), axis=1, return_inverse=True, return_counts=True)
-    return float((counts[place.reshape(-1)] > 1).mean())

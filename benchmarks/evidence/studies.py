@@ -5,7 +5,7 @@ The order is by rounds, so that the lines of a part of the runs can be compared 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -28,9 +28,9 @@ class Variant:
     """A method, and what else its launch line has."""
 
     method: str
-    params: tuple[tuple[str, Any], ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
     """of the method"""
-    strategy: tuple[tuple[str, Any], ...] = ()
+    strategy: Mapping[str, Any] = field(default_factory=dict)
     """of the rollouts; empty: episodes do not fork"""
     tasks: int = 8
     """in a step"""
@@ -42,13 +42,13 @@ class Variant:
         """Of the launch line."""
         if not self.strategy:
             return ()
-        strategy = ", ".join(f"{key}: {value}" for key, value in self.strategy)
+        strategy = ", ".join(f"{key}: {value}" for key, value in self.strategy.items())
         return (
             f"turnkey.rollout.strategy={{{strategy}}}",
             f"data.train_batch_size={self.tasks}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={self.tasks // 2}",
             f"actor_rollout_ref.rollout.n={self.rollouts}",
-            *(f"turnkey.credit.{key}={value}" for key, value in self.params),
+            *(f"turnkey.credit.{key}={value}" for key, value in self.params.items()),
         )
 
 
@@ -108,7 +108,6 @@ ROUNDS = (
     ("kitchen", LAST),
 )
 """tasks and names of variants; those of a round are tuned and reported before the next one begins"""
-FORKED_TASKS = tuple(task for task, names in ROUNDS if names == STRATEGIES)
 SEEDS = {
     "doorkey": Seeds((100, 101, 102), tuple(range(8))),
     "rooms": Seeds((100, 101), tuple(range(6))),  # whose runs take five times as long
@@ -124,9 +123,9 @@ def variant(name: str, task: str) -> Variant:
     tree = {"name": "tree", "first": fifth, "every": fifth, "depth": 2}
     entropy_branch = {"name": "entropy_branch", "trajectories": 8}
     made = {
-        "vine": Variant("progress", (("alpha", 0),), tuple(vine.items()), tasks=4, rollouts=3),
-        "tree": Variant("tree", (), tuple(tree.items()), rollouts=3),
-        "entropy_branch": Variant("tree", (("rule", "arpo"),), tuple(entropy_branch.items()), rollouts=4),
+        "vine": Variant("progress", {"alpha": 0}, vine, tasks=4, rollouts=3),
+        "tree": Variant("tree", {}, tree, rollouts=3),
+        "entropy_branch": Variant("tree", {"rule": "arpo"}, entropy_branch, rollouts=4),
     }
     return made.get(name) or Variant(name)
 

@@ -43,15 +43,16 @@ def _entropy(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarr
 
 
 def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:
-    fields = {name: list(data[name]) for name in SOURCES["extra.task"].fields if name in data}
-    keys = [task_key(dict(zip(fields, values, strict=True))) for values in zip(*fields.values(), strict=True)]
+    keys = task_keys({name: list(data[name]) for name in TASK_FIELDS if name in data})
     return [keys[i] for i in row]
 
 
+TASK_FIELDS = (TASK, "data_source", "index", "raw_prompt")
+"""by which tasks are told apart"""
 SOURCES = {
     "extra.log_prob": Source(("old_log_probs",), _log_prob),
     "extra.entropy": Source(("entropy",), _entropy),
-    "extra.task": Source((TASK, "data_source", "index", "raw_prompt"), _task),
+    "extra.task": Source(TASK_FIELDS, _task),
 }
 
 
@@ -82,6 +83,11 @@ def task_key(row: Mapping[str, Any]) -> str:
     if not isinstance(text, str):
         text = json.dumps([row.get(name) for name in ("data_source", "index", "raw_prompt")], default=_plain)
     return sha256(text.encode()).hexdigest()[:16]
+
+
+def task_keys(fields: Mapping[str, Iterable[Any]]) -> list[str]:
+    """:func:`task_key` of each row; ``fields``: the columns that there are of :data:`TASK_FIELDS`."""
+    return [task_key(dict(zip(fields, values, strict=True))) for values in zip(*fields.values(), strict=True)]
 
 
 def _plain(value: Any) -> Any:

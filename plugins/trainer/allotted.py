@@ -6,11 +6,10 @@ tasks is in the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
@@ -18,15 +17,12 @@ from verl.utils import tensordict_utils as tu
 from verl_turnkey.plugins.checks.checkpoints import GROUPS
 from verl_turnkey.plugins.checks.groups import COLUMN
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.row_turns import split_key
-from verl_turnkey.plugins.credit.supplied import SOURCES, task_key
+from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import hints
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.allotment import RULES, Seen, hint_share, learn
-from verl_turnkey.plugins.trainer.outcomes import Outcome
-
-TASK_FIELDS = SOURCES["extra.task"].fields
+from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
 
 
 class Allotted:
@@ -46,7 +42,7 @@ class Allotted:
         if not groups.remembers:
             return
         fields = {name: list(tu.get(batch, name)) for name in TASK_FIELDS if name in batch.keys()}  # noqa: SIM118
-        tasks = [self._seen.get(key) for key in _keys(fields)]
+        tasks = [self._seen.get(key) for key in task_keys(fields)]
         said = {"groups/known": float(np.mean([seen is not None for seen in tasks]))}
         if groups.allocation != "even":
             counts = RULES[groups.allocation](tasks, n * len(tasks), *groups.bounds(n))
@@ -65,12 +61,9 @@ class Allotted:
 
     def _learn_outcomes(self, batch: KVBatchMeta, found: Mapping[str, list[Outcome]]) -> None:
         """Remember how the groups of ``batch`` ended, those that are not trained as well."""
-        row_of = {split_key(key)[0]: key for key in batch.keys}
-        asked = {"keys": [row_of[group] for group in found], "partition_id": batch.partition_id}
-        data = tq.kv_batch_get(**asked, select_fields=[*TASK_FIELDS, hints.SHARE])
-        fields = {name: list(data[name]) for name in TASK_FIELDS if name in data}
-        shares = list(data[hints.SHARE]) if hints.SHARE in data else [0.0] * len(found)
-        for episodes, key, share in zip(found.values(), _keys(fields), shares, strict=True):
+        fields = of_groups(batch, found, (*TASK_FIELDS, hints.SHARE))
+        shares = fields.pop(hints.SHARE, [0.0] * len(found))
+        for episodes, key, share in zip(found.values(), task_keys(fields), shares, strict=True):
             solved = [min(max(each.solved, 0.0), 1.0) for each in episodes]
             seen = self._seen.get(key)
             if share and seen is not None:
@@ -97,7 +90,3 @@ class Allotted:
             return
         keys = dict.fromkeys(name.split()[0] for name in found)
         self._seen = {key: Seen(*(found[f"{key} {name}"] for name in Seen._fields)) for key in keys}
-
-
-def _keys(fields: Mapping[str, Iterable[Any]]) -> list[str]:
-    return [task_key(dict(zip(fields, values, strict=True))) for values in zip(*fields.values(), strict=True)]

@@ -22,6 +22,7 @@ class Kept:
 
     turnkey: TurnkeyConfig
     _learn_outcomes: Callable[[KVBatchMeta, dict[str, list[Outcome]]], None]
+    _replay: Callable[[KVBatchMeta, dict[str, list[Outcome]], dict[str, Any]], KVBatchMeta]
     _allotted: dict[str, float]
     _groups: int | None = None
     """groups that are left of the current batch; None: nothing was left out"""
@@ -32,13 +33,15 @@ class Kept:
         """verl's first step after the rewards of a batch are there, a reward model's too: the kept groups alone."""
         self._groups, self._left_out = None, Counter()
         asked = self.turnkey.groups
-        if asked.remembers or asked.keep < 1:
+        if asked.remembers or asked.replay or asked.keep < 1:
             found = outcomes(batch)
             if asked.remembers:
                 self._learn_outcomes(batch, found)
                 metrics.update(self._allotted)
             if asked.keep < 1:
                 batch = self._keep(batch, found, metrics)
+            if asked.replay:
+                batch = self._replay(batch, found, metrics)
         return super()._balance_batch(batch, metrics, *args, **kwargs)  # type: ignore[misc]
 
     def _keep(self, batch: KVBatchMeta, found: dict[str, list[Outcome]], metrics: dict[str, Any]) -> KVBatchMeta:

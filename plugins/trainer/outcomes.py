@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,14 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
 def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> Outcome:
     acc = (extra.get("reward_extra_info") or {}).get("acc")
     return Outcome(episode, score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
+
+
+def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) -> dict[str, list[Any]]:
+    """One entry for each of ``groups``, from a row of it; of the ``fields``, those that there are."""
+    row_of = {split_key(key)[0]: key for key in batch.keys}
+    keys = [row_of[group] for group in groups]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=[*fields])
+    return {name: list(data[name]) for name in fields if name in data}
 
 
 def last_rows(keys: Sequence[str]) -> list[str]:

@@ -17,44 +17,39 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import REPLAYED
-from verl_turnkey.plugins.credit.supplied import SOURCES, task_key
+from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import warn_once
-from verl_turnkey.plugins.trainer.outcomes import outcomes
+from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
 from verl_turnkey.plugins.trainer.replay_memory import Memory, Stored, all_ended
-
-TASK_FIELDS = SOURCES["extra.task"].fields
 
 
 class Replayed:
-    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`, in front of the one that deals rows."""
+    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`, behind the one that keeps groups."""
 
     turnkey: TurnkeyConfig
     global_steps: int
     _memory: Memory | None = None
     """None before the first batch"""
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """verl's first step after the rewards of a batch are there: stored episodes join their groups.
+    def _replay(
+        self, batch: KVBatchMeta, found: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
+    ) -> KVBatchMeta:
+        """``batch`` with the stored episodes that join groups of it.
 
         Only then are the batch's own episodes stored, so that none is trained twice in a batch.
         """
-        if self.turnkey.groups.replay:
-            batch = self._replay(batch, metrics)
-        return super()._balance_batch(batch, metrics, *args, **kwargs)  # type: ignore[misc]
-
-    def _replay(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         groups = self.turnkey.groups
         if self._memory is None:
             self._memory = Memory(groups.replay, groups.replay_tasks, groups.replay_age)
-        found = {group: played for group, played in outcomes(batch).items() if played}
-        tasks = _tasks(batch, list(found))
+        tasks = dict(zip(found, task_keys(of_groups(batch, found, TASK_FIELDS)), strict=True))
+        found = {group: played for group, played in found.items() if played}
         added: dict[str, list[Stored]] = {}
         for group, played in found.items():
             ended = all_ended([each.solved for each in played])
             if ended is not None and (stored := self._memory.take(tasks[group], not ended, self.global_steps)):
                 added[group] = stored
         extended, ages = self._put(batch, added)
-        self._remember(batch, {group: {one.episode: one.solved for one in found[group]} for group in found}, tasks)
+        self._remember(batch, found, tasks)
         metrics["groups/replayed"] = len(ages) / max(1, len(found))
         metrics["groups/replay_tasks"] = float(len(self._memory))
         if ages:
@@ -101,15 +96,13 @@ class Replayed:
             ages,
         )
 
-    def _remember(
-        self, batch: KVBatchMeta, solved: Mapping[str, Mapping[str, float]], tasks: Mapping[str, str]
-    ) -> None:
+    def _remember(self, batch: KVBatchMeta, found: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]) -> None:
         """Store the newest episodes of each group that were solved, and those that were not at all."""
         assert self._memory is not None
         chosen: dict[str, dict[bool, list[str]]] = {}
-        for group, ends in solved.items():
-            won = [episode for episode, value in ends.items() if value >= 1]
-            lost = [episode for episode, value in ends.items() if value <= 0]
+        for group, played in found.items():
+            won = [each.episode for each in played if each.solved >= 1]
+            lost = [each.episode for each in played if each.solved <= 0]
             most = self.turnkey.groups.replay
             chosen[group] = {True: won[-most:], False: lost[-most:]}
         wanted = {episode for ends in chosen.values() for episodes in ends.values() for episode in episodes}
@@ -133,16 +126,6 @@ class Replayed:
             }
             self._memory.learn(tasks[group], kept[True], kept[False])
         self._memory.forget(self.global_steps + 1)
-
-
-def _tasks(batch: KVBatchMeta, groups: Sequence[str]) -> dict[str, str]:
-    """The task of each group."""
-    if not groups:
-        return {}
-    row_of = {split_key(key)[0]: key for key in batch.keys}
-    asked = {"keys": [row_of[group] for group in groups], "partition_id": batch.partition_id}
-    fields = _rows(tq.kv_batch_get(**asked, select_fields=[*TASK_FIELDS]))
-    return {group: task_key(row) for group, row in zip(groups, fields, strict=True)}
 
 
 def _rows(data: TensorDict) -> list[dict[str, Any]]:

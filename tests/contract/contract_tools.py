@@ -170,6 +170,13 @@ RANKS = 8
 """verl's trainer.n_gpus_per_node"""
 
 
+class TwoRanks:
+    """Stands in the place of the actor's workers: two ranks."""
+
+    def __init__(self) -> None:
+        self._dispatch_info = {"actor": [0, 1]}
+
+
 class Saves:
     """Stands in the place of everything that saves and sleeps: what it was asked for, in order."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,20 @@ def chain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_each_turn_of_a_chain_gets_what_its_segment_adds(chain: Run, model: Path, step: int) -> None:
-    """Some states are measured, and each turn has the sum over its segment."""
+    """The rollouts' log-probabilities tell where it was cut, and each turn has the sum over its segment."""
     chain.agrees_with(lambda rows: naive.progress([r | r["extra"] for r in rows], alpha=0, segments=True), step)
     chain.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
     measured = {each["extra"]["value_rollouts"] for each in chain.steps() if each["global_step"] == step}
     assert measured <= {0, 2}
     assert 2 in measured
+    seen, played, unlikely = chain.seen(step), chain.played(), Counter()
+    columns = zip(seen["keys"], seen["rollout"], seen["mask"], seen["padding"], strict=True)
+    rows = [(played[key], scores[mask.bool()]) for key, scores, mask, padding in columns if not padding]
+    for turn, scores in sorted(rows, key=lambda row: (row[0]["trajectory"], row[0]["step"])):
+        before = unlikely[turn["trajectory"]]
+        unlikely[turn["trajectory"]] += int((scores < np.log(0.9)).sum())
+        cut = unlikely[turn["trajectory"]] // 2 > before // 2
+        assert turn["extra"]["value_rollouts"] == (2 if cut else 0)
     assert chain.metrics[step]["actor/grad_norm"] > 0
 
 

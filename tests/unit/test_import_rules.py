@@ -251,6 +251,18 @@ def test_a_circle_is_found() -> None:
     assert not on_circles([one, two, *aside])
 
 
+def test_modules_outside_of_packages_have_names_of_their_own() -> None:
+    """One process of tests may import all of them; of two with one name it gets the first for both."""
+    folders: dict[str, set[str]] = {}
+    for part in ("tests", "benchmarks", "examples"):
+        for path in (ROOT / part).rglob("*.py"):
+            if not (path.parent / "__init__.py").exists() and not path.stem.startswith(("test_", "conftest")):
+                folders.setdefault(path.stem, set()).add(str(path.parent.relative_to(ROOT)))
+    twins = {name for name, found in folders.items() if len(found) > 1}
+    # Commands, which nobody imports; and the two that benchmarks/evidence/tasks.py keeps apart.
+    assert twins <= {"run", "warm_start"}, {name: folders[name] for name in twins}
+
+
 def test_no_file_is_longer_than_a_reader_bears() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules().values()}
     long = [f"{path}:{length} lines; at most {LONGEST}" for path, length in lengths.items() if length > LONGEST]

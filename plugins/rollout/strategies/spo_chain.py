@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
-from verl_turnkey.plugins.rollout.strategies.vine import filled
+from verl_turnkey.plugins.rollout.strategies.vine import Vine
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Generated
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     "progress, alpha=0 segments=true",
 )
 @dataclass(frozen=True)
-class SpoChain:
+class SpoChain(Vine):
     """Cuts an episode where the model has been unsure ``every`` times, and measures the value of the state there.
 
     ::
@@ -41,20 +40,14 @@ class SpoChain:
     inside a turn is moved to its beginning. SPO also trains the unlikely tokens alone: the loss ``segment_mask``.
     """
 
-    rollouts: int = 9
-    """K: rollouts from each measured state, as in the paper"""
     every: int = 5
     """n: unlikely tokens from one cut to the next; 5 in the paper's first experiments, which has 2 to 100"""
     below: float = 0.9
     """probability below which a token is unlikely"""
-    turns: int | None = None
-    """turns after which a rollout is cut, with the return so far; null: played to its end, as in the paper"""
 
     def __post_init__(self) -> None:
-        check(self.rollouts >= 1, "rollouts", "an integer >= 1", self.rollouts)
-        check(self.every >= 1, "every", "an integer >= 1", self.every)
+        super().__post_init__()
         check(0 < self.below <= 1, "below", "a number in (0, 1]", self.below)
-        check(self.turns is None or self.turns >= 1, "turns", "null or an integer >= 1", self.turns)
 
     def fork(self, at: Place) -> None:
         return None
@@ -63,9 +56,6 @@ class SpoChain:
         before = sum(self._unlikely(step.turn) for step in at.steps)
         cut = (before + self._unlikely(turn)) // self.every > before // self.every
         return Fork(self.rollouts, trained=False, turns=self.turns) if cut else None
-
-    def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
-        return filled(rewards, measured)
 
     def _unlikely(self, turn: Generated) -> int:
         return sum(log_prob < math.log(self.below) for log_prob in turn.log_probs or [])

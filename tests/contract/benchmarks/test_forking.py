@@ -17,9 +17,9 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "evidence"))
 import loop  # noqa: E402
 import policy  # noqa: E402
 import studies  # noqa: E402
-from forking import Player, Step, columns, trained  # noqa: E402
 from forks import Forks  # noqa: E402
 from loop import Loop  # noqa: E402
+from players import Player, Step, columns, trained  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
 DOORKEY = replace(TASKS["doorkey"], prompt_tokens=1000)  # the model of these tests has a token for each byte
@@ -54,7 +54,7 @@ def test_each_turn_of_forked_episodes_is_trained_once_from_the_state_of_the_fork
         "entropy_branch": {"trajectories": 6, "branches": 3, "vocabulary": 2},
         "vine": {"rollouts": 2, "every": 3, "turns": 2},
     }[name]
-    variant = studies.Variant("gigpo", (), (("name", name), *strategy.items()), tasks=1, rollouts=2)
+    variant = studies.Variant("gigpo", {}, {"name": name, **strategy}, tasks=1, rollouts=2)
     made = Loop(replace(DOORKEY, max_turns=6), model_dir, variant, 1e-3, seed=0, n_val=2)
     made.sampler = Random(made)
     players = made.play([3, 3], 2, Forks(made.strategy, 2))

@@ -1,4 +1,4 @@
-"""Real workers of verl in processes of their own, and a rollout to train them on; see layouts.py."""
+"""Real workers of verl in processes of their own, and a rollout to train them on; see row_layouts.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import SETTINGS, Rollout, sample, start
+from row_layouts import SETTINGS, Rollout, sample, start
 from training_ranks import Processes, Ranks
 
 

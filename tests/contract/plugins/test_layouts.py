@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract_tools import AWKWARD
-from layouts import (
+from row_layouts import (
     EVERYTHING,
     FIXED,
     KL_IN_REWARD,

@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 import transfer_queue as tq
-from contract_tools import PARTITION, SEPARATE, Compose, advance, fill, make_record, make_step, output, put, read
+from contract_tools import (
+    PARTITION,
+    SEPARATE,
+    Compose,
+    TwoRanks,
+    advance,
+    fill,
+    make_record,
+    make_step,
+    output,
+    put,
+    read,
+)
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
-
-
-class Actor:
-    """Stands in the place of the actor's workers: two ranks."""
-
-    def __init__(self) -> None:
-        self._dispatch_info = {"actor": [0, 1]}
 
 
 def played(reward: float, turns: int = 2) -> list[dict[str, Any]]:
@@ -42,7 +47,7 @@ def made(queue, compose: Compose) -> Any:
         sizes = ("data.train_batch_size=12", "actor_rollout_ref.rollout.n=4")
         config = compose(f"+turnkey={method}", f"trainer.v1.trainer_mode=turnkey_{mode}", *sizes, *overrides)
         trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
-        trainer.global_steps, trainer.actor_rollout_wg = 1, Actor()
+        trainer.global_steps, trainer.actor_rollout_wg = 1, TwoRanks()
         trainer.tokenizer = SimpleNamespace(eos_token_id=2)
         return trainer
 

@@ -16,7 +16,7 @@ import ray
 import torch
 import transfer_queue as tq
 from contract_tools import EPISODES, PARTITION, advance, batch_of, fill, hanging, output, put, read
-from layouts import EVERYTHING, FIXED, KL_IN_REWARD, PACKED, Places, Rollout, Step, filled, merged, noise, write
+from row_layouts import EVERYTHING, FIXED, KL_IN_REWARD, PACKED, Places, Rollout, Step, filled, merged, noise, write
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import make_record, make_step

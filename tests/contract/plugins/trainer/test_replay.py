@@ -12,6 +12,7 @@ from contract_tools import (
     PARTITION,
     SEPARATE,
     Compose,
+    TwoRanks,
     advance,
     batch_of,
     make_record,
@@ -31,13 +32,6 @@ WRITTEN = {"uid", "session_id"}
 """the fields of a stored row that are its new group's"""
 
 
-class Actor:
-    """Stands in the place of the actor's workers: two ranks."""
-
-    def __init__(self) -> None:
-        self._dispatch_info = {"actor": [0, 1]}
-
-
 @pytest.fixture
 def made(queue, compose: Compose) -> Any:
     def build(mode: str = "sync", *overrides: str) -> Any:
@@ -46,7 +40,7 @@ def made(queue, compose: Compose) -> Any:
         sizes = ("data.train_batch_size=12", "actor_rollout_ref.rollout.n=4", REPLAY)
         config = compose("+turnkey=grpo_steps", f"trainer.v1.trainer_mode=turnkey_{mode}", *sizes, *overrides)
         trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
-        trainer.global_steps, trainer.actor_rollout_wg = 1, Actor()
+        trainer.global_steps, trainer.actor_rollout_wg = 1, TwoRanks()
         trainer.tokenizer = SimpleNamespace(eos_token_id=2)
         return trainer
 
