@@ -50,8 +50,8 @@ def check_groups(config: DictConfig, turnkey: TurnkeyConfig, mode: str, files: S
         warnings.warn("turnkey.groups.n_low and n_high have no effect with allocation=even", stacklevel=2)
     if groups.hint_high:
         _check_hints(config, turnkey, files)
-    if groups.replay:
-        _check_replay(config, turnkey)
+    if groups.stores:
+        _check_stored(config, turnkey)
 
 
 def _check_kept(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -138,23 +138,29 @@ def _check_hints(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str
     )
 
 
-def _check_replay(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def _check_stored(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     groups, rollout = turnkey.groups, config.actor_rollout_ref.rollout
-    asked = f"turnkey.groups.replay={groups.replay}"
+    name = "replay" if groups.replay else "buffer"
+    asked = f"turnkey.groups.{name}={getattr(groups, name)}"
     if groups.keep < 1:
         raise ConfigError(
-            f"{asked} adds to groups in which all episodes ended alike, which {KEEP}={groups.keep} leaves out: set one "
-            f"of them to its default, turnkey.groups.replay=0 or {KEEP}=1"
+            f"{asked} adds where all episodes of a group ended alike, which {KEEP}={groups.keep} leaves out: set one "
+            f"of them to its default, turnkey.groups.{name}=0 or {KEEP}=1"
         )
-    if groups.hint_high:
+    if groups.replay and groups.hint_high:
         raise ConfigError(
             f"{asked} may compare episodes that were played with a hint with those without "
             f"(turnkey.groups.hint_high={groups.hint_high}): set one of them to 0"
         )
+    if groups.buffer and rollout.n < 2:
+        raise ConfigError(
+            f"turnkey.groups.buffer={groups.buffer} stores groups whose episodes have different rewards, and "
+            f"actor_rollout_ref.rollout.n={rollout.n}: raise it to 2 or more"
+        )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         raise ConfigError(
-            f"{asked} adds to groups in which all episodes ended alike, which algorithm.filter_groups.enable=true "
-            "drops before they are seen: set it to false"
+            f"{asked} adds where all episodes of a group ended alike, which algorithm.filter_groups.enable=true drops "
+            "before they are seen: set it to false"
         )
     forked = read_strategy(turnkey.rollout.strategy)
     if forked:

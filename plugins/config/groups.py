@@ -30,19 +30,26 @@ class GroupsConfig:
     """as hint_high, of a task that is nearly always solved else"""
     hint_high: float = 0.0
     """share of its hint that a never solved task shows, after nobody solved it without; 0: no hints (ADHint)"""
-
     replay: int = 0
     """most stored episodes that join a group in which all ended alike, of the same task and the other end (R^3);
     0: none"""
     replay_age: int = 16
-    """replay: steps after which an episode is forgotten"""
+    """replay, buffer: steps after which an episode is forgotten"""
     replay_tasks: int = 1024
     """replay: most tasks of which episodes are stored, in the driver's memory"""
+    buffer: int = 0
+    """most groups that are stored whole, of those whose rewards differ; a batch is joined by as many as it has groups
+    whose rewards do not (SSB); 0: none"""
 
     @property
     def remembers(self) -> bool:
         """Whether anything depends on how earlier episodes of a task ended."""
         return self.allocation != "even" or self.hint_high > 0
+
+    @property
+    def stores(self) -> bool:
+        """Whether episodes are trained again in later steps."""
+        return self.replay > 0 or self.buffer > 0
 
     def kept(self, groups: float) -> int:
         """Groups that are trained of so many, with ``keep_by=groups``; 0: the share is less than one of them."""
@@ -62,6 +69,7 @@ class GroupsConfig:
         check(0 <= self.hint_high <= 1, "hint_high", "a number in [0, 1]", self.hint_high)
         check(0 <= self.hint_low <= self.hint_high, "hint_low", "a number from 0 to hint_high", self.hint_low)
         check(self.replay >= 0, "replay", "0 or positive", self.replay)
+        check(self.buffer >= 0, "buffer", "0 or positive", self.buffer)
         check(self.replay_age > 0, "replay_age", "positive", self.replay_age)
         check(self.replay_tasks > 0, "replay_tasks", "positive", self.replay_tasks)
         check(self.keep < 1 or self.keep_by == "groups", "keep_by", "groups with keep=1", self.keep_by)

@@ -33,14 +33,14 @@ class Kept:
         """verl's first step after the rewards of a batch are there, a reward model's too: the kept groups alone."""
         self._groups, self._left_out = None, Counter()
         asked = self.turnkey.groups
-        if asked.remembers or asked.replay or asked.keep < 1:
+        if asked.remembers or asked.stores or asked.keep < 1:
             found = outcomes(batch)
             if asked.remembers:
                 self._learn_outcomes(batch, found)
                 metrics.update(self._allotted)
             if asked.keep < 1:
                 batch = self._keep(batch, found, metrics)
-            if asked.replay:
+            if asked.stores:
                 batch = self._replay(batch, found, metrics)
         return super()._balance_batch(batch, metrics, *args, **kwargs)  # type: ignore[misc]
 

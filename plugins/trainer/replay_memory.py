@@ -1,4 +1,4 @@
-"""Which episodes of earlier steps are remembered of each task, and which of them join a group (R^3)."""
+"""Which episodes and groups of earlier steps are remembered, and which of them are trained again (R^3, SSB)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,58 @@ class Memory:
             seen.ends = {end: self.take(task, end, step) for end in seen.ends}
             if not any(seen.ends.values()):
                 del self._tasks[task]
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """The episodes of a group whose rewards differ."""
+
+    name: str
+    spread: float
+    """standard deviation of the rewards, positive"""
+    episodes: Sequence[Stored]
+
+
+class Buffer:
+    """The newest groups whose rewards differ (Skywork R1V2's selective sample buffer).
+
+    Args:
+        size: most groups; the oldest is forgotten first.
+        age: steps after which a group is forgotten.
+        seed: of the draws.
+    """
+
+    def __init__(self, size: int, age: int, seed: int) -> None:
+        self._size, self._age, self._seed = size, age, seed
+        self._groups: list[StoredGroup] = []
+
+    def __len__(self) -> int:
+        """Number of groups."""
+        return len(self._groups)
+
+    def learn(self, groups: Sequence[StoredGroup]) -> None:
+        """Remember the groups of a step."""
+        self._groups = [*self._groups, *groups][-self._size :]
+
+    def draw(self, number: int, step: int) -> list[StoredGroup]:
+        """At most ``number`` groups, the larger their spread the more likely, in the order in which they were played.
+
+        They are forgotten with it, so that none is trained a third time.
+        """
+        self.forget(step)
+        if not self._groups or not number:
+            return []
+        weights = np.array([group.spread for group in self._groups])
+        rng = np.random.default_rng((self._seed, step))
+        count = min(number, len(self._groups))
+        drawn = set(rng.choice(len(self._groups), count, replace=False, p=weights / weights.sum()).tolist())
+        found = [self._groups[i] for i in sorted(drawn)]
+        self._groups = [group for i, group in enumerate(self._groups) if i not in drawn]
+        return found
+
+    def forget(self, step: int) -> None:
+        """Drop what is too old in ``step``."""
+        self._groups = [group for group in self._groups if step - group.episodes[0].step <= self._age]
 
 
 def all_ended(solved: Sequence[float]) -> bool | None:

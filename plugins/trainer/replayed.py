@@ -1,15 +1,17 @@
-"""Stored episodes that join groups in which all episodes ended alike (``turnkey.groups.replay``)."""
+"""Stored episodes that are trained again where those of a batch all ended alike (``replay`` and ``buffer``)."""
 
 from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 import transfer_queue as tq
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -20,44 +22,71 @@ from verl_turnkey.plugins.credit.rows import REPLAYED
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
-from verl_turnkey.plugins.trainer.replay_memory import Memory, Stored, all_ended
+from verl_turnkey.plugins.trainer.replay_memory import Buffer, Memory, Stored, StoredGroup, all_ended
+from verl_turnkey.plugins.trainer.spread import spread
 
 
 class Replayed:
     """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`, behind the one that keeps groups."""
 
     turnkey: TurnkeyConfig
+    config: DictConfig
     global_steps: int
     _memory: Memory | None = None
-    """None before the first batch"""
+    """None before the first batch, and without ``replay``"""
+    _buffer: Buffer | None = None
+    """None before the first batch, and without ``buffer``"""
 
     def _replay(
         self, batch: KVBatchMeta, found: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
     ) -> KVBatchMeta:
-        """``batch`` with the stored episodes that join groups of it.
+        """``batch`` with the stored episodes that join groups of it, and the stored groups that join it.
 
         Only then are the batch's own episodes stored, so that none is trained twice in a batch.
         """
         groups = self.turnkey.groups
-        if self._memory is None:
+        if groups.replay and self._memory is None:
             self._memory = Memory(groups.replay, groups.replay_tasks, groups.replay_age)
+        if groups.buffer and self._buffer is None:
+            self._buffer = Buffer(groups.buffer, groups.replay_age, self.config.data.get("seed") or 0)
         tasks = dict(zip(found, task_keys(of_groups(batch, found, TASK_FIELDS)), strict=True))
-        found = {group: played for group, played in found.items() if played}
-        added: dict[str, list[Stored]] = {}
+        spreads = {group: spread([each.score for each in played]) for group, played in found.items()}
+        joining = self._opposite(found, tasks)
+        without = [group for group in found if not spreads[group] and group not in joining]
+        drawn = self._buffer.draw(len(without), self.global_steps) if self._buffer is not None else []
+        extended, ages = self._put(batch, joining | {f"{one.name}-{self.global_steps}": one.episodes for one in drawn})
+        self._remember(batch, found, tasks, spreads)
+        played = sum(map(bool, found.values()))
+        if self._memory is not None:
+            metrics["groups/replayed"] = len(joining.keys() & ages) / max(1, played)
+            metrics["groups/replay_tasks"] = float(len(self._memory))
+        if self._buffer is not None:
+            metrics["groups/drawn"] = len(ages.keys() - joining.keys()) / len(found)
+            metrics["groups/buffer"] = float(len(self._buffer))
+        if ages:
+            metrics["groups/replay_age"] = float(np.mean([*chain(*ages.values())]))
+        return extended
+
+    def _opposite(
+        self, found: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
+    ) -> dict[str, Sequence[Stored]]:
+        """Stored episodes with the other outcome for groups in which all ended alike, where there are any."""
+        if self._memory is None:
+            return {}
+        joining: dict[str, Sequence[Stored]] = {}
         for group, played in found.items():
             ended = all_ended([each.solved for each in played])
             if ended is not None and (stored := self._memory.take(tasks[group], not ended, self.global_steps)):
-                added[group] = stored
-        extended, ages = self._put(batch, added)
-        self._remember(batch, found, tasks)
-        metrics["groups/replayed"] = len(ages) / max(1, len(found))
-        metrics["groups/replay_tasks"] = float(len(self._memory))
-        if ages:
-            metrics["groups/replay_age"] = float(np.mean([age for of_group in ages.values() for age in of_group]))
-        return extended
+                joining[group] = stored
+        return joining
 
-    def _put(self, batch: KVBatchMeta, added: Mapping[str, Sequence[Stored]]) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """``batch`` with the stored episodes as further sessions of their groups, and the ages of those by group."""
+    def _put(
+        self, batch: KVBatchMeta, added: Mapping[str, Sequence[Stored]]
+    ) -> tuple[KVBatchMeta, dict[str, list[int]]]:
+        """``batch`` with the stored episodes as further sessions of their groups, and the ages of those by group.
+
+        A group that the batch has not gets a place of its own.
+        """
         if not added:
             return batch, {}
         names = set(tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id).keys())
@@ -65,7 +94,7 @@ class Replayed:
         rows: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []
         ages: dict[str, list[int]] = defaultdict(list)
-        last: dict[str, int] = defaultdict(int)
+        last: dict[str, int] = defaultdict(lambda: -1)
         for group, episode, _ in map(split_key, batch.keys):
             last[group] = max(last[group], int(episode.rsplit("_", 1)[1]))
         for group, stored in added.items():
@@ -96,36 +125,59 @@ class Replayed:
             ages,
         )
 
-    def _remember(self, batch: KVBatchMeta, found: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]) -> None:
-        """Store the newest episodes of each group that were solved, and those that were not at all."""
-        assert self._memory is not None
+    def _remember(
+        self,
+        batch: KVBatchMeta,
+        found: Mapping[str, Sequence[Outcome]],
+        tasks: Mapping[str, str],
+        spreads: Mapping[str, float],
+    ) -> None:
+        """Store the newest solved and unsolved episodes of each task, and the groups whose rewards differ."""
         chosen: dict[str, dict[bool, list[str]]] = {}
-        for group, played in found.items():
-            won = [each.episode for each in played if each.solved >= 1]
-            lost = [each.episode for each in played if each.solved <= 0]
+        if self._memory is not None:
             most = self.turnkey.groups.replay
-            chosen[group] = {True: won[-most:], False: lost[-most:]}
+            for group, played in found.items():
+                won = [each.episode for each in played if each.solved >= 1]
+                lost = [each.episode for each in played if each.solved <= 0]
+                chosen[group] = {True: won[-most:], False: lost[-most:]}
+        whole: list[str] = []
+        if self._buffer is not None:
+            whole = sorted(found, key=lambda group: -spreads[group])[: self.turnkey.groups.buffer]
+            whole = [group for group in found if group in whole and spreads[group]]
         wanted = {episode for ends in chosen.values() for episodes in ends.values() for episode in episodes}
+        stored = self._read(batch, wanted | {each.episode for group in whole for each in found[group]})
+        if self._memory is not None:
+            for group, ends in chosen.items():
+                kept = {end: [stored[one] for one in episodes if one in stored] for end, episodes in ends.items()}
+                self._memory.learn(tasks[group], kept[True], kept[False])
+            self._memory.forget(self.global_steps + 1)
+        if self._buffer is not None:
+            alike = {group: [each.episode for each in found[group]] for group in whole}
+            self._buffer.learn(
+                [
+                    StoredGroup(group, spreads[group], [stored[one] for one in episodes])
+                    for group, episodes in alike.items()
+                    if stored.keys() >= {*episodes}
+                ]
+            )
+            self._buffer.forget(self.global_steps + 1)
+
+    def _read(self, batch: KVBatchMeta, wanted: Collection[str]) -> dict[str, Stored]:
+        """The rows of episodes of ``batch``; those with images are not stored."""
         at = sorted(
             (i for i, key in enumerate(batch.keys) if split_key(key)[1] in wanted),
             key=lambda i: split_key(batch.keys[i])[1:],
         )
+        if not at:
+            return {}
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         tags: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        if at:
-            keys = [batch.keys[i] for i in at]
-            read = _rows(tq.kv_batch_get(keys=keys, partition_id=batch.partition_id))
-            for i, row in zip(at, read, strict=True):
-                episode = split_key(batch.keys[i])[1]
-                rows[episode].append(row)
-                tags[episode].append(dict(batch.tags[i]))
-        for group, ends in chosen.items():
-            kept = {
-                end: [Stored(self.global_steps, rows[one], tags[one]) for one in episodes if _of_text(rows[one])]
-                for end, episodes in ends.items()
-            }
-            self._memory.learn(tasks[group], kept[True], kept[False])
-        self._memory.forget(self.global_steps + 1)
+        read = _rows(tq.kv_batch_get(keys=[batch.keys[i] for i in at], partition_id=batch.partition_id))
+        for i, row in zip(at, read, strict=True):
+            episode = split_key(batch.keys[i])[1]
+            rows[episode].append(row)
+            tags[episode].append(dict(batch.tags[i]))
+        return {one: Stored(self.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
 
 
 def _rows(data: TensorDict) -> list[dict[str, Any]]:

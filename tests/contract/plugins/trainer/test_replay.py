@@ -1,4 +1,4 @@
-"""Stored episodes that join a group, on verl's own steps of an update and a real TransferQueue."""
+"""Stored episodes and groups that are trained again, on verl's own steps of an update and a real TransferQueue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.config.schema import turnkey_config
 
-REPLAY = "turnkey.groups.replay=1"
+REPLAY, BUFFER = "turnkey.groups.replay=1", "turnkey.groups.buffer=8"
 WRITTEN = {"uid", "session_id"}
 """the fields of a stored row that are its new group's"""
 
@@ -155,6 +155,65 @@ def test_episodes_without_a_row_are_still_missed(made):
     clear(batch)
 
 
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_a_stored_group_joins_a_batch_once_and_leaves_with_it(made, mode):
+    trainer = made(mode, "turnkey.groups.replay=0", "turnkey.groups.buffer=8")
+    first = play({"a": ("t", [1.0, 0.0, "it died", 0.0]), "b": ("u", [1.0, 1.0])}, token=9)
+    keys = [f"a_{session}_{row}" for session in (0, 1, 3) for row in (0, 1)]
+    stored = dict(zip(keys, fields(keys), strict=True))
+    batch, metrics = step(trainer, first, 1)
+    assert (metrics["groups/drawn"], metrics["groups/buffer"]) == (0, 1)
+    clear(batch)
+
+    whole = play({"c": ("t", [0.0] * 4), "d": ("v", ["it died"] * 2), "e": ("w", [1.0, 0.0])})
+    played = set(whole.keys)
+    batch, metrics = step(trainer, whole, 3)
+    # one group for two, since no other one is stored; without the episode that failed
+    added = sorted(set(real(batch)) - played)
+    assert added == [f"a-3_{session}_{row}" for session in (0, 1, 2) for row in (0, 1)]
+    assert set(tq.kv_list(PARTITION)[PARTITION]) == set(batch.keys)
+    for new, old in zip(fields(added), stored.values(), strict=True):
+        assert plain(new["uid"]) == ["a-3"]
+        assert {name: plain(new[name]) for name in old.keys() - WRITTEN} == {
+            name: plain(old[name]) for name in old.keys() - WRITTEN
+        }
+    # the group's own: 1, 0 and 0 with mean 1/3 and deviation 0.5774
+    advantages = {key: row[0] for key, row in read(batch, "advantages").items()}
+    expected = {"a-3_0": 1.1547, "a-3_1": -0.5774, "a-3_2": -0.5774, "e_0": 0.7071, "e_1": -0.7071}
+    for key, advantage in advantages.items():
+        assert advantage == pytest.approx(expected.get(key.rsplit("_", 1)[0], 0.0), abs=1e-4)
+    assert len(real(batch)) == len(played) + 6
+    assert metrics["groups/drawn"] == pytest.approx(1 / 3)
+    assert metrics["groups/replay_age"] == 2
+    assert metrics["groups/buffer"] == 1  # e; what was drawn is gone, and not stored again
+    assert metrics["episode/count"] == 8
+    assert "groups/replayed" not in metrics
+    clear(batch)
+    batch, metrics = step(trainer, play({"f": ("t", [0.0, 0.0])}), 4)
+    assert {key.split("_")[0] for key in real(batch)} == {"f", "e-4"}
+    clear(batch)
+
+
+def test_groups_to_which_episodes_are_added_need_no_stored_group(made):
+    trainer = made("sync", "turnkey.groups.buffer=8")
+    clear(step(trainer, play({"a": ("t", [1.0, 0.0]), "b": ("u", [1.0, 0.0])}), 1)[0])
+    batch, metrics = step(trainer, play({"c": ("t", [0.0, 0.0]), "d": ("new", [0.0, 0.0])}), 2)
+    names = {key.split("_")[0] for key in real(batch)}
+    assert len(names) == 3
+    assert names > {"c", "d"}
+    assert (metrics["groups/replayed"], metrics["groups/drawn"]) == (1 / 2, 1 / 2)
+    clear(batch)
+
+
+def test_the_groups_that_differ_most_are_stored(made):
+    trainer = made("sync", "turnkey.groups.replay=0", "turnkey.groups.buffer=1")
+    rewards = {"a": ("t", [1.0, 0.9]), "b": ("u", [1.0, 0.0]), "c": ("v", [1.0, 0.8])}
+    clear(step(trainer, play(rewards), 1)[0])
+    batch, _ = step(trainer, play({"d": ("t", [0.0, 0.0])}), 2)
+    assert {key.split("_")[0] for key in real(batch)} == {"d", "b-2"}
+    clear(batch)
+
+
 def test_none_is_the_default(made):
     trainer = made("sync", "turnkey.groups.replay=0")
     clear(step(trainer, play({"a": ("t", [1.0, 0.0])}), 1)[0])
@@ -162,6 +221,7 @@ def test_none_is_the_default(made):
     assert not [key for key, tag in real(batch).items() if tag.get("replayed")]
     assert not [name for name in metrics if name.startswith("groups/")]
     assert trainer._memory is None
+    assert trainer._buffer is None
     clear(batch)
 
 
@@ -175,15 +235,19 @@ def test_none_is_the_default(made):
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs=true"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(compose, line, named, monkeypatch):
+@pytest.mark.parametrize("asked", [REPLAY, BUFFER])
+def test_what_does_not_go_with_it_is_refused(compose, asked, line, named, monkeypatch):
     monkeypatch.setattr("verl_turnkey.plugins.checks.groups._check_hints", lambda *_: None)
-    config = compose("+turnkey=grpo_steps", REPLAY, line)
+    if asked == BUFFER and "hint" in line:
+        line, named = "actor_rollout_ref.rollout.n=1", "rollout.n=1: raise it to 2"
+    config = compose("+turnkey=grpo_steps", asked, line)
     with pytest.raises(ConfigError, match=named):
         check_groups(config, turnkey_config(config), "turnkey_sync", [])
 
 
-def test_older_weights_without_correction_are_warned_of(compose):
-    config = compose("+turnkey=grpo_steps", REPLAY, "actor_rollout_ref.rollout.calculate_log_probs=true")
+@pytest.mark.parametrize("asked", [REPLAY, BUFFER])
+def test_older_weights_without_correction_are_warned_of(compose, asked):
+    config = compose("+turnkey=grpo_steps", asked, "actor_rollout_ref.rollout.calculate_log_probs=true")
     config.algorithm.rollout_correction.rollout_is = None
     config.algorithm.rollout_correction.bypass_mode = False
     with pytest.warns(UserWarning, match="rollout_is=token"):

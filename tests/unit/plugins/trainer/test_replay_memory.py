@@ -1,14 +1,18 @@
-"""Which episodes are remembered, and which of them join a group."""
+"""Which episodes and groups are remembered, and which of them are trained again."""
 
 from __future__ import annotations
 
 import pytest
 
-from verl_turnkey.plugins.trainer.replay_memory import Memory, Stored, all_ended
+from verl_turnkey.plugins.trainer.replay_memory import Buffer, Memory, Stored, StoredGroup, all_ended
 
 
 def episode(step: int) -> Stored:
     return Stored(step, [{}], [{}])
+
+
+def group(name: str, step: int, spread: float = 1.0) -> StoredGroup:
+    return StoredGroup(name, spread, [episode(step)])
 
 
 def test_the_newest_of_each_end_are_kept():
@@ -47,3 +51,45 @@ def test_old_ones_are_not_taken_and_then_dropped():
 )
 def test_how_all_of_a_group_ended(solved, expected):
     assert all_ended(solved) is expected
+
+
+def test_a_full_buffer_forgets_the_oldest_group():
+    buffer = Buffer(2, 9, 0)
+    buffer.learn([group("a", 1)])
+    buffer.learn([group("b", 2), group("c", 2)])
+    assert [one.name for one in buffer.draw(3, 3)] == ["b", "c"]
+
+
+def test_a_group_is_drawn_once_and_not_when_it_is_too_old():
+    buffer = Buffer(9, 2, 0)
+    buffer.learn([group("a", 1), group("b", 2)])
+    assert [one.name for one in buffer.draw(2, 4)] == ["b"]
+    assert buffer.draw(2, 4) == []
+    buffer.learn([group("c", 4)])
+    assert buffer.draw(0, 5) == []
+    buffer.forget(6)
+    assert len(buffer) == 1
+    buffer.forget(7)
+    assert len(buffer) == 0
+
+
+def test_groups_are_drawn_in_proportion_to_their_spread():
+    """One of three with spreads 1, 2 and 5: within five deviations of 4,000 draws; another seed draws others."""
+    names = []
+    for seed in range(4000):
+        buffer = Buffer(3, 9, seed)
+        buffer.learn([group("a", 1, 1.0), group("b", 1, 2.0), group("c", 1, 5.0)])
+        names.append(buffer.draw(1, 2)[0].name)
+    for name, share in (("a", 1 / 8), ("b", 2 / 8), ("c", 5 / 8)):
+        assert names.count(name) / 4000 == pytest.approx(share, abs=5 * (share * (1 - share) / 4000) ** 0.5)
+
+
+def test_a_resumed_step_draws_the_same_groups():
+    def drawn(step: int) -> list[str]:
+        buffer = Buffer(40, 9, 7)
+        buffer.learn([group(str(i), 1, 1 + i % 3) for i in range(40)])
+        return [one.name for one in buffer.draw(10, step)]
+
+    assert drawn(2) == drawn(2)
+    assert drawn(2) != drawn(3)
+    assert drawn(2) == sorted(drawn(2), key=int)
