@@ -36,13 +36,19 @@ def gae(batch: StepBatch, delta: Floats, gamma: float, lam: float | Floats) -> F
 
 def whiten(advantage: Floats, batch: StepBatch, how: Whiten) -> Floats:
     """Normalise to mean 0 and sample std 1 over the turns with tokens (all turns if the batch has no ``tokens``)."""
+    mean, std = moments(advantage, batch, how)
+    return (advantage - mean) / std
+
+
+def moments(advantage: Floats, batch: StepBatch, how: Whiten) -> tuple[float, float]:
+    """What ``whiten`` subtracts, and what it then divides by: infinity where all turns with tokens are equal."""
     counted = advantage[batch.tokens > 0] if "tokens" in batch.given else advantage
     if how == "none":
-        return advantage
+        return 0.0, 1.0
     if len(counted) < 2 or equal(counted.min(), counted.max()):
-        return np.zeros(len(advantage))
+        return 0.0, np.inf
     counted = np.sort(counted)  # so that the order of the rows changes no bit
-    return (advantage - counted.mean()) / np.sqrt(counted.var(ddof=1) + WHITEN_EPSILON)
+    return float(counted.mean()), float(np.sqrt(counted.var(ddof=1) + WHITEN_EPSILON))
 
 
 def whiten_tokens(values: Floats, batch: StepBatch) -> Floats:

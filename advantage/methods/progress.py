@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Runs, next_values
+from verl_turnkey.advantage.methods._gae import Whiten, moments
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -26,6 +27,7 @@ class ProgressParams:
     segments: bool = False
     """every step from one measured state to the next gets what all of them add (SPO's chain); extra.value_rollouts says
     which states were measured"""
+    whiten: Whiten = "none"  # normalize advantages over the turns of the batch, as VinePPO and SPO do, or not
 
     @property
     def also_needs(self) -> tuple[str, ...]:
@@ -51,13 +53,13 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
 
         A_pi(t) = r(t) + V(t+1) - V(t)                        V: extra.turn_value; after the end 0
         A_mu(t) = r(t) + Q(t+1) - Q(t)                        Q: the prover's value; after the end 0
-        A(t)    = A_pi(t) + alpha A_mu(t) - penalty(t)
+        A(t)    = white(A_pi(t) + alpha A_mu(t)) - penalty(t)       white: whiten, by default nothing
 
     ``V(t)`` estimates, in the unit of the rewards, what is still to come before step t: the mean return of fresh
     rollouts from there, or a model. ``prover="best_of_k"``: Q = 1 - (1 - V)^k, so V must be a probability.
     ``prover="given"``: Q is ``extra["prover_value"]`` where the batch has it, else V. ``alpha=0`` is VinePPO's
-    advantage. Nothing is normalised, and the estimates are the baseline: a group of equal outcomes is not 0 where they
-    were wrong. ``Credit.returns`` is None.
+    advantage. The estimates are the baseline: a group of equal outcomes is not 0 where they were wrong.
+    ``whiten="turns"``: mean 0 and sample deviation 1 over the turns of the batch. ``Credit.returns`` is None.
 
     ``segments=True``: A_pi(t) and A_mu(t) are their sums over the steps of t's segment. One begins with each episode,
     and with each step before which the value was measured (``extra.value_rollouts`` above 0).
@@ -65,8 +67,8 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     Source: PAV (arXiv:2410.08146), whose step reward is Q_pi + alpha A_mu with A_mu(t) the change of the prover's
     probability of success and the outcome as its last value: the same here with an outcome reward of 0 or 1. It
     subtracts a learned value as baseline; V in its place, as VinePPO (arXiv:2410.01679) has it, and rewards before the
-    end are our reading. ``segments``: SPO's chain (arXiv:2505.23564), whose segments are of tokens and not of turns,
-    and whose advantages are whitened.
+    end are our reading. ``segments``: SPO's chain (arXiv:2505.23564), whose segments are of tokens and not of turns.
+    VinePPO and SPO whiten over tokens, ``whiten`` over turns.
     """
     value = step_column(batch, "progress", "turn_value", *_range(params))
     given = params.prover == "given" and "extra.prover_value" in batch.given
@@ -78,8 +80,9 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     if params.segments:
         measured = step_column(batch, "progress", "value_rollouts", 0.0) > 0
         own, gain = (over_segments(each, measured, batch.runs) for each in (own, gain))
+    mean, std = moments(own + params.alpha * gain, batch, params.whiten)
     return Credit.of_parts(
-        {"episode_level": own, "step_level": params.alpha * gain},
+        {"episode_level": (own - mean) / std, "step_level": params.alpha * gain / std},
         batch.penalty,
         metrics={"credit/groups": float(batch.n_groups)},
         levels={"turn_value": value, "prover_value": prover},

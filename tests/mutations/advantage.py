@@ -363,6 +363,8 @@ MUTATIONS = [
         f"{T}/methods/test_dual_granularity.py",
     ),
     ("advantage/methods/progress.py", "    first[runs.starts] = True\n", ""),
+    ("advantage/methods/progress.py", "params.alpha * gain / std}", "params.alpha * gain}"),
+    ("advantage/methods/progress.py", "(own - mean) / std", "own / std - mean"),
     ("advantage/methods/progress.py", '"value_rollouts", 0.0) > 0', '"value_rollouts", 0.0) > 1'),
     ("advantage/methods/progress.py", "- (1 - probability) ** k", "- (1 - probability**k)"),
     (

@@ -1,7 +1,8 @@
 from naive.common import less_penalties, trajectories
+from naive.turn_gae import whitened
 
 
-def progress(rows, alpha=3.0, prover="given", k=4, segments=False):
+def progress(rows, alpha=3.0, prover="given", k=4, segments=False, whiten="none"):
     result = [0.0] * len(rows)
     for members in trajectories(rows):
         value = [rows[i]["turn_value"] for i in members]
@@ -20,4 +21,4 @@ def progress(rows, alpha=3.0, prover="given", k=4, segments=False):
                     end += 1
             reward = sum(rows[j]["reward"] for j in members[begin:end])
             result[i] = reward + value[end] - value[begin] + alpha * (reward + other[end] - other[begin])
-    return less_penalties(result, rows)
+    return less_penalties(whitened(rows, result) if whiten == "turns" else result, rows)
