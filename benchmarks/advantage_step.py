@@ -88,7 +88,8 @@ def fill(rows: int, tokens: int, seed: int = 0) -> KVBatchMeta:
                 [torch.full((n,), value) for n in lengths[part]], layout=torch.jagged
             )
         tq.kv_batch_put(keys=keys[part], partition_id="train", fields=TensorDict(table, batch_size=len(keys[part])))
-    return KVBatchMeta(keys=keys, tags=[{"response_len": n} for n in lengths], partition_id="train")
+    tags = [{"response_len": n, "seq_len": n} for n in lengths]
+    return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
 
 
 def peak() -> float:
@@ -132,6 +133,7 @@ def credit_alone(rows: int, longest: int, seed: int = 0) -> None:
 
 
 def seconds(trainer: Any, batch: KVBatchMeta, repeats: int = 3) -> float:
+    trainer.global_steps = 1
     times = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -47,9 +47,9 @@ REWARDS = ("score", "success")
 
 # What a game prints after its answer: the prompt with the status line, or the question at the end of the game.
 _TAIL = re.compile(r"\n(?:> +-= |Would you like to RESTART).*", re.DOTALL)
+# Not the description: the game would write it after every command, which takes more time than all else together.
 _WANTED = EnvInfos(
     admissible_commands=True,
-    description=True,
     facts=True,
     max_score=True,
     objective=True,
@@ -121,7 +121,8 @@ class TextWorldText(TextEnv):
         self._quests = [[{str(fact) for fact in event} for event in quest] for quest in state.win_facts]
         self._done: set[int] = set()
         self._score = 0
-        return self._now(state, state.description), self._objective
+        _, title, room = state.feedback.partition("-= ")  # behind a banner and the objective
+        return self._now(state, title + room or state.feedback), self._objective
 
     def act(self, action: str) -> StepResult:
         command = self._commands.get(words(action))

@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
+from textworld import EnvInfos, start
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
 from verl_turnkey.envs.adapters import textworld
@@ -89,6 +90,15 @@ def test_texts_are_free_of_banner_status_line_and_closing_question():
         assert text
         assert not any(mark in text for mark in ("$$", "\n>", "\n\n", "0/1", "RESTART"))
     assert answers[-1][0].startswith("You pick up the coin")
+
+
+@pytest.mark.parametrize("kwargs", GAMES, ids=lambda kwargs: kwargs["challenge"])
+def test_the_first_observation_is_the_games_description_of_the_room(kwargs):
+    """Which TextWorld would give with every answer, for more than half of a step's time."""
+    env = make(ID, kwargs)
+    first, _ = env.reset(seed=2)
+    told = start(str(env.unwrapped.game), EnvInfos(description=True)).reset().description
+    assert first == "\n".join(line.strip() for line in told.split("\n") if line.strip())
 
 
 def test_only_the_last_action_is_told_if_wanted():

@@ -1,0 +1,157 @@
+"""On MiniGrid: stored episodes and groups that are trained again, and tasks that nobody solves, played with a hint."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pandas as pd
+import pytest
+from launch import Run, minigrid, train
+
+TASKS, ROLLOUTS, STEPS = 4, 2, 4
+UID = 36
+"""characters"""
+HINT = "go forward as far as it goes then"
+
+
+def play(out: Path, model: Path, *overrides: str, turns: int, seed: int) -> Run:
+    """Every task in every step."""
+    level = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": turns}
+    tasks = minigrid(out, level, train=TASKS, val=4, seed=seed)
+    for split in ("train", "val"):
+        pd.read_parquet(out / f"{split}.parquet").assign(turnkey_hint=HINT).to_parquet(out / f"{split}.parquet")
+    return train(
+        out,
+        *overrides,
+        "+turnkey/env=babyai",
+        "+turnkey/device=cpu",
+        *tasks,
+        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        "algorithm.rollout_correction.rollout_is=token",
+        f"trainer.total_training_steps={STEPS}",
+    )
+
+
+@pytest.fixture(scope="module")
+def stored(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With a reference policy, which has to know what it says to stored rows, too."""
+    return play(
+        tmp_path_factory.mktemp("stored"),
+        model,
+        "+turnkey=grpo_steps",
+        "turnkey.groups.replay=1",
+        "turnkey.groups.buffer=8",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        turns=8,
+        seed=4,
+    )
+
+
+def trained(run: Run, step: int) -> dict[str, dict[str, Any]]:
+    """The real rows of an update by their keys."""
+    seen = run.seen(step)
+    names = ("responses", "mask", "rollout", "rm_scores", "advantages")
+    rows = zip(seen["keys"], seen["padding"], *(seen[name] for name in names), strict=True)
+    return {key: dict(zip(names, found, strict=True)) for key, padding, *found in rows if not padding}
+
+
+def again(run: Run, step: int) -> dict[str, str]:
+    """The keys of the rows that were not played in ``step``, and of those that they repeat."""
+    played = run.played()
+    before = {name: row for earlier in range(1, step) for name, row in trained(run, earlier).items() if name in played}
+    found = {}
+    for key, row in trained(run, step).items():
+        if key not in played:
+            group, session, index = key.split("_")
+            own = f"{group[:UID]}_{session}_{index}"  # of a group that came back whole
+            same = sorted(name for name in before if name.endswith(f"_{index}") and _same(before[name], row))
+            assert (own in same) if len(group) > UID else same
+            found[key] = own if len(group) > UID else same[0]
+    return found
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(
+        one[name].shape == other[name].shape and bool((one[name] == other[name]).all())
+        for name in ("responses", "mask", "rollout", "rm_scores")
+    )
+
+
+@pytest.mark.parametrize("step", range(2, STEPS + 1))
+def test_stored_rows_are_trained_as_they_were_played(stored: Run, step: int) -> None:
+    """With the log-probabilities of the policy that played them, and the credit of the group in which they are."""
+    repeated, played = again(stored, step), stored.played()
+    rows = []
+    for key in trained(stored, step):
+        turn = played[repeated.get(key, key)]
+        group, session, _ = key.split("_")
+        rows.append((key, turn | {"group": group, "trajectory": f"{group}_{session}"}))
+    credit = naive.grpo_steps([turn for _, turn in rows])
+    found = trained(stored, step)
+    for (key, _), value in zip(rows, credit, strict=True):
+        advantage = found[key]["advantages"][found[key]["mask"].bool()]
+        np.testing.assert_allclose(advantage.numpy(), value, atol=1e-5, err_msg=key)
+
+    metrics = stored.metrics[step]
+    assert metrics["episode/count"] == TASKS * ROLLOUTS
+    own = {key.split("_")[0] for key in found.keys() & played.keys()}
+    groups = {key.split("_")[0] for key in repeated}
+    assert metrics["groups/drawn"] == len(groups - own) / len(own)
+    assert metrics["groups/replayed"] == len(groups & own) / len(own)
+    assert np.isfinite(metrics["actor/kl_loss"])
+    assert metrics["actor/grad_norm"] > 0
+
+
+def test_episodes_and_groups_were_stored_and_came_back(stored: Run) -> None:
+    came = [again(stored, step) for step in range(2, STEPS + 1)]
+    assert any(came)
+    assert stored.metrics[1]["groups/replayed"] == stored.metrics[1]["groups/drawn"] == 0
+    # Of the groups that come back whole, both rollouts do, and none of them twice.
+    sessions: dict[str, set[str]] = defaultdict(set)
+    for key in (key for found in came for key in found if len(key.split("_")[0]) > UID):
+        sessions[key.split("_")[0]].add(key.split("_")[1])
+    assert all(found == {"0", "1"} for found in sessions.values())
+    assert len({group[:UID] for group in sessions}) == len(sessions)
+
+
+@pytest.fixture(scope="module")
+def hinted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Five turns are too few for some tasks."""
+    hints = ("turnkey.groups.hint_high=0.5", f"trainer.test_freq={STEPS}")
+    return play(tmp_path_factory.mktemp("hinted"), model, "+turnkey=gigpo", *hints, turns=5, seed=5)
+
+
+def test_tasks_that_nobody_solved_are_played_with_half_of_their_hint(hinted: Run) -> None:
+    shown: dict[int, dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
+    solved: dict[int, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for episode in hinted.episodes("train"):
+        step, task = int(episode["global_step"]), int(episode["seed"])
+        hints = {"Hint: go forward as far\n" in text["prompt_tail"] for text in episode["texts"]}
+        assert hints == {"Hint:" in text["prompt_tail"] for text in episode["texts"]}
+        shown[step][task] |= hints
+        solved[step][task].append(bool(episode["success"]))
+    assert {step: len(found) for step, found in shown.items()} == dict.fromkeys(range(1, STEPS + 1), TASKS)
+    for step in range(2, STEPS + 1):
+        for task in shown[step]:
+            due = not any(solved[step - 1][task]) and shown[step - 1][task] == {False}
+            assert shown[step][task] == {due}
+        assert hinted.metrics[step]["groups/hinted"] == np.mean([found == {True} for found in shown[step].values()])
+    assert any({True} in found.values() for found in shown.values())
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_credit_with_hints_is_that_of_the_naive_twin(hinted: Run, step: int) -> None:
+    hinted.agrees_with(naive.gigpo, step)
+
+
+def test_validation_shows_no_hint(hinted: Run) -> None:
+    episodes = hinted.episodes("val")
+    assert len(episodes) >= 4
+    assert not any("Hint:" in text["prompt_tail"] for episode in episodes for text in episode["texts"])
