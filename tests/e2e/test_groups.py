@@ -94,7 +94,8 @@ def test_stored_rows_are_trained_as_they_were_played(stored: tuple[str, Run], st
         turn = played[repeated.get(key, key)]
         group, session, _ = key.split("_")
         rows.append((key, turn | {"group": group, "trajectory": f"{group}_{session}"}))
-    for (key, _), value in zip(rows, naive.grpo_steps([turn for _, turn in rows]), strict=True):
+    credit = naive.grpo_steps([turn for _, turn in rows])
+    for (key, _), value in zip(rows, credit, strict=True):
         advantage = found[key]["advantages"][found[key]["mask"].bool()]
         np.testing.assert_allclose(advantage.numpy(), value, atol=1e-5, err_msg=key)
 
@@ -105,7 +106,7 @@ def test_stored_rows_are_trained_as_they_were_played(stored: tuple[str, Run], st
     assert (groups <= own) if metric == "groups/replayed" else groups.isdisjoint(own)
     assert metrics[metric] == len(groups) / len(own)
     assert np.isfinite(metrics["actor/kl_loss"])
-    assert metrics["actor/grad_norm"] > 0
+    assert metrics["actor/grad_norm"] > 0 or not any(credit)  # before the first update there is no KL to lower either
 
 
 def test_something_was_stored_and_came_back(stored: tuple[str, Run]) -> None:
