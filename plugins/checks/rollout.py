@@ -28,7 +28,8 @@ ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActor
 TESTED_ROLLOUT = "vllm"
 
 # Loggers that need a further package, and its module.
-LOGGERS = {"wandb": "wandb", "mlflow": "mlflow", "swanlab": "swanlab", "tensorboard": "tensorboard"}
+LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml")}
+LOGGERS["vemlp_wandb"] = "volcengine_ml_platform"
 
 
 def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
@@ -47,6 +48,11 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None
         _check_separate(config)
     _check_loss_name(config)
     _check_loggers(config)
+    if config.trainer.get("val_only") and not config.trainer.get("val_before_train", True):
+        raise ConfigError(
+            "trainer.val_only=true validates before training and stops there, and trainer.val_before_train=false "
+            "leaves that out, so that the run would train: set trainer.val_before_train=true"
+        )
     if loop == "turnkey_env":
         _warn_turns(config)
 

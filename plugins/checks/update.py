@@ -10,9 +10,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec
-from verl_turnkey.losses import LossSpec
+from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.plugins.checks.weighing import check_weights
+from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, loss_params
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.verl_api import ledger
@@ -40,9 +41,11 @@ def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
         ConfigError: names the key to change.
     """
     _check_loss(config, turnkey, mode)
+    _warn_departures(config)
     _check_order(config, turnkey, mode)
     check_weights(config, turnkey, mode)
     _warn_levels(config, turnkey)
+    _warn_width(config)
     for key in ("actor_rollout_ref.actor.shuffle", "critic.shuffle"):
         if mode.startswith("turnkey_") and OmegaConf.select(config, key):
             warnings.warn(
@@ -61,6 +64,28 @@ def warn_ignored(
         if node.get(key, default) != default:
             instead = f", which reads {ours}.{own}" if own in known else ", which has no such parameter"
             warnings.warn(f"{where}.{key}={node[key]} has no effect on {spec.name}{instead}", stacklevel=2)
+
+
+def _warn_departures(config: DictConfig) -> None:
+    """Name what a method's recipe sets beside its parameters and the run does not keep, and what no loss reads."""
+    estimator, loss = estimator_of(config), loss_of(config)
+    if estimator is None:
+        return
+    for key, value in beside_parameters(estimator.name).items():
+        if (found := OmegaConf.select(config, key)) != value:
+            warnings.warn(
+                f"{key}={found} is not that of {estimator.name}, whose recipe has {value}: this run is not the method "
+                "as published",
+                stacklevel=2,
+            )
+    read = () if loss is None else loss.inputs
+    readers = [name for name, other in losses().items() if {*other.inputs} & {*estimator.gives}]
+    if readers and not {*read} & {*estimator.gives}:
+        warnings.warn(
+            f"algorithm.adv_estimator={estimator.name} gives {', '.join(estimator.gives)}, and no policy loss reads it "
+            f"in this run: add {' or '.join(f'+turnkey/loss={name}' for name in readers)}",
+            stacklevel=2,
+        )
 
 
 def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
@@ -187,6 +212,18 @@ def _warn_schedule(config: DictConfig, cause: str) -> None:
             f"{cause} makes several updates of a training step, and verl's learning-rate schedule moves with each: "
             "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is what it means",
             stacklevel=3,
+        )
+
+
+def _warn_width(config: DictConfig) -> None:
+    actor = config.actor_rollout_ref.actor
+    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None:
+        warnings.warn(
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm divides by the longest response of each "
+            "micro-batch, so that the same token counts more beside short rows: set actor_rollout_ref.actor."
+            f"loss_scale_factor={config.data.max_response_length} (data.max_response_length) for one constant, as "
+            "Dr. GRPO has it",
+            stacklevel=2,
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, foreign, refusal
+from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
@@ -148,7 +148,7 @@ def _check_groups(line: CommandLine) -> None:
 def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
     what = {"turnkey": "method", "turnkey/env": "environment"}.get(group, group.removeprefix("turnkey/"))
     way_out = ""
-    if group == "turnkey" and value in VERLS_ESTIMATORS:
+    if group == "turnkey" and value in VERLS_ESTIMATORS and value not in WITHOUT_INPUT:
         way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"
     elif group == "turnkey/env":
         way_out = " (any other environment: turnkey.env.id=<gymnasium id>)"
@@ -178,9 +178,10 @@ def _check_estimator(line: CommandLine) -> None:
     name = other.value.strip("'\"")
     if name.removeprefix("turnkey/") != method.value and method.value in estimators():
         instead = f"+turnkey={name}" if name in estimators() else f"+turnkey=base {other.text}"
+        way_out = "" if name in WITHOUT_INPUT else f", or write {instead} to train {name}"
         raise ConfigError(
             f"{method.text} and {other.text} choose two estimators, and the second would train alone: drop "
-            f"{other.text} to train {method.value}, or write {instead} to train {name}"
+            f"{other.text} to train {method.value}{way_out}"
         )
 
 
