@@ -27,6 +27,19 @@ def local_parquet(config: DictConfig) -> list[str]:
     return [str(file) for file in files if file.suffix == ".parquet" and file.is_file()]
 
 
+def training_loops(config: DictConfig) -> set[str]:
+    """The agent loops of the training rows, as far as their files are here: a row's own, else the default one."""
+    default = {str(config.actor_rollout_ref.rollout.agent.default_agent_loop)}
+    found: set[str] = set()
+    for file in listed(config, "train_files"):
+        try:
+            named = LOOP_COLUMN in columns(file)
+            found |= {str(loop) for (loop,) in rows(file, [LOOP_COLUMN])} if named else default
+        except (OSError, ValueError):  # elsewhere, or broken: whoever checks the data says so
+            found |= default
+    return found or default
+
+
 def columns(file: str) -> list[str]:
     """The columns of a local file; of a JSON file those of its first row."""
     path = Path(file).expanduser()

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN
 from verl_turnkey.losses.registry import weighs
-from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows, training_loops
 from verl_turnkey.plugins.checks.groups import updates_of_a_step
 from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
@@ -68,14 +68,15 @@ def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
 
 def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, str]]:
     mode = str(config.trainer.v1.trainer_mode)
-    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    default, loops = str(config.actor_rollout_ref.rollout.agent.default_agent_loop), training_loops(config)
+    loop = min(loops) if len(loops) == 1 else default
     if turnkey.preset.name:
         yield "preset", _preset(config, turnkey.preset.name)
     yield "estimator", _estimator(config, turnkey)
     yield from _modified(config, turnkey)
     yield "loss", _loss(config, turnkey)
     yield "trainer", mode if mode.startswith("turnkey_") else f"{mode} (verl's)"
-    yield "agent loop", _agent_loop(loop, _named_by_data(config), turnkey.rollout)
+    yield "agent loop", _agent_loop(default, _named_by_data(config), turnkey.rollout)
     if loop == OURS:
         yield "environment", _environment(config, turnkey)
     episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n

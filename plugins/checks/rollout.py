@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,8 +32,10 @@ LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", 
 LOGGERS["vemlp_wandb"] = "volcengine_ml_platform"
 
 
-def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     """Refuse engines, loops, modes and loggers that cannot work; warn of engines that this package is not tested with.
+
+    ``loops``: the agent loops of the training rows.
 
     Raises:
         ConfigError: names the key to change.
@@ -53,7 +55,7 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None
             "trainer.val_only=true validates before training and stops there, and trainer.val_before_train=false "
             "leaves that out, so that the run would train: set trainer.val_before_train=true"
         )
-    if loop == "turnkey_env":
+    if "turnkey_env" in loops:
         _warn_turns(config)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -34,17 +35,19 @@ IGNORED_ACTOR_KEYS = {
 }
 
 
-def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
-    """Refuse what cannot work, warn of what nobody means; ``mode`` is ``trainer.v1.trainer_mode``.
+def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
+    """Refuse what cannot work, warn of what nobody means.
+
+    ``mode`` is ``trainer.v1.trainer_mode``, ``loops`` are the agent loops of the training rows.
 
     Raises:
         ConfigError: names the key to change.
     """
-    _check_loss(config, turnkey, mode)
+    _check_loss(config, turnkey, mode, loops)
     _warn_departures(config)
-    _check_order(config, turnkey, mode)
+    _check_order(config, turnkey, mode, loops)
     check_weights(config, turnkey, mode)
-    _warn_levels(config, turnkey)
+    _warn_levels(config, turnkey, loops)
     _warn_width(config)
     for key in ("actor_rollout_ref.actor.shuffle", "critic.shuffle"):
         if mode.startswith("turnkey_") and OmegaConf.select(config, key):
@@ -88,7 +91,7 @@ def _warn_departures(config: DictConfig) -> None:
         )
 
 
-def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     spec, name = loss_of(config), config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
     if spec is None:
         if turnkey.loss:
@@ -110,12 +113,11 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})"
         )
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if {*spec.needs} - {"staleness"} and estimator is None and loop in VERLS_LOOPS:
+    if {*spec.needs} - {"staleness"} and estimator is None and (without := {*loops} & {*VERLS_LOOPS}):
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs the steps of each episode, which "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {loop} does not tell: take an "
-            "estimator of this package, or the agent loop turnkey_env"
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {min(without)} does not tell: "
+            "take an estimator of this package, or the agent loop turnkey_env"
         )
     bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
     if "staleness" in spec.needs and not (bypass and config.actor_rollout_ref.rollout.calculate_log_probs):
@@ -157,7 +159,7 @@ def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
         )
 
 
-def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     loss = loss_of(config)
     carries = loss is not None and "group_log_ratio" in loss.needs
     if carries or turnkey.update.order == "reverse_turns":
@@ -169,13 +171,12 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
     key = "turnkey.update.order=reverse_turns"
     if not mode.startswith("turnkey_"):
         raise ConfigError(f"{key} needs trainer.v1.trainer_mode=turnkey_{mode}, got {mode}")
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if loop in VERLS_LOOPS:
+    if whole := {*loops} & {*VERLS_LOOPS}:
         raise ConfigError(
-            f"{key} needs a row per turn, but actor_rollout_ref.rollout.agent.default_agent_loop={loop} gives one row "
-            "per episode: use turnkey_env, or turnkey.update.order=batch"
+            f"{key} needs a row per turn, but the agent loop {min(whole)} (default_agent_loop, or the data's column "
+            "agent_name) gives one row per episode: use turnkey_env, or turnkey.update.order=batch"
         )
-    if loop == "turnkey_env" and turnkey.rollout.rows_hold_turns:
+    if "turnkey_env" in loops and turnkey.rollout.rows_hold_turns:
         raise ConfigError(
             f"{key} needs a row per turn, but turnkey.rollout.prompt=conversation with turnkey.rollout.layout=merged "
             "gives rows with several: set turnkey.rollout.layout=steps, or turnkey.update.order=batch"
@@ -227,17 +228,16 @@ def _warn_width(config: DictConfig) -> None:
         )
 
 
-def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
     """Importance ratio and advantage are chosen apart; some pairs are not what anybody means."""
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     estimator = str(config.algorithm.adv_estimator)
-    several = loop in VERLS_LOOPS or (loop == "turnkey_env" and turnkey.rollout.rows_hold_turns)
+    several = {*loops} & {*VERLS_LOOPS, *(("turnkey_env",) if turnkey.rollout.rows_hold_turns else ())}
     if name in RATIO_PER_ROW and several and estimator_of(config) is not None:
         warnings.warn(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} has one importance ratio per row, and a row of "
-            f"{loop} holds several turns, each with an advantage of its own from {estimator}: one turn's tokens then "
-            "decide whether another's are clipped. +turnkey/loss=turn_ratio has one ratio per turn",
+            f"{min(several)} holds several turns, each with an advantage of its own from {estimator}: one turn's "
+            "tokens then decide whether another's are clipped. +turnkey/loss=turn_ratio has one ratio per turn",
             stacklevel=2,
         )
     if getattr(loss_params(config, turnkey), "gradient", None) == "turn" and estimator in ADVANTAGE_PER_TOKEN:

@@ -75,6 +75,8 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
         folder / "mixed_without_tasks.parquet"
     )
     good.assign(agent_name=["turnkey_env"] * 4 + ["tool_agent"] * 4).to_parquet(folder / "mixed.parquet")
+    good.assign(agent_name="tool_agent").drop(columns="turnkey_task").to_parquet(folder / "tools.parquet")
+    good.assign(agent_name="turnkey_env").to_parquet(folder / "ours.parquet")
     good.drop(columns="turnkey_task").to_parquet(folder / "math.parquet")
     good.drop(columns="prompt").to_parquet(folder / "promptless.parquet")
     good.rename(columns={"prompt": "question"}).to_parquet(folder / "question.parquet")
@@ -119,6 +121,7 @@ SWITCHES = [
     ("+turnkey=gigpo +turnkey/losses=st_ppo", "turnkey/losses | turnkey/loss"),
     ("+turnkey/env=babyai +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/env=babyai"),
     ("+turnkey/loss=turn_ratio +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/loss=turn_ratio"),
+    ("+turnkey=grpo_steps data.train_files={tmp}/mixed.parquet", "tool_agent and turnkey_env | 'agent_name' | records"),
     ("+turnkey=base", "+turnkey=base | algorithm.adv_estimator"),
     ("+turnkey=base +turnkey/env=babyai critic.enable=true", "+turnkey=base | algorithm.adv_estimator"),
     ("+turnkey=base algorithm.adv_estimator=gpro", "algorithm.adv_estimator='gpro'"),
@@ -279,6 +282,8 @@ DATA = [
     ("data.train_files={tmp}/loop_in_row_7.parquet", "row 7 | 'tool_agnet' | agent_name | 'tool_agent'"),
     ("data.val_files={tmp}/loop_in_row_7.parquet", "data.val_files | row 7 | 'tool_agnet'"),
     ("data.train_files={tmp}/mixed_without_tasks.parquet", "has no column 'turnkey_task'"),
+    ("data.train_files={tmp}/tools.parquet", "gigpo | anchor"),
+    ("data.train_files={tmp}/mixed.parquet", "gigpo | anchor"),
 ]
 
 SIZES = [
@@ -650,6 +655,7 @@ CRITIC = [
 TURNS = [
     ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "turnkey.update.order | row per turn"),
     ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode | turnkey.update.old_policy=iteration"),
+    ("data.train_files={tmp}/tools.parquet", "turnkey.update.order | tool_agent | row per turn"),
     ("trainer.v1.trainer_mode=sync", "turnkey_sync"),
 ]
 
@@ -724,7 +730,10 @@ STARTS = [
     "+turnkey=gigpo data.train_files=[{train},{val}]",
     "+turnkey=gigpo data.train_files={tmp}/train.json data.val_files={tmp}/train.jsonl",
     "+turnkey=gigpo data.train_files=hdfs://store/tasks/train.parquet",
-    "+turnkey=gigpo data.train_files={tmp}/mixed.parquet",
+    "+turnkey=grpo_steps data.train_files={tmp}/tools.parquet reward.custom_reward_function.path={tmp}/reward.py "
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5",
+    "+turnkey=base algorithm.adv_estimator=grpo data.train_files={tmp}/mixed.parquet",
+    "+turnkey=gigpo data.train_files={tmp}/ours.parquet actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
     "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
     "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
