@@ -29,6 +29,7 @@ GROUPS = "turnkey_groups.json"
 """what ``turnkey.groups.allocation`` remembers of the tasks"""
 NAMES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 """content of a checkpoint -> how the names of its files of a rank begin, with verl's FSDP engine"""
+RESUME_MODES = ("auto", "disable", "resume_path")
 KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remove_previous_ckpt_in_save"
 
 
@@ -75,6 +76,7 @@ def choose(config: DictConfig, *, use_critic: bool, remembers: bool) -> str | No
     """
     trainer = config.trainer
     asked = {"use_critic": use_critic, "remembers": remembers}
+    _check_resume(trainer)
     if trainer.resume_mode == "resume_path" and isinstance(trainer.resume_from_path, str):
         folder = Path(trainer.resume_from_path).absolute()
         elsewhere = joins_cluster(config) and not folder.is_dir()
@@ -96,6 +98,24 @@ def choose(config: DictConfig, *, use_critic: bool, remembers: bool) -> str | No
         f"{why or f'{root / TRACKER} is damaged'}; no other checkpoint in {root} is whole. To begin anew set "
         "trainer.resume_mode=disable, or another trainer.default_local_dir"
     )
+
+
+def _check_resume(trainer: DictConfig) -> None:
+    """Refuse what verl finds out once all models are loaded."""
+    mode, path = trainer.resume_mode, trainer.resume_from_path
+    if mode not in RESUME_MODES:
+        raise ConfigError(f"there is no trainer.resume_mode={mode!r}: choices: {', '.join(RESUME_MODES)}")
+    if mode != "resume_path":
+        if path is not None:
+            warnings.warn(
+                f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}: resume_path takes it",
+                stacklevel=4,
+            )
+    elif not isinstance(path, str) or not re.search(r"global_step_\d+$", path):
+        raise ConfigError(
+            "trainer.resume_mode=resume_path needs the folder of a checkpoint: set trainer.resume_from_path to one "
+            f"that ends in global_step_<number>, got {path!r}"
+        )
 
 
 def fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -42,15 +43,17 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
         Refused: a check of this package failed; the cause is the error itself.
     """
     from verl_turnkey.plugins.checks.header import header
+    from verl_turnkey.plugins.checks.replaced import replaced
     from verl_turnkey.plugins.checks.validate import check
 
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.filterwarnings("always", category=UserWarning)
+            lost = replaced(config, sys.argv[1:])
             check(config, use_critic=use_critic)
     except EXPECTED as error:
         raise Refused(str(error)) from error
-    said = []
+    said = [f"replaced: {text}" for text in lost]
     for warning in caught:
         if warning.filename.startswith(_HERE):
             said.append(str(warning.message))

@@ -27,6 +27,22 @@ def local_parquet(config: DictConfig) -> list[str]:
     return [str(file) for file in files if file.suffix == ".parquet" and file.is_file()]
 
 
+def training_loops(config: DictConfig) -> set[str]:
+    """The agent loops of the training rows: a row's own, where the data name one, else the default one.
+
+    The default one, too, where nothing can be read: files elsewhere, broken ones, those of ``data.custom_cls``.
+    """
+    default = {str(config.actor_rollout_ref.rollout.agent.default_agent_loop)}
+    found: set[str] = set()
+    for file in [] if (config.data.get("custom_cls") or {}).get("path") else listed(config, "train_files"):
+        try:
+            named = LOOP_COLUMN in columns(file)
+            found |= {str(loop) for (loop,) in rows(file, [LOOP_COLUMN])} if named else default
+        except (OSError, ValueError):  # whoever checks the data says what is wrong with it
+            found |= default
+    return found or default
+
+
 def columns(file: str) -> list[str]:
     """The columns of a local file; of a JSON file those of its first row."""
     path = Path(file).expanduser()

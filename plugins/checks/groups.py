@@ -142,6 +142,11 @@ def _check_stored(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     groups, rollout = turnkey.groups, config.actor_rollout_ref.rollout
     name = "replay" if groups.replay else "buffer"
     asked = f"turnkey.groups.{name}={getattr(groups, name)}"
+    if groups.replay and groups.buffer:
+        raise ConfigError(
+            f"{asked} and turnkey.groups.buffer={groups.buffer} may train one stored episode twice in a batch: set one "
+            "of them to 0"
+        )
     if groups.keep < 1:
         raise ConfigError(
             f"{asked} adds where all episodes of a group ended alike, which {KEEP}={groups.keep} leaves out: set one "

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN
 from verl_turnkey.losses.registry import weighs
-from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows, training_loops
 from verl_turnkey.plugins.checks.groups import updates_of_a_step
 from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
@@ -40,11 +40,13 @@ ALIKE = {
     "token-mean": "the tokens of a mini-batch alike",
     "token-sum": "tokens alike, and more tokens make a larger gradient",
     "seq-mean-token-sum": "tokens alike, divided by the number of rows",
-    "seq-mean-token-sum-norm": "tokens alike, divided by the number of rows and a constant",
+    "seq-mean-token-sum-norm": "tokens alike, divided by the number of rows and {norm}",
     "seq-mean-token-mean": "the rows of a mini-batch alike",
 }
 ROWS_THEMSELVES = ("geo_mean", "sapo")
 _WIDTH = 116
+_WHOLE = {"break_on_hyphens": False, "break_long_words": False}
+"""so that keys and values can be copied"""
 
 
 def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
@@ -60,23 +62,26 @@ def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
     entries = [*_entries(config, turnkey), *(("warning", text) for text in warnings)]
     lines = [f"verl-turnkey {version('verl-turnkey')}: this run"]
     for label, text in entries:
-        lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<12} ", subsequent_indent=" " * 15)
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<12} ", subsequent_indent=" " * 15, **_WHOLE)
     return lines
 
 
 def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, str]]:
     mode = str(config.trainer.v1.trainer_mode)
-    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    default, loops = str(config.actor_rollout_ref.rollout.agent.default_agent_loop), training_loops(config)
+    loop = min(loops) if len(loops) == 1 else default
     if turnkey.preset.name:
         yield "preset", _preset(config, turnkey.preset.name)
     yield "estimator", _estimator(config, turnkey)
     yield from _modified(config, turnkey)
     yield "loss", _loss(config, turnkey)
     yield "trainer", mode if mode.startswith("turnkey_") else f"{mode} (verl's)"
-    yield "agent loop", _agent_loop(loop, _named_by_data(config), turnkey.rollout)
+    yield "agent loop", _agent_loop(default, _named_by_data(config), turnkey.rollout)
     if loop == OURS:
         yield "environment", _environment(config, turnkey)
     episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    if config.trainer.get("val_only"):
+        yield "validates", "once, and trains nothing (trainer.val_only=true)"
     yield "per step", f"{_episodes(config, turnkey.groups)}, {_rows(loop, turnkey, episodes)}"
     if mode.startswith("turnkey_"):
         if turnkey.groups.keep < 1:
@@ -208,7 +213,8 @@ def _weighs(config: DictConfig, turnkey: TurnkeyConfig) -> str:
         return f"{by}s alike, over the whole batch, in the policy's loss, entropy, KL and the critic's loss"
     mode = str(actor.loss_agg_mode)
     own = str(actor.policy_loss.get("loss_mode", "vanilla"))
-    mean = f"{ALIKE[mode]} (loss_agg_mode={mode})"
+    norm = actor.get("loss_scale_factor") or "the longest response of a micro-batch"
+    mean = f"{ALIKE[mode].format(norm=norm)} (loss_agg_mode={mode})"
     spec = loss_of(config)
     if own in ROWS_THEMSELVES:
         return f"{mean}; {own} itself the rows"

@@ -99,6 +99,20 @@ def check_counts(config: DictConfig) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{key}: expected a whole number, 1 or more, got {value!r}")
+    _check_fetches(config)
+
+
+def _check_fetches(config: DictConfig) -> None:
+    """verl takes a batch in whole fetches of ``data.gen_batch_size`` prompts, or sets this to 1 itself."""
+    fetch, batch = config.data.get("gen_batch_size"), config.data.train_batch_size
+    single = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_") != "sync"
+    single |= bool(OmegaConf.select(config, "algorithm.filter_groups.enable"))
+    single |= bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
+    if fetch and not single and batch % fetch:
+        raise ConfigError(
+            f"data.gen_batch_size={fetch} does not divide data.train_batch_size={batch}, which verl fetches in whole "
+            "parts of that size: set data.gen_batch_size=null, or a divisor"
+        )
 
 
 def _check_mini_batches(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -174,6 +188,14 @@ def _check_tokens(config: DictConfig, longest: int, what: str, use_critic: bool,
     if use_critic:
         # Of the critic's keys this is the one that verl reads, for training too; its files do not list it.
         used.append((CRITIC_TOKENS, True, config.critic.fsdp.ulysses_sequence_parallel_size))
+        for rows in ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu"):
+            if (given := config.critic.get(rows)) is not None:
+                warnings.warn(
+                    f"critic.{rows}={given} has no effect, nor has critic.use_dynamic_bsz: verl bounds the critic's "
+                    f"micro-batches by tokens, +{CRITIC_TOKENS}",
+                    stacklevel=2,
+                )
+                break  # the second follows the first
         if config.critic.ppo_max_token_len_per_gpu != 32768:
             warnings.warn(
                 f"critic.ppo_max_token_len_per_gpu={config.critic.ppo_max_token_len_per_gpu} has no effect: verl reads "

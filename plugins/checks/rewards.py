@@ -1,4 +1,4 @@
-"""Checks of rewards and weights in the driver: reward functions, rollout correction, KL penalties, distillation."""
+"""Checks of rewards in the driver: components, columns, verl's reward functions, distillation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
-    closest,
     credit_modify,
     credit_params,
     estimator_of,
@@ -21,29 +20,7 @@ from verl_turnkey.plugins.config.schema import (
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
 from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY, read_strategy
 
-# Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
-FORMER = {
-    "custom_reward_function.path": "reward.custom_reward_function.path",
-    "reward_model.enable": "reward.reward_model.enable",
-    "reward_model.model.path": "reward.reward_model.model_path",
-    "reward_model.reward_manager": "reward.reward_manager.name",
-    "reward_model.reward_loop_source": "reward.reward_manager.source",
-}
 FUNCTION = "reward.custom_reward_function.path"
-KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
-
-
-def check_algorithm(config: DictConfig) -> None:
-    """Refuse keys of former versions, weights that the run would not compute, and unknown KL penalties.
-
-    Raises:
-        ConfigError: names the key to change.
-    """
-    for key, instead in FORMER.items():
-        if (value := OmegaConf.select(config, key)) is not None:
-            raise ConfigError(f"{key}={value} is not read by verl's V1 trainers: write {instead}")
-    _check_correction(config)
-    _check_kl(config)
 
 
 def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> Composition:
@@ -166,33 +143,3 @@ def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "distillation.enabled=true gives the teacher's log-probabilities of an episode's last row only, and the "
             "agent loop turnkey_env writes a row per step: set distillation.enabled=false"
         )
-
-
-def _check_correction(config: DictConfig) -> None:
-    correction = config.algorithm.get("rollout_correction") or {}
-    loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
-    for key in ("rollout_is", "rollout_rs"):
-        if correction.get("bypass_mode") and correction.get(key) and loss != "bypass_mode":
-            because = " (+turnkey/loss=a3po sets it)" if loss == "a3po" else ""
-            raise ConfigError(
-                f"algorithm.rollout_correction.{key}={correction[key]} is not computed with "
-                f"algorithm.rollout_correction.bypass_mode=true{because}: set {key}=null, or bypass_mode=false with a "
-                "loss that does not need it"
-            )
-        if correction.get(key) and not config.actor_rollout_ref.rollout.calculate_log_probs:
-            raise ConfigError(
-                f"algorithm.rollout_correction.{key}={correction[key]} compares with the rollout's log-probabilities: "
-                "set actor_rollout_ref.rollout.calculate_log_probs=true"
-            )
-
-
-def _check_kl(config: DictConfig) -> None:
-    """Refuse an unknown KL penalty, which verl would refuse after the first rollout."""
-    actor = config.actor_rollout_ref.actor
-    used = {
-        "actor_rollout_ref.actor.kl_loss_type": (actor.use_kl_loss, actor.kl_loss_type),
-        "algorithm.kl_penalty": (config.algorithm.use_kl_in_reward, config.algorithm.kl_penalty),
-    }
-    for key, (on, name) in used.items():
-        if on and str(name).removesuffix("+") not in KL_PENALTIES:
-            raise ConfigError(f"there is no {key}={name!r}{closest(str(name), list(KL_PENALTIES))}")

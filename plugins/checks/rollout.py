@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,11 +28,14 @@ ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActor
 TESTED_ROLLOUT = "vllm"
 
 # Loggers that need a further package, and its module.
-LOGGERS = {"wandb": "wandb", "mlflow": "mlflow", "swanlab": "swanlab", "tensorboard": "tensorboard"}
+LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml")}
+LOGGERS["vemlp_wandb"] = "volcengine_ml_platform"
 
 
-def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     """Refuse engines, loops, modes and loggers that cannot work; warn of engines that this package is not tested with.
+
+    ``loops``: the agent loops of the training rows.
 
     Raises:
         ConfigError: names the key to change.
@@ -47,7 +50,12 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None
         _check_separate(config)
     _check_loss_name(config)
     _check_loggers(config)
-    if loop == "turnkey_env":
+    if config.trainer.get("val_only") and not config.trainer.get("val_before_train", True):
+        raise ConfigError(
+            "trainer.val_only=true validates before training and stops there, and trainer.val_before_train=false "
+            "leaves that out, so that the run would train: set trainer.val_before_train=true"
+        )
+    if "turnkey_env" in loops:
         _warn_turns(config)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec
-from verl_turnkey.losses import LossSpec
+from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.plugins.checks.weighing import check_weights
+from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, loss_params
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.verl_api import ledger
@@ -33,16 +35,20 @@ IGNORED_ACTOR_KEYS = {
 }
 
 
-def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
-    """Refuse what cannot work, warn of what nobody means; ``mode`` is ``trainer.v1.trainer_mode``.
+def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
+    """Refuse what cannot work, warn of what nobody means.
+
+    ``mode`` is ``trainer.v1.trainer_mode``, ``loops`` are the agent loops of the training rows.
 
     Raises:
         ConfigError: names the key to change.
     """
-    _check_loss(config, turnkey, mode)
-    _check_order(config, turnkey, mode)
+    _check_loss(config, turnkey, mode, loops)
+    _warn_departures(config)
+    _check_order(config, turnkey, mode, loops)
     check_weights(config, turnkey, mode)
-    _warn_levels(config, turnkey)
+    _warn_levels(config, turnkey, loops)
+    _warn_width(config)
     for key in ("actor_rollout_ref.actor.shuffle", "critic.shuffle"):
         if mode.startswith("turnkey_") and OmegaConf.select(config, key):
             warnings.warn(
@@ -63,7 +69,29 @@ def warn_ignored(
             warnings.warn(f"{where}.{key}={node[key]} has no effect on {spec.name}{instead}", stacklevel=2)
 
 
-def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+def _warn_departures(config: DictConfig) -> None:
+    """Name what a method's recipe sets beside its parameters and the run does not keep, and what no loss reads."""
+    estimator, loss = estimator_of(config), loss_of(config)
+    if estimator is None:
+        return
+    for key, value in beside_parameters(estimator.name).items():
+        if (found := OmegaConf.select(config, key)) != value:
+            warnings.warn(
+                f"{key}={found} is not that of {estimator.name}, whose recipe has {value}: this run is not the method "
+                "as published",
+                stacklevel=2,
+            )
+    read = () if loss is None else loss.inputs
+    readers = [name for name, other in losses().items() if {*other.inputs} & {*estimator.gives}]
+    if readers and not {*read} & {*estimator.gives}:
+        warnings.warn(
+            f"algorithm.adv_estimator={estimator.name} gives {', '.join(estimator.gives)}, and no policy loss reads it "
+            f"in this run: add {' or '.join(f'+turnkey/loss={name}' for name in readers)}",
+            stacklevel=2,
+        )
+
+
+def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     spec, name = loss_of(config), config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
     if spec is None:
         if turnkey.loss:
@@ -85,12 +113,11 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})"
         )
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if {*spec.needs} - {"staleness"} and estimator is None and loop in VERLS_LOOPS:
+    if {*spec.needs} - {"staleness"} and estimator is None and (without := {*loops} & {*VERLS_LOOPS}):
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs the steps of each episode, which "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {loop} does not tell: take an "
-            "estimator of this package, or the agent loop turnkey_env"
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {min(without)} does not tell: "
+            "take an estimator of this package, or the agent loop turnkey_env"
         )
     bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
     if "staleness" in spec.needs and not (bypass and config.actor_rollout_ref.rollout.calculate_log_probs):
@@ -132,7 +159,7 @@ def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
         )
 
 
-def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     loss = loss_of(config)
     carries = loss is not None and "group_log_ratio" in loss.needs
     if carries or turnkey.update.order == "reverse_turns":
@@ -144,13 +171,12 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
     key = "turnkey.update.order=reverse_turns"
     if not mode.startswith("turnkey_"):
         raise ConfigError(f"{key} needs trainer.v1.trainer_mode=turnkey_{mode}, got {mode}")
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if loop in VERLS_LOOPS:
+    if whole := {*loops} & {*VERLS_LOOPS}:
         raise ConfigError(
-            f"{key} needs a row per turn, but actor_rollout_ref.rollout.agent.default_agent_loop={loop} gives one row "
-            "per episode: use turnkey_env, or turnkey.update.order=batch"
+            f"{key} needs a row per turn, but the agent loop {min(whole)} (default_agent_loop, or the data's column "
+            "agent_name) gives one row per episode: use turnkey_env, or turnkey.update.order=batch"
         )
-    if loop == "turnkey_env" and turnkey.rollout.rows_hold_turns:
+    if "turnkey_env" in loops and turnkey.rollout.rows_hold_turns:
         raise ConfigError(
             f"{key} needs a row per turn, but turnkey.rollout.prompt=conversation with turnkey.rollout.layout=merged "
             "gives rows with several: set turnkey.rollout.layout=steps, or turnkey.update.order=batch"
@@ -190,17 +216,28 @@ def _warn_schedule(config: DictConfig, cause: str) -> None:
         )
 
 
-def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def _warn_width(config: DictConfig) -> None:
+    actor = config.actor_rollout_ref.actor
+    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None:
+        warnings.warn(
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm divides by the longest response of each "
+            "micro-batch, so that the same token counts more beside short rows: set actor_rollout_ref.actor."
+            f"loss_scale_factor={config.data.max_response_length} (data.max_response_length) for one constant, as "
+            "Dr. GRPO has it",
+            stacklevel=2,
+        )
+
+
+def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
     """Importance ratio and advantage are chosen apart; some pairs are not what anybody means."""
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     estimator = str(config.algorithm.adv_estimator)
-    several = loop in VERLS_LOOPS or (loop == "turnkey_env" and turnkey.rollout.rows_hold_turns)
+    several = {*loops} & {*VERLS_LOOPS, *(("turnkey_env",) if turnkey.rollout.rows_hold_turns else ())}
     if name in RATIO_PER_ROW and several and estimator_of(config) is not None:
         warnings.warn(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} has one importance ratio per row, and a row of "
-            f"{loop} holds several turns, each with an advantage of its own from {estimator}: one turn's tokens then "
-            "decide whether another's are clipped. +turnkey/loss=turn_ratio has one ratio per turn",
+            f"{min(several)} holds several turns, each with an advantage of its own from {estimator}: one turn's "
+            "tokens then decide whether another's are clipped. +turnkey/loss=turn_ratio has one ratio per turn",
             stacklevel=2,
         )
     if getattr(loss_params(config, turnkey), "gradient", None) == "turn" and estimator in ADVANTAGE_PER_TOKEN:

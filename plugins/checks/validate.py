@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Collection
 from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,15 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.checks.absolute import absolute_paths
+from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.data import check_data
-from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, training_loops
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.paths import check_joining, check_paths, joins_cluster
-from verl_turnkey.plugins.checks.rewards import check_algorithm, check_columns, check_compared, check_rewards
+from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
@@ -77,12 +79,13 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     if warning := internals.unsupported_verl():
         warnings.warn(warning, stacklevel=2)
     ledger.verify(("config",))
+    loops = training_loops(config)
     if mode.startswith("turnkey_"):
         from verl.trainer.ppo.utils import need_reference_policy
 
         _check_trainer(config, mode)
         check_counts(config)
-        check_rollout(config, turnkey, mode)
+        check_rollout(config, turnkey, mode, loops)
         check_joining(config)
         check_paths(config, turnkey, use_critic=use_critic)
         check_checkpoints(config, turnkey, use_critic=use_critic)
@@ -95,24 +98,23 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
             f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
             stacklevel=2,
         )
-    check_update(config, turnkey, mode)
+    check_update(config, turnkey, mode, loops)
     files = check_data(config, turnkey, agent_loops(config))
     check_groups(config, turnkey, mode, files)
-    loop = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if loop != "turnkey_env" and turnkey.rewards != TurnkeyConfig().rewards:
+    if "turnkey_env" not in loops and turnkey.rewards != TurnkeyConfig().rewards:
         warnings.warn(
-            f"turnkey.rewards has no effect with the agent loop {loop}: only turnkey_env reads it", stacklevel=2
+            f"turnkey.rewards has no effect with the agent loop {min(loops)}: only turnkey_env reads it", stacklevel=2
         )
     given: tuple[str, ...] = ()
-    if loop == "turnkey_env":
+    if "turnkey_env" in loops:
         rewards = check_rewards(config, turnkey)
         check_compared(config, turnkey, rewards)
         given = rewards.columns
     forked = check_branching(config, turnkey, given)
-    if loop == "turnkey_env":
+    if "turnkey_env" in loops:
         check_agent_loop(config, turnkey, files, given, forked)
-    elif ours and loop in VERLS_LOOPS and not any(LOOP_COLUMN in columns(file) for file in files):
-        _check_derived(config, turnkey, loop)
+    if ours:
+        _check_recorded(config, turnkey, loops)
     _hint_without_gpu(config)
 
 
@@ -249,6 +251,19 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
                 f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}, which "
                 f"turnkey.rollout.template={options.template} has not"
             )
+
+
+def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
+    """Refuse what the rows of verl's loops cannot give, and a batch of rows with and without records."""
+    without = sorted({*loops} & {*VERLS_LOOPS})
+    for loop in without:
+        _check_derived(config, turnkey, loop)
+    if without and "turnkey_env" in loops:
+        raise ConfigError(
+            f"the training rows name the agent loops {without[0]} and turnkey_env (column {LOOP_COLUMN!r}), and only "
+            f"the second writes records, while algorithm.adv_estimator={config.algorithm.adv_estimator} reads those of "
+            "a whole batch: train the rows of each in a run of their own, or write records in a loop of your own"
+        )
 
 
 def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> None:

@@ -14,7 +14,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of, loss_para
 OTHER_MODES = {
     "token-sum": "is a sum that grows with the number of tokens",
     "seq-mean-token-sum": "weighs rows by their tokens and divides by the number of rows",
-    "seq-mean-token-sum-norm": "weighs rows by their tokens and divides by the number of rows and a constant",
+    "seq-mean-token-sum-norm": "weighs rows by their tokens and divides by their number and a factor",
     "seq-mean-token-mean": "lets rows weigh alike",
 }
 

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.selection import uses_us
 from verl_turnkey.plugins.config.command_line import refuse
+from verl_turnkey.plugins.config.composing import verls_config_dir
 
 # No folder and no log file of Hydra: a check leaves nothing behind.
 _NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
@@ -22,7 +23,7 @@ def dry_run(arguments: Sequence[str]) -> int:
         0, or 1 when the run would be refused; the reason is on stderr.
     """
     # As in main_ppo: from here this package reads its switches when verl is imported, and Hydra its overrides.
-    sys.argv = ["turnkey check", *arguments, *_NO_FILES]
+    sys.argv = ["turnkey check", *_as_main(arguments)]
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     try:
         refuse(arguments)  # before verl is imported, which takes most of the time
@@ -36,6 +37,27 @@ def dry_run(arguments: Sequence[str]) -> int:
         return 1
     print("ready: nothing was started", flush=True)
     return 0
+
+
+def _as_main(arguments: Sequence[str]) -> list[str]:
+    """``arguments`` with ours before the first override, all of which Hydra wants side by side.
+
+    Hydra reads a relative ``--config-path`` from the folder of the main program, which verl's is not here.
+    """
+    flags = ("--config-path", "-cp")
+    words = list(arguments)
+    for i, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if name in flags and sign:
+            words[i] = f"{name}={_from_main(value)}"
+        elif word in flags and i + 1 < len(words):
+            words[i + 1] = _from_main(words[i + 1])
+    first = next((i for i, word in enumerate(words) if "=" in word and not word.startswith("-")), len(words))
+    return [*words[:first], *_NO_FILES, *words[first:]]
+
+
+def _from_main(path: str) -> str:
+    return path if "://" in path else str(verls_config_dir().parent / path)
 
 
 def _until_ray() -> DictConfig | None:

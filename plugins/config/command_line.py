@@ -18,11 +18,13 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, foreign, refusal
+from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
 _GROUP = re.compile(r"turnkey(/\w+)?")
+# Main programs of verl with trainers of their own, by the beginnings of their names.
+OTHER_PROGRAMS = ("verl.experimental.", "recipe.dapo.")
 _ESTIMATOR_KEY = "algorithm.adv_estimator"
 # Group -> those that have to follow it. A device shares no key with any.
 _ORDER = {
@@ -68,18 +70,42 @@ class CommandLine:
 
 
 def refuse(arguments: Sequence[str]) -> None:
-    """:func:`check`, ending the program with the message alone, as Hydra ends it on its own errors.
+    """:func:`check` and :func:`check_program`, ending it with the message alone, as Hydra does on its own errors.
 
     Raises:
         SystemExit: the line cannot mean what it says; with ``HYDRA_FULL_ERROR=1`` the ConfigError itself.
     """
     try:
         check(arguments)
+        check_program(arguments, program())
     except ConfigError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         print(f"verl-turnkey: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
+
+
+def program() -> str:
+    """The dotted name of the module that runs as the main program, as far as it is one of verl's; else ''."""
+    main = sys.modules.get("__main__")
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return str(spec.name)
+    _, found, rest = str(getattr(main, "__file__", None) or "").removesuffix(".py").rpartition("/verl/")
+    return f"verl.{rest.replace('/', '.')}" if found else ""
+
+
+def check_program(arguments: Sequence[str], name: str) -> None:
+    """Refuse a switch for a main program with a trainer of its own, which would read nothing of it.
+
+    Raises:
+        ConfigError: names the program that takes it.
+    """
+    ours = [override.text for override in CommandLine(arguments).overrides if override.key.startswith("turnkey")]
+    if ours and name.startswith(OTHER_PROGRAMS):
+        raise ConfigError(
+            f"{ours[0]}: {name} has a trainer of its own, which knows nothing of this package: start "
+            "verl.trainer.main_ppo; trainer.v1.trainer_mode=turnkey_separate_async gives servers GPUs of their own"
+        )
 
 
 def check(arguments: Sequence[str]) -> None:
@@ -148,7 +174,7 @@ def _check_groups(line: CommandLine) -> None:
 def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
     what = {"turnkey": "method", "turnkey/env": "environment"}.get(group, group.removeprefix("turnkey/"))
     way_out = ""
-    if group == "turnkey" and value in VERLS_ESTIMATORS:
+    if group == "turnkey" and value in VERLS_ESTIMATORS and value not in WITHOUT_INPUT:
         way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"
     elif group == "turnkey/env":
         way_out = " (any other environment: turnkey.env.id=<gymnasium id>)"
@@ -178,9 +204,10 @@ def _check_estimator(line: CommandLine) -> None:
     name = other.value.strip("'\"")
     if name.removeprefix("turnkey/") != method.value and method.value in estimators():
         instead = f"+turnkey={name}" if name in estimators() else f"+turnkey=base {other.text}"
+        way_out = "" if name in WITHOUT_INPUT else f", or write {instead} to train {name}"
         raise ConfigError(
             f"{method.text} and {other.text} choose two estimators, and the second would train alone: drop "
-            f"{other.text} to train {method.value}, or write {instead} to train {name}"
+            f"{other.text} to train {method.value}{way_out}"
         )
 
 

@@ -49,6 +49,14 @@ VERLS_ESTIMATORS = (
     "tir_optimal_token_baseline",
 )
 
+# Of these, what verl's V1 trainers do not hand to them: they end a run after its first rollout.
+WITHOUT_INPUT = {
+    "gdpo": "the rewards of several functions",
+    "optimal_token_baseline": "sums of squared probabilities",
+    "remax": "the rewards of greedy rollouts",
+    "tir_optimal_token_baseline": "sums of squared probabilities",
+}
+
 
 def foreign(key: str) -> str | None:
     """The name of ``key`` here, or None if it does not belong to another framework."""

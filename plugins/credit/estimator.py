@@ -166,7 +166,8 @@ def verl_estimator(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]
         if step is None:
             raise RuntimeError(
                 f"advantage estimator {name!r} needs the steps of each episode, which this trainer does not hand over: "
-                "set trainer.v1.trainer_mode=turnkey_sync (or turnkey_colocate_async, turnkey_separate_async)"
+                "start verl.trainer.main_ppo, with trainer.v1.trainer_mode=turnkey_sync (or turnkey_colocate_async, "
+                "turnkey_separate_async)"
             )
         return step.run(name, token_level_rewards, response_mask)
 

@@ -15,7 +15,7 @@ class Stored:
     """An episode of an earlier step."""
 
     step: int
-    """in which it was played and trained"""
+    """in which it was trained first"""
     rows: Sequence[Mapping[str, Any]]
     """the fields of verl's queue of each of its rows"""
     tags: Sequence[Mapping[str, Any]]
@@ -55,14 +55,14 @@ class Memory:
             self._tasks.popitem(last=False)
 
     def take(self, task: str, solved: bool, step: int) -> list[Stored]:
-        """The stored episodes of ``task`` that ended so and are not too old in ``step``; they stay stored."""
+        """The episodes of ``task`` of steps before ``step`` that ended so and are not too old; they stay stored."""
         seen = self._tasks.get(task)
-        return [] if seen is None else [one for one in seen.ends[solved] if step - one.step <= self._age]
+        return [] if seen is None else [one for one in seen.ends[solved] if one.step < step <= one.step + self._age]
 
     def forget(self, step: int) -> None:
-        """Drop what will be too old from ``step`` on."""
+        """Drop what is too old from ``step`` on."""
         for task, seen in list(self._tasks.items()):
-            seen.ends = {end: self.take(task, end, step) for end in seen.ends}
+            seen.ends = {end: [one for one in ends if step <= one.step + self._age] for end, ends in seen.ends.items()}
             if not any(seen.ends.values()):
                 del self._tasks[task]
 
@@ -76,6 +76,11 @@ class StoredGroup:
     """standard deviation of the rewards, positive"""
     episodes: Sequence[Stored]
 
+    @property
+    def step(self) -> int:
+        """In which it was trained first."""
+        return self.episodes[0].step
+
 
 class Buffer:
     """The newest groups whose rewards differ (Skywork R1V2's selective sample buffer).
@@ -87,7 +92,7 @@ class Buffer:
     """
 
     def __init__(self, size: int, age: int, seed: int) -> None:
-        self._size, self._age, self._seed = size, age, seed
+        self._size, self._age, self._seed = size, age, abs(seed)
         self._groups: list[StoredGroup] = []
 
     def __len__(self) -> int:
@@ -98,25 +103,24 @@ class Buffer:
         """Remember the groups of a step."""
         self._groups = [*self._groups, *groups][-self._size :]
 
-    def draw(self, number: int, step: int) -> list[StoredGroup]:
-        """At most ``number`` groups, the larger their spread the more likely, in the order in which they were played.
+    def draw(self, number: int, step: int, update: int = 0) -> list[StoredGroup]:
+        """At most ``number`` groups of steps before ``step``, the larger their spread the more likely, oldest first.
 
-        They are forgotten with it, so that none is trained a third time.
+        They are forgotten with it, so that none is trained a third time. ``update``: which one of the step.
         """
-        self.forget(step)
-        if not self._groups or not number:
+        found = [i for i, group in enumerate(self._groups) if group.step < step]
+        if not found or not number:
             return []
-        weights = np.array([group.spread for group in self._groups])
-        rng = np.random.default_rng((self._seed, step))
-        count = min(number, len(self._groups))
-        drawn = set(rng.choice(len(self._groups), count, replace=False, p=weights / weights.sum()).tolist())
-        found = [self._groups[i] for i in sorted(drawn)]
+        weights = np.array([self._groups[i].spread for i in found])
+        rng = np.random.default_rng((self._seed, step, update))
+        drawn = set(rng.choice(found, min(number, len(found)), replace=False, p=weights / weights.sum()).tolist())
+        chosen = [self._groups[i] for i in sorted(drawn)]
         self._groups = [group for i, group in enumerate(self._groups) if i not in drawn]
-        return found
+        return chosen
 
     def forget(self, step: int) -> None:
-        """Drop what is too old in ``step``."""
-        self._groups = [group for group in self._groups if step - group.episodes[0].step <= self._age]
+        """Drop what is too old from ``step`` on."""
+        self._groups = [group for group in self._groups if step <= group.step + self._age]
 
 
 def all_ended(solved: Sequence[float]) -> bool | None:

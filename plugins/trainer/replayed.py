@@ -32,6 +32,7 @@ class Replayed:
     turnkey: TurnkeyConfig
     config: DictConfig
     global_steps: int
+    local_trigger_step: int
     _memory: Memory | None = None
     """None before the first batch, and without ``replay``"""
     _buffer: Buffer | None = None
@@ -44,40 +45,50 @@ class Replayed:
 
         Only then are the batch's own episodes stored, so that none is trained twice in a batch.
         """
-        groups = self.turnkey.groups
+        groups, step = self.turnkey.groups, self.global_steps
         if groups.replay and self._memory is None:
             self._memory = Memory(groups.replay, groups.replay_tasks, groups.replay_age)
         if groups.buffer and self._buffer is None:
             self._buffer = Buffer(groups.buffer, groups.replay_age, self.config.data.get("seed") or 0)
         tasks = dict(zip(found, task_keys(of_groups(batch, found, TASK_FIELDS)), strict=True))
         spreads = {group: spread([each.score for each in played]) for group, played in found.items()}
-        joining = self._opposite(found, tasks)
-        without = [group for group in found if not spreads[group] and group not in joining]
-        drawn = self._buffer.draw(len(without), self.global_steps) if self._buffer is not None else []
-        extended, ages = self._put(batch, joining | {f"{one.name}-{self.global_steps}": one.episodes for one in drawn})
-        self._remember(batch, found, tasks, spreads)
-        played = sum(map(bool, found.values()))
+        joining: dict[str, Sequence[Stored]] = {}
         if self._memory is not None:
-            metrics["groups/replayed"] = len(joining.keys() & ages) / max(1, played)
+            self._memory.forget(step)
+            joining = self._opposite(self._memory, found, tasks)
+        if self._buffer is not None:
+            self._buffer.forget(step)
+            alike = sum(not each for each in spreads.values())
+            drawn = self._buffer.draw(alike, step, self.local_trigger_step)
+            joining = {f"{one.name}-{step}": one.episodes for one in drawn}
+        extended, ages = self._put(batch, joining)
+        self._remember(batch, found, tasks, spreads)
+        if self._memory is not None:
+            metrics["groups/replayed"] = len(ages) / max(1, sum(map(bool, found.values())))
             metrics["groups/replay_tasks"] = float(len(self._memory))
         if self._buffer is not None:
-            metrics["groups/drawn"] = len(ages.keys() - joining.keys()) / len(found)
+            metrics["groups/drawn"] = len(ages) / len(found)
             metrics["groups/buffer"] = float(len(self._buffer))
         if ages:
             metrics["groups/replay_age"] = float(np.mean([*chain(*ages.values())]))
         return extended
 
     def _opposite(
-        self, found: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
+        self, memory: Memory, found: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
     ) -> dict[str, Sequence[Stored]]:
-        """Stored episodes with the other outcome for groups in which all ended alike, where there are any."""
-        if self._memory is None:
-            return {}
+        """Stored episodes with the other outcome for groups in which all ended alike, where there are any.
+
+        Of several groups of one task the first one gets them: nothing is trained twice in a batch.
+        """
         joining: dict[str, Sequence[Stored]] = {}
+        given: set[str] = set()
         for group, played in found.items():
             ended = all_ended([each.solved for each in played])
-            if ended is not None and (stored := self._memory.take(tasks[group], not ended, self.global_steps)):
+            if ended is None or tasks[group] in given:
+                continue
+            if stored := memory.take(tasks[group], not ended, self.global_steps):
                 joining[group] = stored
+                given.add(tasks[group])
         return joining
 
     def _put(
@@ -150,7 +161,6 @@ class Replayed:
             for group, ends in chosen.items():
                 kept = {end: [stored[one] for one in episodes if one in stored] for end, episodes in ends.items()}
                 self._memory.learn(tasks[group], kept[True], kept[False])
-            self._memory.forget(self.global_steps + 1)
         if self._buffer is not None:
             alike = {group: [each.episode for each in found[group]] for group in whole}
             self._buffer.learn(
@@ -160,7 +170,6 @@ class Replayed:
                     if stored.keys() >= {*episodes}
                 ]
             )
-            self._buffer.forget(self.global_steps + 1)
 
     def _read(self, batch: KVBatchMeta, wanted: Collection[str]) -> dict[str, Stored]:
         """The rows of episodes of ``batch``; those with images are not stored."""
@@ -177,7 +186,10 @@ class Replayed:
             episode = split_key(batch.keys[i])[1]
             rows[episode].append(row)
             tags[episode].append(dict(batch.tags[i]))
-        return {one: Stored(self.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
+        found = {one: Stored(self.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
+        if len(found) < len(rows):
+            warn_once("episodes with images are not stored: turnkey.groups.replay and buffer pass them over")
+        return found
 
 
 def _rows(data: TensorDict) -> list[dict[str, Any]]:
@@ -192,4 +204,5 @@ def _rows(data: TensorDict) -> list[dict[str, Any]]:
 
 def _of_text(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether no row holds images, which would fill the driver's memory."""
-    return not any(row.get("multi_modal_inputs") for row in rows)
+    names = {name for row in rows for name in row.get("multi_modal_inputs") or ()}
+    return names <= {"mm_token_type_ids"}  # which some processors give with text alone

@@ -47,6 +47,15 @@ def run(command: list[str], env: dict[str, str], folder: Path) -> subprocess.Com
 TURNKEY = [sys.executable, "-c", "from verl_turnkey.plugins.cli.main import main; main()"]
 
 
+@pytest.mark.parametrize("program", ["fully_async_policy.fully_async_main", "one_step_off_policy.main_ppo"])
+def test_programs_of_verl_with_a_trainer_of_their_own_refuse_the_switch(tmp_path, program):
+    command = [sys.executable, "-m", f"verl.experimental.{program}", "+turnkey=gigpo"]
+    done = run(command, {**os.environ}, tmp_path)
+    assert done.returncode == 1
+    assert f"+turnkey=gigpo: verl.experimental.{program} has a trainer of its own" in done.stderr
+    assert "turnkey_separate_async" in done.stderr
+
+
 def test_every_point_is_registered_in_this_process():
     assert ledger.import_homes() == {}
     points = ledger.points()

@@ -50,6 +50,12 @@ def test_a_missing_argument_is_named_with_its_key():
     assert make("own/Given-v0").unwrapped.path == "registered"
 
 
+def test_gymnasiums_own_limit_is_taken_by_every_environment():
+    assert make("own/Given-v0", {"max_episode_steps": 7}).spec.max_episode_steps == 7
+    with pytest.raises(EnvironmentKwargsError, match=r"argument 'max_steps'.*It takes path, size, max_episode_steps"):
+        make("own/Given-v0", {"max_steps": 7})
+
+
 def test_unknown_id_names_the_closest():
     with pytest.raises(UnknownEnvironmentError, match="did you mean 'turnkey/MiniGrid-v0'"):
         make("turnkey/MinGrid-v0")

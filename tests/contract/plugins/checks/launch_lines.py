@@ -14,6 +14,7 @@ import pandas as pd
 from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.recipes import shipped
+from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 
 BASE = """
     data.train_files={train} data.val_files={val} data.train_batch_size=4 data.max_prompt_length=1200
@@ -74,6 +75,8 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
         folder / "mixed_without_tasks.parquet"
     )
     good.assign(agent_name=["turnkey_env"] * 4 + ["tool_agent"] * 4).to_parquet(folder / "mixed.parquet")
+    good.assign(agent_name="tool_agent").drop(columns="turnkey_task").to_parquet(folder / "tools.parquet")
+    good.assign(agent_name="turnkey_env").to_parquet(folder / "ours.parquet")
     good.drop(columns="turnkey_task").to_parquet(folder / "math.parquet")
     good.drop(columns="prompt").to_parquet(folder / "promptless.parquet")
     good.rename(columns={"prompt": "question"}).to_parquet(folder / "question.parquet")
@@ -118,6 +121,7 @@ SWITCHES = [
     ("+turnkey=gigpo +turnkey/losses=st_ppo", "turnkey/losses | turnkey/loss"),
     ("+turnkey/env=babyai +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/env=babyai"),
     ("+turnkey/loss=turn_ratio +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/loss=turn_ratio"),
+    ("+turnkey=grpo_steps data.train_files={tmp}/mixed.parquet", "tool_agent and turnkey_env | 'agent_name' | records"),
     ("+turnkey=base", "+turnkey=base | algorithm.adv_estimator"),
     ("+turnkey=base +turnkey/env=babyai critic.enable=true", "+turnkey=base | algorithm.adv_estimator"),
     ("+turnkey=base algorithm.adv_estimator=gpro", "algorithm.adv_estimator='gpro'"),
@@ -225,6 +229,7 @@ PARAMETERS = [
     ("trainer.use_v1=False", "trainer.use_v1=true"),
 ]
 
+FILTER = "algorithm.filter_groups.enable=True"
 DATA = [
     ("data.train_files={tmp}/missing.parquet", "data.train_files | missing.parquet | no such file"),
     ("data.val_files={tmp}/missing.parquet", "data.val_files | missing.parquet | no such file"),
@@ -258,7 +263,10 @@ DATA = [
     ("data.train_files={tmp}/few.parquet", "data.train_files gives 3 tasks | data.train_batch_size=4"),
     ("data.train_batch_size=9", "data.train_files gives 8 tasks | data.train_batch_size=9"),
     ("data.train_max_samples=2", "data.train_files gives 2 tasks | data.train_batch_size=4"),
-    ("data.gen_batch_size=64", "data.train_files gives 8 tasks | data.gen_batch_size=64"),
+    (
+        f"{FILTER} algorithm.filter_groups.metric=acc data.gen_batch_size=64",
+        "data.train_files gives 8 tasks | data.gen_batch_size=64",
+    ),
     ("data.train_files={tmp}/prose_in_row_5.parquet", "row 5 | turnkey_task | DoorKey, please"),
     ("data.val_files={tmp}/prose_in_row_5.parquet", "data.val_files | row 5 | DoorKey, please"),
     ("data.train_files={tmp}/nothing_in_row_6.parquet", "row 6 | turnkey_task | None"),
@@ -274,6 +282,8 @@ DATA = [
     ("data.train_files={tmp}/loop_in_row_7.parquet", "row 7 | 'tool_agnet' | agent_name | 'tool_agent'"),
     ("data.val_files={tmp}/loop_in_row_7.parquet", "data.val_files | row 7 | 'tool_agnet'"),
     ("data.train_files={tmp}/mixed_without_tasks.parquet", "has no column 'turnkey_task'"),
+    ("data.train_files={tmp}/tools.parquet", "gigpo | anchor"),
+    ("data.train_files={tmp}/mixed.parquet", "gigpo | anchor"),
 ]
 
 SIZES = [
@@ -285,6 +295,8 @@ SIZES = [
     ("data.max_prompt_length=0", "data.max_prompt_length | 1 or more | 0"),
     ("data.max_prompt_length=1k", "data.max_prompt_length | a whole number | '1k'"),
     ("data.gen_batch_size=0", "data.gen_batch_size | 1 or more"),
+    ("data.gen_batch_size=64", "data.gen_batch_size=64 | data.train_batch_size=4 | data.gen_batch_size=null"),
+    ("data.gen_batch_size=3", "data.gen_batch_size=3 | data.train_batch_size=4 | a divisor"),
     ("actor_rollout_ref.rollout.n=0", "actor_rollout_ref.rollout.n: | 1 or more | 0"),
     ("actor_rollout_ref.rollout.n=-1", "actor_rollout_ref.rollout.n: | 1 or more | -1"),
     ("actor_rollout_ref.rollout.n=null", "actor_rollout_ref.rollout.n: | None"),
@@ -443,6 +455,19 @@ ENGINES = [
     ("trainer.logger=[console,wandbb]", "trainer.logger='wandbb' | 'wandb'"),
     ("trainer.logger=tensorbord", "trainer.logger='tensorbord' | 'tensorboard'"),
     ("trainer.logger=[console,swanlab]", "trainer.logger=swanlab | 'swanlab' | pip install"),
+    ("trainer.logger=[console,clearml]", "trainer.logger=clearml | 'clearml' | pip install"),
+    ("trainer.logger=[vemlp_wandb]", "trainer.logger=vemlp_wandb | 'volcengine_ml_platform' | pip install"),
+    ("trainer.resume_mode=resume", "trainer.resume_mode='resume' | auto, disable, resume_path"),
+    ("trainer.resume_mode=True", "trainer.resume_mode=True | auto, disable, resume_path"),
+    ("trainer.resume_mode=resume_path", "trainer.resume_from_path | global_step_<number> | None"),
+    (
+        "trainer.resume_mode=resume_path trainer.resume_from_path={tmp}/new",
+        "trainer.resume_from_path | global_step_<number> | /new",
+    ),
+    (
+        "trainer.val_only=True trainer.val_before_train=False",
+        "trainer.val_only=true | trainer.val_before_train=true",
+    ),
     ("actor_rollout_ref.model.path={tmp}/no_model", "actor_rollout_ref.model.path | no_model | no such folder"),
     ("'actor_rollout_ref.model.path=\"~/models/Qwen2.5-7B\"'", "actor_rollout_ref.model.path | no such folder"),
     (
@@ -518,6 +543,36 @@ PAY = [
         "reward.reward_model.enable=true | turnkey.rewards | judge",
     ),
     ("distillation.enabled=True", "distillation.enabled=false | turnkey_env"),
+    (f"{FILTER} algorithm.filter_groups.metric=null", "algorithm.filter_groups.metric=reward"),
+    (
+        f"{FILTER} algorithm.filter_groups.metric=seq_reward",
+        "algorithm.filter_groups.metric='seq_reward' | turnkey_env | reward, acc",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold=None | must be provided",
+    ),
+    (
+        "'algorithm.rollout_correction.rollout_rs=\"token_k2,token_k3\"' "
+        "'algorithm.rollout_correction.rollout_rs_threshold=\"1,2,3\"'",
+        "algorithm.rollout_correction.rollout_rs_threshold=1,2,3 | 2 thresholds",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_rs=geometric algorithm.rollout_correction.rollout_rs_threshold=2",
+        "algorithm.rollout_correction.rollout_rs='geometric' | seq_mean_k1",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_is=tokens",
+        "algorithm.rollout_correction.rollout_is='tokens' | 'token' | sequence",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0",
+        "algorithm.rollout_correction.rollout_is_threshold=0 | positive",
+    ),
+    (
+        "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce",
+        "algorithm.rollout_correction.loss_type=reinforce | loss_mode=vanilla | loss_mode=bypass_mode",
+    ),
     (
         "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_is=token",
         "algorithm.rollout_correction.rollout_is=token | bypass_mode=true | rollout_is=null",
@@ -559,7 +614,7 @@ WEIGHTS = [
         for mode, why in (
             ("token-sum", "number of tokens"),
             ("seq-mean-token-sum", "number of rows"),
-            ("seq-mean-token-sum-norm", "a constant"),
+            ("seq-mean-token-sum-norm", "their number and a factor"),
             ("seq-mean-token-mean", "rows weigh alike"),
         )
     ),
@@ -573,7 +628,8 @@ WEIGHTS = [
     ),
     (
         f"{EPISODES} actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
-        "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_rs=token_k1 "
+        "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
         f"{EPISODES} | loss_mode=bypass_mode | algorithm.rollout_correction.rollout_rs=null",
     ),
     (f"{EPISODES} +turnkey/loss=segment_mask", f"{EPISODES} | segment_mask weighs its tokens itself"),
@@ -599,11 +655,17 @@ CRITIC = [
 TURNS = [
     ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "turnkey.update.order | row per turn"),
     ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode | turnkey.update.old_policy=iteration"),
+    ("data.train_files={tmp}/tools.parquet", "turnkey.update.order | tool_agent | row per turn"),
     ("trainer.v1.trainer_mode=sync", "turnkey_sync"),
 ]
 
 LOOP = [
     ("", "gigpo | anchor"),
+]
+
+ESTIMATORS = [
+    (f"+turnkey=base algorithm.adv_estimator={name}", f"algorithm.adv_estimator={name} | choose another")
+    for name in WITHOUT_INPUT
 ]
 
 GROUPS = [
@@ -619,6 +681,7 @@ TURN_SCORE = [
 
 REFUSED = [
     ("", SWITCHES),
+    ("", ESTIMATORS),
     ("", GROUPS),
     (GIGPO, PARAMETERS),
     ("+turnkey=gigpo", DATA),
@@ -667,7 +730,10 @@ STARTS = [
     "+turnkey=gigpo data.train_files=[{train},{val}]",
     "+turnkey=gigpo data.train_files={tmp}/train.json data.val_files={tmp}/train.jsonl",
     "+turnkey=gigpo data.train_files=hdfs://store/tasks/train.parquet",
-    "+turnkey=gigpo data.train_files={tmp}/mixed.parquet",
+    "+turnkey=grpo_steps data.train_files={tmp}/tools.parquet reward.custom_reward_function.path={tmp}/reward.py "
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5",
+    "+turnkey=base algorithm.adv_estimator=grpo data.train_files={tmp}/mixed.parquet",
+    "+turnkey=gigpo data.train_files={tmp}/ours.parquet actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
     "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
     "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
@@ -682,7 +748,16 @@ STARTS = [
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=turnkey/turn_ratio",
     "+turnkey=gigpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
-    "+turnkey=gigpo algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=token_k1",
+    "+turnkey=gigpo algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=token_k1 "
+    "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
+    "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
+    "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce "
+    "algorithm.rollout_correction.rollout_rs=seq_mean_k3 algorithm.rollout_correction.rollout_rs_threshold=0.01",
+    "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=reward/step",
+    "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=reward data.gen_batch_size=3",
+    "+turnkey=gigpo data.gen_batch_size=2",
+    "+turnkey=gigpo trainer.v1.trainer_mode=turnkey_colocate_async data.gen_batch_size=3",
+    "+turnkey=gigpo trainer.val_only=True",
     f"+turnkey=gigpo {EPISODES} {KL} {FIXED}",
     f"+turnkey=turn_gae {EPISODES} +turnkey/loss=st_ppo",
     f"+turnkey=base algorithm.adv_estimator=grpo {EPISODES} actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
@@ -716,7 +791,7 @@ STARTS = [
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
 ]
 
-# They start, and say what will not be as the line suggests.
+# They start, and say what will not be as the line suggests; under gigpo where the line names no method.
 WARNED: list[tuple[str, str]] = [
     ("actor_rollout_ref.actor.shuffle=True", "actor_rollout_ref.actor.shuffle=true | whole episodes"),
     (
@@ -736,6 +811,23 @@ WARNED: list[tuple[str, str]] = [
     ("algorithm.lam=0.9", "algorithm.lam=0.9 | no effect"),
     ("algorithm.norm_adv_by_std_in_grpo=False", "norm_adv_by_std_in_grpo | turnkey.credit.norm"),
     ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n=1 | nothing to compare"),
+    ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=true | gae alone"),
+    (
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+        "loss_agg_mode=seq-mean-token-sum-norm | loss_scale_factor=16 | the longest response of a micro-batch",
+    ),
+    ("trainer.resume_from_path=/x/global_step_5", "trainer.resume_from_path=/x/global_step_5 | no effect | auto"),
+    ("trainer.val_only=True", "trains nothing"),
+    (
+        "+turnkey=turn_gae critic.ppo_micro_batch_size_per_gpu=32",
+        "critic.ppo_micro_batch_size_per_gpu=32 | no effect | +critic.ppo_infer_max_token_len_per_gpu",
+    ),
+    (f"+turnkey=hdpo {given(shipped()['hdpo'])}", "hdpo gives tool_advantages | +turnkey/loss=hdpo"),
+    (
+        "+turnkey=seeupo actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
+        "loss_mode=vanilla | seeupo | gspo | not the method as published",
+    ),
+    ("+turnkey=seeupo actor_rollout_ref.actor.loss_agg_mode=token-mean", "token-mean | seq-mean-token-mean"),
     (
         "actor_rollout_ref.model.path=/elsewhere/model +ray_kwargs.ray_init.address=auto",
         "actor_rollout_ref.model.path=/elsewhere/model | Ray cluster",

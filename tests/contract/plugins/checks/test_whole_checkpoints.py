@@ -106,7 +106,7 @@ def test_damaged_ones_are_passed_over_and_none_is_an_error(config: Any, tmp_path
     save(tmp_path, 11, tracker=False)  # verl had not yet called it complete
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
     assert f"resumes from {oldest}" in check(config)[0]
-    config.trainer.resume_mode = "auto"
+    config.trainer.update(resume_mode="auto", resume_from_path=None)
     halve(oldest / ACTOR)
     with pytest.raises(ConfigError, match=r"global_step_10/actor/model_\w+.pt is truncated.*no other checkpoint in"):
         check(config)
@@ -121,7 +121,7 @@ def test_a_damaged_tracker_leaves_the_newest_whole_one(config: Any, tmp_path: Pa
     (said,) = check(config)
     assert f"global_step_11/{ACTOR} is truncated" in said
     assert said.endswith("global_step_10")
-    config.trainer.resume_mode = "auto"
+    config.trainer.update(resume_mode="auto", resume_from_path=None)
     shutil.rmtree(tmp_path / "global_step_11")
     (said,) = check(config)
     assert said == (
@@ -178,7 +178,7 @@ def test_other_engines_have_files_of_other_names(config: Any, tmp_path: Path):
     assert check(config) == []
     halve(newest / "actor" / "huggingface" / "model.safetensors")
     assert "model.safetensors is truncated" in check(config)[0]
-    config.trainer.resume_mode = "auto"
+    config.trainer.update(resume_mode="auto", resume_from_path=None)
     shutil.rmtree(newest / "actor")
     assert "global_step_4/actor is missing" in check(config)[0]
 

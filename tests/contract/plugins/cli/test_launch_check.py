@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from verl.trainer.ppo.core_algos import AdvantageEstimator
@@ -198,3 +199,59 @@ def test_the_command_refuses_and_so_does_a_line_of_stock_verl(checked: Checked):
 
 def test_verls_estimators_are_those_that_we_name():
     assert set(foreign_keys.VERLS_ESTIMATORS) == {member.value for member in AdvantageEstimator}
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> Callable[[str], list[str]]:
+    """``own_file(yaml)``: the words that choose a configuration file with verl's own in it and these values."""
+
+    def write(values: str) -> list[str]:
+        searched = "hydra: {searchpath: [pkg://verl.trainer.config]}"
+        (tmp_path / "mine.yaml").write_text(f"defaults: [ppo_trainer, _self_]\n{searched}\n{values}\n")
+        return [f"--config-path={tmp_path}", "--config-name=mine"]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "choice"),
+    [
+        ("trainer: {v1: {trainer_mode: separate_async}}", "trainer.v1.trainer_mode", "turnkey_separate_async"),
+        (
+            "actor_rollout_ref: {rollout: {agent: {default_agent_loop: tool_agent}}}",
+            "actor_rollout_ref.rollout.agent.default_agent_loop",
+            "tool_agent or turnkey_env",
+        ),
+    ],
+)
+def test_modes_and_loops_of_a_users_file_are_not_lost(checked: Checked, own_file, values, key, choice):
+    code, _, err = checked(*own_file(values), "+turnkey=gigpo")
+    assert code == 1
+    assert "your file has" in err
+    assert f"write {key}={choice} on the launch line" in " ".join(err.split())
+
+
+def test_other_values_of_a_users_file_are_named(checked: Checked, own_file):
+    file = own_file("trainer: {v1: {trainer_mode: sync}}\nactor_rollout_ref: {rollout: {calculate_log_probs: false}}")
+    actor = own_file("actor_rollout_ref: {actor: {loss_agg_mode: token-mean, policy_loss: {loss_mode: cispo}}}")
+    code, out, err = checked(
+        *actor, "+turnkey=seeupo", "actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env"
+    )
+    assert code == 0, err
+    said = [line for line in header(out)["warning"] if line.startswith("replaced")]
+    assert said == ["replaced: actor_rollout_ref.actor.policy_loss.loss_mode=cispo of your file, now gspo"]
+    code, out, err = checked(*file, "+turnkey=gigpo")
+    assert code == 0, err
+    assert not [line for line in header(out).get("warning", ()) if "trainer_mode" in line]
+
+
+def test_a_line_that_verls_main_takes(checked: Checked, tmp_path):
+    code, out, err = checked("--config-path=./config", "--config-name=ppo_trainer", "+turnkey=gigpo")
+    assert code == 0, err
+    assert "ready: nothing was started" in out
+
+
+def test_flags_may_stand_behind_the_overrides(stock_overrides, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    assert dry_run(["+turnkey=gigpo", *stock_overrides, "--config-name=ppo_trainer"]) == 0
+    assert "ready: nothing was started" in capsys.readouterr().out

@@ -194,14 +194,53 @@ def test_a_stored_group_joins_a_batch_once_and_leaves_with_it(made, mode):
     clear(batch)
 
 
-def test_groups_to_which_episodes_are_added_need_no_stored_group(made):
-    trainer = made("sync", "turnkey.groups.buffer=8")
-    clear(step(trainer, play({"a": ("t", [1.0, 0.0]), "b": ("u", [1.0, 0.0])}), 1)[0])
-    batch, metrics = step(trainer, play({"c": ("t", [0.0, 0.0]), "d": ("new", [0.0, 0.0])}), 2)
-    names = {key.split("_")[0] for key in real(batch)}
-    assert len(names) == 3
-    assert names > {"c", "d"}
-    assert (metrics["groups/replayed"], metrics["groups/drawn"]) == (1 / 2, 1 / 2)
+def test_nothing_is_trained_twice_in_a_step_of_several_updates(made):
+    """What an update stores may join from the next step on; the draws of two updates are not the same."""
+    for key, expected in (("replay", "a_0"), ("buffer", "a-2")):
+        trainer = made("separate_async", "turnkey.groups.replay=0", f"turnkey.groups.{key}=1")
+        for update, group in enumerate("ab"):
+            trainer.local_trigger_step = update
+            rewards = [1.0, 0.0] if group == "a" else [0.0, 0.0]
+            batch, _ = step(trainer, play({group: ("t", rewards)}), 1)
+            assert {key.split("_")[0] for key in real(batch)} == {group}
+            assert not any(tag.get("replayed") for tag in real(batch).values())
+            clear(batch)
+        batch, _ = step(trainer, play({"c": ("t", [0.0, 0.0])}), 2)
+        assert sum(bool(tag.get("replayed")) for tag in real(batch).values()) == (2 if key == "replay" else 4)
+        assert key == "replay" or {name.split("_")[0] for name in real(batch)} == {"c", expected}
+        clear(batch)
+
+
+def test_of_two_groups_of_a_task_one_gets_the_stored_episode(made):
+    trainer = made()
+    clear(step(trainer, play({"a": ("t", [1.0, 0.0])}), 1)[0])
+    batch, metrics = step(trainer, play({"b": ("t", [0.0, 0.0]), "c": ("t", [0.0, 0.0])}), 2)
+    assert metrics["groups/replayed"] == 1 / 2
+    assert {key for key, tag in real(batch).items() if tag.get("replayed")} == {"b_2_0", "b_2_1"}
+    clear(batch)
+
+
+def test_a_stored_row_holds_no_more_memory_than_its_own(made):
+    trainer = made()
+    clear(step(trainer, play({"a": ("t", [1.0, 0.0, 0.0, 0.0])}), 1)[0])
+    [task] = trainer._memory._tasks
+    [stored] = trainer._memory.take(task, True, 2)
+    tensors = [value for row in stored.rows for value in row.values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) > 5
+    assert all(value.untyped_storage().nbytes() == value.numel() * value.element_size() for value in tensors)
+
+
+@pytest.mark.parametrize(("inputs", "stored"), [({"pixel_values": 1}, 0), ({"mm_token_type_ids": 1}, 1), ({}, 1)])
+def test_episodes_with_images_are_passed_over_and_that_is_said(made, monkeypatch, inputs, stored):
+    said = []
+    monkeypatch.setattr("verl_turnkey.plugins.trainer.replayed.warn_once", said.append)
+    trainer = made()
+    batch = play({"a": ("t", [1.0])})
+    rows = trainer._read
+    read_rows = "verl_turnkey.plugins.trainer.replayed._rows"
+    monkeypatch.setattr(read_rows, lambda data: [{"multi_modal_inputs": inputs} for _ in range(data.batch_size[0])])
+    assert len(rows(batch, {"a_0"})) == stored
+    assert len(said) == 1 - stored
     clear(batch)
 
 
@@ -230,6 +269,7 @@ def test_none_is_the_default(made):
     [
         ("turnkey.groups.keep=0.5", "turnkey.groups.keep"),
         ("turnkey.groups.hint_high=0.5", "turnkey.groups.hint_high"),
+        ("turnkey.groups.buffer=2 turnkey.groups.replay=2", "set one of them to 0"),
         ("algorithm.filter_groups.enable=true", "filter_groups"),
         ("turnkey.rollout.strategy=tree", "turnkey.rollout.strategy"),
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs=true"),
@@ -240,7 +280,7 @@ def test_what_does_not_go_with_it_is_refused(compose, asked, line, named, monkey
     monkeypatch.setattr("verl_turnkey.plugins.checks.groups._check_hints", lambda *_: None)
     if asked == BUFFER and "hint" in line:
         line, named = "actor_rollout_ref.rollout.n=1", "rollout.n=1: raise it to 2"
-    config = compose("+turnkey=grpo_steps", asked, line)
+    config = compose("+turnkey=grpo_steps", asked, *line.split())
     with pytest.raises(ConfigError, match=named):
         check_groups(config, turnkey_config(config), "turnkey_sync", [])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.recipes import names
-from verl_turnkey.plugins.config.command_line import check, refuse
+from verl_turnkey.plugins.config.command_line import check, check_program, program, refuse
 from verl_turnkey.plugins.config.presets import read
 
 # line -> words of the message
@@ -156,3 +158,29 @@ def test_turnkey_train_leaves_to_a_preset_what_it_sets():
     assert (keys & preset) - own == {"actor_rollout_ref.actor.optim.lr", "trainer.total_epochs", "trainer.save_freq"}
     assert "turnkey.rollout.max_tokens_per_turn" not in keys
     assert "trainer.total_training_steps=7" in words
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        (
+            "/opt/verl/verl/experimental/one_step_off_policy/main_ppo.py",
+            "verl.experimental.one_step_off_policy.main_ppo",
+        ),
+        ("/opt/verl/trainer/main_ppo.py", "verl.trainer.main_ppo"),
+        ("/home/me/train.py", ""),
+        (None, ""),
+    ],
+)
+def test_the_main_program_by_its_file(monkeypatch, file, name):
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None, __file__=file))
+    assert program() == name
+
+
+def test_programs_with_trainers_of_their_own_are_named():
+    own = "verl.experimental.fully_async_policy.fully_async_main"
+    with pytest.raises(ConfigError, match=rf"turnkey\.groups\.keep=0\.5: {own}.*turnkey_separate_async"):
+        check_program(["algorithm.adv_estimator=grpo", "turnkey.groups.keep=0.5"], own)
+    check_program(["algorithm.adv_estimator=grpo"], own)
+    for name in ("verl.trainer.main_ppo", "mine.main", ""):
+        check_program(["+turnkey=gigpo"], name)

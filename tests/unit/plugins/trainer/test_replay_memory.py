@@ -30,7 +30,7 @@ def test_the_task_played_least_recently_is_forgotten():
         memory.learn(task, [episode(1)], [])
     memory.learn("a", [], [])  # played, with nothing to store
     memory.learn("c", [episode(1)], [])
-    assert [bool(memory.take(task, True, 1)) for task in "abc"] == [True, False, True]
+    assert [bool(memory.take(task, True, 2)) for task in "abc"] == [True, False, True]
     assert len(memory) == 2
 
 
@@ -39,6 +39,8 @@ def test_old_ones_are_not_taken_and_then_dropped():
     memory.learn("a", [episode(1), episode(2)], [])
     assert [one.step for one in memory.take("a", True, 4)] == [1, 2]
     assert [one.step for one in memory.take("a", True, 5)] == [2]
+    assert memory.take("a", True, 1) == []  # its own step, and before those of the other one
+    assert [one.step for one in memory.take("a", True, 2)] == [1]
     memory.forget(5)
     assert len(memory) == 1
     memory.forget(6)
@@ -61,11 +63,13 @@ def test_a_full_buffer_forgets_the_oldest_group():
 
 
 def test_a_group_is_drawn_once_and_not_when_it_is_too_old():
-    buffer = Buffer(9, 2, 0)
+    buffer = Buffer(9, 2, -1)  # a seed that verl takes, too
     buffer.learn([group("a", 1), group("b", 2)])
+    buffer.forget(4)
     assert [one.name for one in buffer.draw(2, 4)] == ["b"]
     assert buffer.draw(2, 4) == []
     buffer.learn([group("c", 4)])
+    assert buffer.draw(1, 4) == []  # of this very step
     assert buffer.draw(0, 5) == []
     buffer.forget(6)
     assert len(buffer) == 1
@@ -84,12 +88,11 @@ def test_groups_are_drawn_in_proportion_to_their_spread():
         assert names.count(name) / 4000 == pytest.approx(share, abs=5 * (share * (1 - share) / 4000) ** 0.5)
 
 
-def test_a_resumed_step_draws_the_same_groups():
-    def drawn(step: int) -> list[str]:
-        buffer = Buffer(40, 9, 7)
+def test_the_draws_of_equal_buffers_depend_on_seed_step_and_update():
+    def drawn(*when: int, seed: int = 7) -> list[str]:
+        buffer = Buffer(40, 9, seed)
         buffer.learn([group(str(i), 1, 1 + i % 3) for i in range(40)])
-        return [one.name for one in buffer.draw(10, step)]
+        return [one.name for one in buffer.draw(10, *when)]
 
-    assert drawn(2) == drawn(2)
-    assert drawn(2) != drawn(3)
-    assert drawn(2) == sorted(drawn(2), key=int)
+    assert drawn(2) == drawn(2) == sorted(drawn(2), key=int)
+    assert len({tuple(each) for each in (drawn(2), drawn(3), drawn(2, 1), drawn(2, seed=8))}) == 4

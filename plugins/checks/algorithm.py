@@ -1,0 +1,142 @@
+"""Checks of verl's keys under ``algorithm`` in the driver: estimators, rollout correction, group filtering, KL.
+
+verl finds these out after the first rollout, or reads them nowhere.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
+from verl_turnkey.plugins.config.schema import closest
+
+# Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
+FORMER = {
+    "custom_reward_function.path": "reward.custom_reward_function.path",
+    "reward_model.enable": "reward.reward_model.enable",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.reward_loop_source": "reward.reward_manager.source",
+}
+KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+LOSS, CORRECTION, FILTER = (
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "algorithm.rollout_correction",
+    "algorithm.filter_groups",
+)
+IS_LEVELS = ("token", "sequence")
+BYPASS_LOSSES = ("ppo_clip", "reinforce")
+METRICS = ("reward", "acc", "episode_return", "episode_length", "invalid_rate", "unparsed_rate")
+"""what the agent loop turnkey_env tells of each episode, beside ``reward/<component>``"""
+
+
+def check_algorithm(config: DictConfig) -> None:
+    """Refuse keys of former versions, weights that the run would not compute, and names that verl does not know.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    for key, instead in FORMER.items():
+        if (value := OmegaConf.select(config, key)) is not None:
+            raise ConfigError(f"{key}={value} is not read by verl's V1 trainers: write {instead}")
+    _check_estimator(config)
+    _check_correction(config)
+    _check_filter(config)
+    _check_kl(config)
+
+
+def _check_estimator(config: DictConfig) -> None:
+    name = str(config.algorithm.adv_estimator)
+    if name in WITHOUT_INPUT:
+        raise ConfigError(
+            f"algorithm.adv_estimator={name} needs {WITHOUT_INPUT[name]}, which verl's V1 trainers do not hand over: "
+            "choose another one"
+        )
+    if name != "gae" and config.algorithm.get("use_pf_ppo"):
+        warnings.warn(
+            f"algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator={name}: verl has it for gae alone",
+            stacklevel=3,
+        )
+
+
+def _check_correction(config: DictConfig) -> None:
+    correction = config.algorithm.get("rollout_correction") or {}
+    loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+    bypass = correction.get("bypass_mode") and loss != "bypass_mode"
+    if bypass and (kind := correction.get("loss_type", BYPASS_LOSSES[0])) != BYPASS_LOSSES[0]:
+        raise ConfigError(
+            f"{CORRECTION}.loss_type={kind} is read by the loss bypass_mode alone, and {LOSS}={loss}: set "
+            f"{LOSS}=bypass_mode, or {CORRECTION}.loss_type={BYPASS_LOSSES[0]}"
+        )
+    for key in ("rollout_is", "rollout_rs"):
+        if bypass and correction.get(key):
+            because = " (+turnkey/loss=a3po sets it)" if loss == "a3po" else ""
+            raise ConfigError(
+                f"{CORRECTION}.{key}={correction[key]} is not computed with {CORRECTION}.bypass_mode=true{because}: "
+                f"set {key}=null, or {LOSS}=bypass_mode, which computes it in the update, or bypass_mode=false with a "
+                "loss that does not need it"
+            )
+        if correction.get(key) and not config.actor_rollout_ref.rollout.calculate_log_probs:
+            raise ConfigError(
+                f"{CORRECTION}.{key}={correction[key]} compares with the rollout's log-probabilities: set "
+                "actor_rollout_ref.rollout.calculate_log_probs=true"
+            )
+    _check_thresholds(correction)
+
+
+def _check_thresholds(correction: DictConfig | dict) -> None:
+    """What verl reads of the correction when it computes the first advantages, read by its own functions."""
+    from verl.trainer.ppo import rollout_corr_helper as helper
+
+    level, asked = correction.get("rollout_is"), correction.get("rollout_rs")
+    if level is not None and level not in IS_LEVELS:
+        raise ConfigError(
+            f"there is no {CORRECTION}.rollout_is={level!r}{closest(str(level), list(IS_LEVELS))}; choices: "
+            f"{', '.join(IS_LEVELS)}, null"
+        )
+    options = [part.strip() for part in str(asked).split(",")] if asked is not None else []
+    known = sorted(helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"there is no {CORRECTION}.rollout_rs={option!r}{closest(option, known)}; choices: "
+                f"{', '.join(known)}, null"
+            )
+    for key, read in {
+        "rollout_is_threshold": lambda given: level and helper._parse_rollout_is_threshold(given),
+        "rollout_rs_threshold": lambda given: options and helper._parse_rollout_rs_thresholds(options, given),
+    }.items():
+        try:
+            read(correction.get(key))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{CORRECTION}.{key}={correction.get(key)}: {error}") from error
+
+
+def _check_filter(config: DictConfig) -> None:
+    """Refuse a metric that no episode has; what verl's own loops tell is known to their reward functions alone."""
+    if not OmegaConf.select(config, f"{FILTER}.enable"):
+        return
+    metric = OmegaConf.select(config, f"{FILTER}.metric")
+    if not metric:
+        raise ConfigError(f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric=reward, or acc")
+    ours = config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+    if ours and metric not in METRICS and not str(metric).startswith("reward/"):
+        raise ConfigError(
+            f"there is no {FILTER}.metric={metric!r} with the agent loop turnkey_env"
+            f"{closest(str(metric), list(METRICS))}; choices: {', '.join(METRICS)}, reward/<component>"
+        )
+
+
+def _check_kl(config: DictConfig) -> None:
+    """Refuse an unknown KL penalty, which verl would refuse after the first rollout."""
+    actor = config.actor_rollout_ref.actor
+    used = {
+        "actor_rollout_ref.actor.kl_loss_type": (actor.use_kl_loss, actor.kl_loss_type),
+        "algorithm.kl_penalty": (config.algorithm.use_kl_in_reward, config.algorithm.kl_penalty),
+    }
+    for key, (on, name) in used.items():
+        if on and str(name).removesuffix("+") not in KL_PENALTIES:
+            raise ConfigError(f"there is no {key}={name!r}{closest(str(name), list(KL_PENALTIES))}")
