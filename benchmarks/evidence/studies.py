@@ -101,9 +101,9 @@ ROUNDS = (
     ("doorkey", STRATEGIES),
     ("doorkey", LAST),
     ("kitchen", FIRST),
+    ("rooms", STRATEGIES),
     ("kitchen", SECOND),
     ("kitchen", THIRD),
-    ("rooms", STRATEGIES),
     ("rooms", LAST),
     ("kitchen", LAST),
 )
