@@ -48,8 +48,8 @@ def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
         ours = OmegaConf.select(config, key)
         if theirs in (ours, OmegaConf.select(stock, key)) or key == ESTIMATOR:
             continue
-        if key == MODE and ours != f"turnkey_{theirs}":
-            raise ConfigError(_lost(key, theirs, ours, f"turnkey_{theirs}"))
+        if key == MODE and ours != (kept := f"turnkey_{str(theirs).removeprefix('turnkey_')}"):
+            raise ConfigError(_lost(key, theirs, ours, kept))
         if key == LOOP:
             raise ConfigError(_lost(key, theirs, ours, f"{theirs} or {ours}"))
         if key != MODE:

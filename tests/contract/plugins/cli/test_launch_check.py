@@ -217,6 +217,7 @@ def own_file(tmp_path: Path) -> Callable[[str], list[str]]:
     ("values", "key", "choice"),
     [
         ("trainer: {v1: {trainer_mode: separate_async}}", "trainer.v1.trainer_mode", "turnkey_separate_async"),
+        ("trainer: {v1: {trainer_mode: turnkey_colocate_async}}", "trainer.v1.trainer_mode", "turnkey_colocate_async"),
         (
             "actor_rollout_ref: {rollout: {agent: {default_agent_loop: tool_agent}}}",
             "actor_rollout_ref.rollout.agent.default_agent_loop",
