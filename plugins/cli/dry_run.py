@@ -40,7 +40,7 @@ def dry_run(arguments: Sequence[str]) -> int:
 
 
 def _as_main(arguments: Sequence[str]) -> list[str]:
-    """``arguments`` with ours before the first override, all of which Hydra wants side by side.
+    """``arguments`` with ours behind the last override: Hydra wants them side by side, and takes the last of a key.
 
     Hydra reads a relative ``--config-path`` from the folder of the main program, which verl's is not here.
     """
@@ -52,8 +52,9 @@ def _as_main(arguments: Sequence[str]) -> list[str]:
             words[i] = f"{name}={_from_main(value)}"
         elif word in flags and i + 1 < len(words):
             words[i + 1] = _from_main(words[i + 1])
-    first = next((i for i, word in enumerate(words) if "=" in word and not word.startswith("-")), len(words))
-    return [*words[:first], *_NO_FILES, *words[first:]]
+    overrides = [i for i, word in enumerate(words) if "=" in word and not word.startswith("-")]
+    end = overrides[-1] + 1 if overrides else len(words)
+    return [*words[:end], *_NO_FILES, *words[end:]]
 
 
 def _from_main(path: str) -> str:

@@ -252,7 +252,10 @@ def test_a_line_that_verls_main_takes(checked: Checked, tmp_path):
     assert "ready: nothing was started" in out
 
 
-def test_flags_may_stand_behind_the_overrides(stock_overrides, monkeypatch, capsys):
+def test_flags_may_stand_behind_the_overrides(stock_overrides, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
-    assert dry_run(["+turnkey=gigpo", *stock_overrides, "--config-name=ppo_trainer"]) == 0
+    folder = tmp_path / "outputs"
+    line = ["+turnkey=gigpo", *stock_overrides, f"hydra.run.dir={folder}", "--config-name=ppo_trainer"]
+    assert dry_run(line) == 0
     assert "ready: nothing was started" in capsys.readouterr().out
+    assert not folder.exists()
