@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ TASKS, ROLLOUTS, STEPS = 4, 2, 4
 UID = 36
 """characters"""
 HINT = "go forward as far as it goes then"
+DECAY = 0.5
+"""of a task's earlier groups"""
 
 
 def play(out: Path, model: Path, *overrides: str, turns: int, seed: int) -> Run:
@@ -126,26 +130,34 @@ def test_something_was_stored_and_came_back(stored: tuple[str, Run]) -> None:
 @pytest.fixture(scope="module")
 def hinted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Five turns are too few for some tasks."""
-    hints = ("turnkey.groups.hint_high=0.5", f"trainer.test_freq={STEPS}")
+    hints = ("turnkey.groups.hint_high=0.5", f"turnkey.groups.decay={DECAY}", f"trainer.test_freq={STEPS}")
     return play(tmp_path_factory.mktemp("hinted"), model, "+turnkey=gigpo", *hints, turns=5, seed=5)
 
 
-def test_tasks_that_nobody_solved_are_played_with_half_of_their_hint(hinted: Run) -> None:
-    shown: dict[int, dict[int, set[bool]]] = defaultdict(lambda: defaultdict(set))
+def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: Run) -> None:
+    """Half of it where nobody ever solved the task, and less where somebody did before."""
+    words = HINT.split()
+    shown: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     solved: dict[int, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for episode in hinted.episodes("train"):
         step, task = int(episode["global_step"]), int(episode["seed"])
-        hints = {"Hint: go forward as far\n" in text["prompt_tail"] for text in episode["texts"]}
-        assert hints == {"Hint:" in text["prompt_tail"] for text in episode["texts"]}
-        shown[step][task] |= hints
+        tails = [text["prompt_tail"] for text in episode["texts"]]
+        shown[step][task] |= {found[1] if (found := re.search(r"\nHint: (.+)\n", tail)) else "" for tail in tails}
         solved[step][task].append(bool(episode["success"]))
     assert {step: len(found) for step, found in shown.items()} == dict.fromkeys(range(1, STEPS + 1), TASKS)
-    for step in range(2, STEPS + 1):
-        for task in shown[step]:
-            due = not any(solved[step - 1][task]) and shown[step - 1][task] == {False}
-            assert shown[step][task] == {due}
-        assert hinted.metrics[step]["groups/hinted"] == np.mean([found == {True} for found in shown[step].values()])
-    assert any({True} in found.values() for found in shown.values())
+    for task in shown[1]:
+        weighted, wins, due = 0.0, 0.0, 0  # of the groups without a hint; due: words
+        for step in range(1, STEPS + 1):
+            assert shown[step][task] == {" ".join(words[:due])}, (task, step)
+            if due:
+                due = 0
+                continue
+            weighted = DECAY * weighted + len(solved[step][task])
+            wins = DECAY * wins + sum(solved[step][task])
+            due = 0 if any(solved[step][task]) else math.ceil(len(words) * 0.5 * (1 - wins / weighted))
+    for step in range(1, STEPS + 1):
+        assert hinted.metrics[step]["groups/hinted"] == np.mean([found != {""} for found in shown[step].values()])
+    assert any(found == {" ".join(words[:4])} for tasks in shown.values() for found in tasks.values())
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
