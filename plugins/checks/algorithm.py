@@ -6,6 +6,7 @@ verl finds these out after the first rollout, or reads them nowhere.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -33,8 +34,10 @@ METRICS = ("reward", "acc", "episode_return", "episode_length", "invalid_rate", 
 """what the agent loop turnkey_env tells of each episode, beside ``reward/<component>``"""
 
 
-def check_algorithm(config: DictConfig) -> None:
+def check_algorithm(config: DictConfig, loops: Collection[str]) -> None:
     """Refuse keys of former versions, weights that the run would not compute, and names that verl does not know.
+
+    ``loops``: the agent loops of the training rows.
 
     Raises:
         ConfigError: names the key to change.
@@ -44,7 +47,7 @@ def check_algorithm(config: DictConfig) -> None:
             raise ConfigError(f"{key}={value} is not read by verl's V1 trainers: write {instead}")
     _check_estimator(config)
     _check_correction(config)
-    _check_filter(config)
+    _check_filter(config, loops)
     _check_kl(config)
 
 
@@ -115,15 +118,14 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
             raise ConfigError(f"{CORRECTION}.{key}={correction.get(key)}: {error}") from error
 
 
-def _check_filter(config: DictConfig) -> None:
+def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
     """Refuse a metric that no episode has; what verl's own loops tell is known to their reward functions alone."""
     if not OmegaConf.select(config, f"{FILTER}.enable"):
         return
     metric = OmegaConf.select(config, f"{FILTER}.metric")
     if not metric:
         raise ConfigError(f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric=reward, or acc")
-    ours = config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
-    if ours and metric not in METRICS and not str(metric).startswith("reward/"):
+    if {*loops} == {"turnkey_env"} and metric not in METRICS and not str(metric).startswith("reward/"):
         raise ConfigError(
             f"there is no {FILTER}.metric={metric!r} with the agent loop turnkey_env"
             f"{closest(str(metric), list(METRICS))}; choices: {', '.join(METRICS)}, reward/<component>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -14,10 +15,13 @@ SCORING_SERVERS = ("vllm",)
 """those of verl's that answer the sampling parameters of such a call"""
 
 
-def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str, ...]) -> tuple[str, ...]:
+def check_branching(
+    config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str, ...], loops: Collection[str]
+) -> tuple[str, ...]:
     """Refuse a strategy that cannot do what it asks for; warn of one that measures what nothing reads.
 
-    ``given``: the columns that reward components give. Whether the environment can be cloned is the probe's to find.
+    ``given``: the columns that reward components give; ``loops``: the agent loops of the training rows. Whether the
+    environment can be cloned is the probe's to find.
 
     Returns:
         The columns that the strategy gives; none for independent episodes.
@@ -31,8 +35,8 @@ def check_branching(config: DictConfig, turnkey: TurnkeyConfig, given: tuple[str
     (spec, strategy), options = found, turnkey.rollout
     rollout = config.actor_rollout_ref.rollout
     asked = f"{KEY}={spec.name}"
-    if (loop := str(rollout.agent.default_agent_loop)) != "turnkey_env":
-        raise ConfigError(f"{asked} has no effect with the agent loop {loop}: only turnkey_env forks episodes")
+    if "turnkey_env" not in loops:
+        raise ConfigError(f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env forks episodes")
     if rollout.get("full_determinism", False):
         raise ConfigError(
             f"{asked} asks the server several times at once under one request id, which "

@@ -38,6 +38,7 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
             raise ConfigError(f"data.{key} is empty: verl wants a file{unused}")
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
+        _check_named(f"data.{key}", local[key])
         number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
         if len(local[key]) == len(files):  # else some are elsewhere: they cannot be counted here
             _check_number(config, key, number)
@@ -59,6 +60,16 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     except Exception as error:
         raise ConfigError(f"{key}={file} cannot be read as {path.suffix} ({type(error).__name__}: {error})") from error
     return True
+
+
+def _check_named(key: str, files: Sequence[str]) -> None:
+    """Refuse a column of agent loops in some files only: verl joins them, and rows without an entry have no loop."""
+    named = {LOOP_COLUMN in columns(file): file for file in files}
+    if len(named) > 1:
+        raise ConfigError(
+            f"{key}: {named[True]} has a column {LOOP_COLUMN!r} and {named[False]} has none, whose rows verl would "
+            "give no agent loop, not the default one: write the column into both, or into none"
+        )
 
 
 def without_tasks(file: str, held: Sequence[str]) -> ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,8 +28,13 @@ def updates_of_a_step(config: DictConfig) -> int:
     return int(OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1)
 
 
-def check_groups(config: DictConfig, turnkey: TurnkeyConfig, mode: str, files: Sequence[str]) -> None:
-    """Refuse what cannot work; ``mode`` is ``trainer.v1.trainer_mode``, ``files`` the data that are on this machine.
+def check_groups(
+    config: DictConfig, turnkey: TurnkeyConfig, mode: str, files: Sequence[str], loops: Collection[str]
+) -> None:
+    """Refuse what cannot work.
+
+    ``mode`` is ``trainer.v1.trainer_mode``, ``files`` the data that are on this machine, ``loops`` the agent loops of
+    their rows.
 
     Raises:
         ConfigError: names the key to change.
@@ -49,7 +54,7 @@ def check_groups(config: DictConfig, turnkey: TurnkeyConfig, mode: str, files: S
     elif (groups.n_low, groups.n_high) != (None, None):
         warnings.warn("turnkey.groups.n_low and n_high have no effect with allocation=even", stacklevel=2)
     if groups.hint_high:
-        _check_hints(config, turnkey, files)
+        _check_hints(config, turnkey, files, loops)
     if groups.stores:
         _check_stored(config, turnkey)
 
@@ -115,10 +120,10 @@ def _check_allocation(config: DictConfig, turnkey: TurnkeyConfig, files: Sequenc
             raise ConfigError(f"{file} has a column {COLUMN}, which {asked} would overwrite: drop it, or take even")
 
 
-def _check_hints(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str]) -> None:
+def _check_hints(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str], loops: Collection[str]) -> None:
     asked = f"turnkey.groups.hint_high={turnkey.groups.hint_high}"
-    if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) != "turnkey_env":
-        raise ConfigError(f"{asked} has no effect with the agent loop {loop}: only turnkey_env shows hints")
+    if "turnkey_env" not in loops:
+        raise ConfigError(f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env shows hints")
     if "{task}" not in load_template(turnkey.rollout.template):
         raise ConfigError(
             f"{asked} shows hints behind the task, and turnkey.rollout.template={turnkey.rollout.template} does not "

@@ -6,7 +6,7 @@ import json
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN
 from verl_turnkey.losses.registry import weighs
-from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, local_parquet, rows, training_loops
+from verl_turnkey.plugins.checks.files import columns, local_parquet, rows, training_loops
 from verl_turnkey.plugins.checks.groups import updates_of_a_step
 from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
@@ -68,30 +68,29 @@ def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
 
 def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, str]]:
     mode = str(config.trainer.v1.trainer_mode)
-    default, loops = str(config.actor_rollout_ref.rollout.agent.default_agent_loop), training_loops(config)
-    loop = min(loops) if len(loops) == 1 else default
+    loops = sorted(training_loops(config))
     if turnkey.preset.name:
         yield "preset", _preset(config, turnkey.preset.name)
     yield "estimator", _estimator(config, turnkey)
     yield from _modified(config, turnkey)
     yield "loss", _loss(config, turnkey)
     yield "trainer", mode if mode.startswith("turnkey_") else f"{mode} (verl's)"
-    yield "agent loop", _agent_loop(default, _named_by_data(config), turnkey.rollout)
-    if loop == OURS:
+    yield "agent loop", _agent_loops(config, loops, turnkey.rollout)
+    if OURS in loops:
         yield "environment", _environment(config, turnkey)
     episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     if config.trainer.get("val_only"):
         yield "validates", "once, and trains nothing (trainer.val_only=true)"
-    yield "per step", f"{_episodes(config, turnkey.groups)}, {_rows(loop, turnkey, episodes)}"
+    yield "per step", f"{_episodes(config, turnkey.groups)}, {_rows(loops, turnkey, episodes)}"
     if mode.startswith("turnkey_"):
         if turnkey.groups.keep < 1:
             yield "trained", _kept(turnkey.groups)
         yield "update", _update(config, turnkey)
         yield "weighs", _weighs(config, turnkey)
-    yield "paid", _paid(loop, turnkey)
-    if loop == OURS and (given := [entry for entry in turnkey.rewards if entry.get("column")]):
+    yield "paid", _paid(loops, turnkey)
+    if OURS in loops and (given := [entry for entry in turnkey.rewards if entry.get("column")]):
         yield "columns", ", ".join(f"{entry['column']}: {_weighted(entry)}" for entry in given)
-    for text in _ignored(config, turnkey, loop, mode):
+    for text in _ignored(config, turnkey, loops, mode):
         yield "ignored", text
 
 
@@ -138,13 +137,13 @@ def _loss(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     return f"{name}: {_changed(loss_params(config, turnkey))}"
 
 
-def _named_by_data(config: DictConfig) -> bool:
-    return any(LOOP_COLUMN in columns(file) for file in local_parquet(config))
+def _agent_loops(config: DictConfig, loops: Sequence[str], rollout: RolloutConfig) -> str:
+    default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    said = "" if loops == [default] else "as the column agent_name of the data says, "
+    return said + "; ".join(_agent_loop(loop, rollout) for loop in loops)
 
 
-def _agent_loop(loop: str, named_by_data: bool, rollout: RolloutConfig) -> str:
-    if named_by_data:
-        return f"each row's own, as the column agent_name of the data says; {loop} without one"
+def _agent_loop(loop: str, rollout: RolloutConfig) -> str:
     if loop == OURS:
         return f"{loop}: a row per {'conversation' if rollout.rows_hold_turns else 'step'}"
     if loop in VERLS_LOOPS:
@@ -157,7 +156,7 @@ def task_environments(config: DictConfig) -> Counter[str]:
     counts: Counter[str] = Counter()
     for file in local_parquet(config):
         if COLUMN in columns(file):
-            counts.update(str(json.loads(text).get("env_id")) for (text,) in rows(file, [COLUMN]))
+            counts.update(str(json.loads(text).get("env_id")) for (text,) in rows(file, [COLUMN]) if text)
     return counts
 
 
@@ -181,10 +180,10 @@ def _episodes(config: DictConfig, groups: GroupsConfig) -> str:
     return f"{tasks} tasks x {low} to {high}, by {groups.allocation}, = {tasks * n} episodes"
 
 
-def _rows(loop: str, turnkey: TurnkeyConfig, episodes: int) -> str:
-    if loop == OURS:
-        return f"{episodes} to {episodes * turnkey.rollout.max_turns} rows"
-    return f"{episodes} rows" if loop in VERLS_LOOPS else "rows as the loop makes them"
+def _rows(loops: Collection[str], turnkey: TurnkeyConfig, episodes: int) -> str:
+    if {*loops} - {OURS, *VERLS_LOOPS}:
+        return "rows as the loop makes them"
+    return f"{episodes} to {episodes * turnkey.rollout.max_turns} rows" if OURS in loops else f"{episodes} rows"
 
 
 def _kept(groups: GroupsConfig) -> str:
@@ -223,12 +222,14 @@ def _weighs(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     return mean
 
 
-def _paid(loop: str, turnkey: TurnkeyConfig) -> str:
-    if loop != OURS:
-        return "what the rows carry: records of the loop, or verl's reward per token"
+def _paid(loops: Collection[str], turnkey: TurnkeyConfig) -> str:
+    carried = "what the rows carry: records of the loop, or verl's reward per token"
+    if OURS not in loops:
+        return carried
     parts = [_weighted(entry) for entry in turnkey.rewards if not entry.get("column")]
     penalty = turnkey.rollout.invalid_action_penalty
-    return " + ".join(parts) + (f", minus {penalty} for a turn without a valid action" if penalty else "")
+    ours = " + ".join(parts) + (f", minus {penalty} for a turn without a valid action" if penalty else "")
+    return ours if {*loops} == {OURS} else f"{OURS}: {ours}; the other rows: {carried}"
 
 
 def _weighted(entry: Mapping[str, Any]) -> str:
@@ -236,12 +237,12 @@ def _weighted(entry: Mapping[str, Any]) -> str:
     return f"{entry.get('label') or entry['name'].rpartition(':')[2]} x {entry.get('weight', 1)}"
 
 
-def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loop: str, mode: str) -> Iterator[str]:
-    if loop == OURS and turnkey.env.id and (others := set(task_environments(config)) - {turnkey.env.id}):
+def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str], mode: str) -> Iterator[str]:
+    if OURS in loops and turnkey.env.id and (others := set(task_environments(config)) - {turnkey.env.id}):
         yield f"turnkey.env.id={turnkey.env.id} where the tasks name another ({', '.join(sorted(others)[:3])})"
-    if loop != OURS:
+    if OURS not in loops:
         if turnkey.env.id:
-            yield f"turnkey.env.id={turnkey.env.id}: {loop} plays no environment of this package"
+            yield f"turnkey.env.id={turnkey.env.id}: {loops[0]} plays no environment of this package"
         if turnkey.rollout != RolloutConfig():
             yield f"turnkey.rollout.*: only {OURS} reads it"
     if mode.startswith("turnkey_"):

@@ -6,6 +6,7 @@ verl finds most of these after the first rollout, some when the first long row c
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -40,8 +41,10 @@ MICRO_BATCHES = (
 CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
 
 
-def check_limits(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool, use_reference: bool) -> None:
-    """Refuse sizes with which a run would stop later, or train on nothing.
+def check_limits(
+    config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str], *, use_critic: bool, use_reference: bool
+) -> None:
+    """Refuse sizes with which a run would stop later, or train on nothing; ``loops``: those of the training rows.
 
     Raises:
         ConfigError: names the key to change.
@@ -51,7 +54,7 @@ def check_limits(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool
     if use_critic:
         _check_ranks(config)
     rollout = config.actor_rollout_ref.rollout
-    response, written = check_turns(config, turnkey)
+    response, written = check_turns(config, turnkey, loops)
     longest = rollout.prompt_length + response
     what = f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} {written})"
     _check_tokens(config, longest, what, use_critic, use_reference)
@@ -60,7 +63,7 @@ def check_limits(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool
         raise ConfigError(f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length")
 
 
-def check_turns(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[int, str]:
+def check_turns(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> tuple[int, str]:
     """Refuse a conversation without room for turns. Returns the tokens that may follow a prompt, and what they are.
 
     Raises:
@@ -82,7 +85,7 @@ def check_turns(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[int, str]:
                 "end after its first turn. Raise data.max_response_length to what an episode takes"
             )
         written = "appended to it, turns and observations"
-    elif rollout.agent.default_agent_loop == "turnkey_env":
+    elif {*loops} == {"turnkey_env"}:
         response = turn or response
     return response, written
 

@@ -51,7 +51,8 @@ def first_task(file: str) -> Task:
     if COLUMN not in (held := columns(file)):
         raise without_tasks(file, held)
     for (text,) in rows(file, [COLUMN]):
-        return Task.from_json(text)
+        if text is not None:  # a row of another agent loop
+            return Task.from_json(text)
     raise ConfigError(f"{file} holds no tasks: write some with `turnkey tasks`")
 
 

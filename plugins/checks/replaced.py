@@ -5,7 +5,7 @@ Hydra composes a group that a launch line adds behind the file, so that the grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -13,11 +13,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.recipe_files import leaves
 
 STOCK = "_generated_ppo_trainer.yaml"
 """verl's own values in one file"""
@@ -44,9 +44,11 @@ def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
         return []
     stock = OmegaConf.load(flat)
     said = []
-    for key, theirs in _leaves(found):
+    for key, theirs in leaves(found):
+        if key == ESTIMATOR or key.startswith("hydra."):
+            continue
         ours = OmegaConf.select(config, key)
-        if theirs in (ours, OmegaConf.select(stock, key)) or key == ESTIMATOR:
+        if theirs in (ours, OmegaConf.select(stock, key)):
             continue
         if key == MODE and ours != (kept := f"turnkey_{str(theirs).removeprefix('turnkey_')}"):
             raise ConfigError(_lost(key, theirs, ours, kept))
@@ -59,18 +61,3 @@ def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
 
 def _lost(key: str, theirs: Any, ours: Any, choice: str) -> str:
     return f"your file has {key}={theirs}, and +turnkey would make it {ours}: write {key}={choice} on the launch line"
-
-
-def _leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name in node:
-        key = f"{prefix}{name}"
-        if key == "hydra" or OmegaConf.is_missing(node, name):
-            continue
-        try:
-            value = node[name]
-        except OmegaConfBaseException:  # an interpolation of what is not there
-            continue
-        if isinstance(value, DictConfig):
-            yield from _leaves(value, f"{key}.")
-        elif not OmegaConf.is_list(value):
-            yield key, value

@@ -23,15 +23,18 @@ from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY, read_strat
 FUNCTION = "reward.custom_reward_function.path"
 
 
-def check_rewards(config: DictConfig, turnkey: TurnkeyConfig) -> Composition:
+def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str] = ("turnkey_env",)) -> Composition:
     """Compose the rewards of the loop turnkey_env, and refuse settings that it would ignore or count twice.
 
-    They are those of ``turnkey.rewards``: verl's reward functions see only rows that come without a score.
+    They are those of ``turnkey.rewards``: verl's reward functions see only rows that come without a score, as
+    those of the other ``loops`` of the training rows.
 
     Raises:
         ConfigError: names the key to change and the way out.
     """
-    _check_verls(config, turnkey)
+    if {*loops} == {"turnkey_env"}:
+        _check_verls(config, turnkey)
+    _check_distillation(config)
     composition = compose(reward_entries(config, turnkey))
     spec = estimator_of(config)
     before = () if spec is None else spec.names_before
@@ -138,6 +141,9 @@ def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "rewards are turnkey.rewards",
             stacklevel=2,
         )
+
+
+def _check_distillation(config: DictConfig) -> None:
     if OmegaConf.select(config, "distillation.enabled"):
         raise ConfigError(
             "distillation.enabled=true gives the teacher's log-probabilities of an episode's last row only, and the "

@@ -55,7 +55,7 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
             "trainer.val_only=true validates before training and stops there, and trainer.val_before_train=false "
             "leaves that out, so that the run would train: set trainer.val_before_train=true"
         )
-    if "turnkey_env" in loops:
+    if {*loops} == {"turnkey_env"}:
         _warn_turns(config)
 
 

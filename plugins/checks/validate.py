@@ -20,7 +20,7 @@ from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.data import check_data
-from verl_turnkey.plugins.checks.files import LOOP_COLUMN, columns, training_loops
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
@@ -90,8 +90,8 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_paths(config, turnkey, use_critic=use_critic)
         check_checkpoints(config, turnkey, use_critic=use_critic)
         check_log_folder(config, turnkey)
-        check_algorithm(config)
-        check_limits(config, turnkey, use_critic=use_critic, use_reference=need_reference_policy(config))
+        check_algorithm(config, loops)
+        check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
     elif turnkey.log.trajectories:
         warnings.warn(
             f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "
@@ -100,21 +100,21 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         )
     check_update(config, turnkey, mode, loops)
     files = check_data(config, turnkey, agent_loops(config))
-    check_groups(config, turnkey, mode, files)
+    check_groups(config, turnkey, mode, files, loops)
     if "turnkey_env" not in loops and turnkey.rewards != TurnkeyConfig().rewards:
         warnings.warn(
             f"turnkey.rewards has no effect with the agent loop {min(loops)}: only turnkey_env reads it", stacklevel=2
         )
     given: tuple[str, ...] = ()
     if "turnkey_env" in loops:
-        rewards = check_rewards(config, turnkey)
+        rewards = check_rewards(config, turnkey, loops)
         check_compared(config, turnkey, rewards)
         given = rewards.columns
-    forked = check_branching(config, turnkey, given)
-    if "turnkey_env" in loops:
-        check_agent_loop(config, turnkey, files, given, forked)
+    forked = check_branching(config, turnkey, given, loops)
     if ours:
         _check_recorded(config, turnkey, loops)
+    if "turnkey_env" in loops:
+        check_agent_loop(config, turnkey, files if loops == {"turnkey_env"} else [], given, forked)
     _hint_without_gpu(config)
 
 
@@ -198,7 +198,7 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
 def check_agent_loop(
     config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...], forked: tuple[str, ...] = ()
 ) -> None:
-    """Check limits, prompt settings and the first task, which is played for a few steps.
+    """Check limits, prompt settings and the first task of ``files``, which is played for a few steps.
 
     ``given``, ``forked``: the columns that reward components give, and those that the strategy of rollouts gives.
     """
@@ -218,8 +218,6 @@ def check_agent_loop(
     _check_prompts(config, turnkey)
     from verl_turnkey.plugins.checks.probe import probe
 
-    if any(LOOP_COLUMN in columns(file) for file in files):
-        return  # rows choose their own loop
     if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
         check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given, forked)
 
@@ -254,16 +252,16 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
 
 def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Refuse what the rows of verl's loops cannot give, and a batch of rows with and without records."""
+    """Refuse a batch of rows with and without records, and a method that needs more than rows without them give."""
     without = sorted({*loops} & {*VERLS_LOOPS})
-    for loop in without:
-        _check_derived(config, turnkey, loop)
     if without and "turnkey_env" in loops:
         raise ConfigError(
-            f"the training rows name the agent loops {without[0]} and turnkey_env (column {LOOP_COLUMN!r}), and only "
-            f"the second writes records, while algorithm.adv_estimator={config.algorithm.adv_estimator} reads those of "
-            "a whole batch: train the rows of each in a run of their own, or write records in a loop of your own"
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a record in all rows of a batch, or in "
+            f"none, but the training data (column {LOOP_COLUMN!r}) name the agent loop turnkey_env, which writes "
+            f"one, and {without[0]}, which writes none: train the rows of each in a run of their own"
         )
+    for loop in without:
+        _check_derived(config, turnkey, loop)
 
 
 def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> None:
@@ -277,7 +275,9 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
     wanted = spec.columns(credit_params(config, turnkey), modify)
     lacking = [column for column in wanted if column not in {*COLUMNS, *SOURCES, *per_turn}]
     if lacking:
-        raise ConfigError(needs_record(spec.name, lacking))
+        named = loop != config.actor_rollout_ref.rollout.agent.default_agent_loop
+        cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "
+        raise ConfigError((cause if named else "") + needs_record(spec.name, lacking))
     if OmegaConf.select(config, BYPASS):
         names = [spec.name, *(one.spec.name for one in modify)]
         check_supplied(names, [column for column in wanted if column not in per_turn])

@@ -58,9 +58,9 @@ class CommandLine:
         return [override for override in self.overrides if override.key == "turnkey"]
 
     @property
-    def ours(self) -> bool:
-        """Whether a switch or a key of this package is on the line."""
-        return any(override.key.startswith("turnkey") for override in self.overrides)
+    def ours(self) -> list[_Override]:
+        """The switches and keys of this package."""
+        return [override for override in self.overrides if override.key.startswith("turnkey")]
 
     @cached_property
     def own_files(self) -> bool:
@@ -70,14 +70,13 @@ class CommandLine:
 
 
 def refuse(arguments: Sequence[str]) -> None:
-    """:func:`check` and :func:`check_program`, ending it with the message alone, as Hydra does on its own errors.
+    """:func:`check`, ending the program with the message alone, as Hydra does on its own errors.
 
     Raises:
         SystemExit: the line cannot mean what it says; with ``HYDRA_FULL_ERROR=1`` the ConfigError itself.
     """
     try:
-        check(arguments)
-        check_program(arguments, program())
+        check(arguments, program())
     except ConfigError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -94,22 +93,10 @@ def program() -> str:
     return f"verl.{rest.replace('/', '.')}" if found else ""
 
 
-def check_program(arguments: Sequence[str], name: str) -> None:
-    """Refuse a switch for a main program with a trainer of its own, which would read nothing of it.
-
-    Raises:
-        ConfigError: names the program that takes it.
-    """
-    ours = [override.text for override in CommandLine(arguments).overrides if override.key.startswith("turnkey")]
-    if ours and name.startswith(OTHER_PROGRAMS):
-        raise ConfigError(
-            f"{ours[0]}: {name} has a trainer of its own, which knows nothing of this package: start "
-            "verl.trainer.main_ppo; trainer.v1.trainer_mode=turnkey_separate_async gives servers GPUs of their own"
-        )
-
-
-def check(arguments: Sequence[str]) -> None:
+def check(arguments: Sequence[str], main: str = "") -> None:
     """Refuse a line that would not do what it says; ignore a line without any of our switches and keys.
+
+    ``main``: the main program that reads the line, as :func:`program` names it.
 
     Raises:
         ConfigError: names the argument and what to write instead.
@@ -125,6 +112,11 @@ def check(arguments: Sequence[str]) -> None:
             )
     if not line.ours:
         return
+    if main.startswith(OTHER_PROGRAMS):
+        raise ConfigError(
+            f"{line.ours[0].text}: {main} has a trainer of its own, which knows nothing of this package: start "
+            "verl.trainer.main_ppo; trainer.v1.trainer_mode=turnkey_separate_async gives servers GPUs of their own"
+        )
     _check_groups(line)
     _check_order(line)
     _check_estimator(line)

@@ -1,4 +1,4 @@
-"""Where the YAML files of :mod:`verl_turnkey.recipe` lie."""
+"""The YAML files of :mod:`verl_turnkey.recipe`: where they lie, and the values in one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import verl_turnkey.recipe
 
@@ -23,15 +24,21 @@ def beside_parameters(method: str) -> Mapping[str, Any]:
     path = config_dir() / "turnkey" / f"{method}.yaml"
     if not path.is_file():
         return {}
-    given: Any = OmegaConf.to_container(OmegaConf.load(path))
-    given.pop("defaults", None)
-    own = ("algorithm.adv_estimator", "turnkey.credit.")
-    return {key: value for key, value in _leaves(given) if not key.startswith(own)}
+    own = ("defaults", "algorithm.adv_estimator", "turnkey.credit.")
+    return {key: value for key, value in leaves(DictConfig(OmegaConf.load(path))) if not key.startswith(own)}
 
 
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
+def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a configuration by its whole key, lists as one; without those that are missing."""
+    for name in node:
+        key = f"{prefix}{name}"
+        if OmegaConf.is_missing(node, name):
+            continue
+        try:
+            value = node[name]
+        except OmegaConfBaseException:  # an interpolation of what is not there
+            continue
+        if isinstance(value, DictConfig):
+            yield from leaves(value, f"{key}.")
         else:
-            yield f"{prefix}{name}", value
+            yield key, value

@@ -131,7 +131,7 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     absolute_paths(config, turnkey_config(config))
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
-    check_turns(config, turnkey)
+    check_turns(config, turnkey, ["turnkey_env"])
     check_agent_loop(config, turnkey, [str(tasks)], check_rewards(config, turnkey).columns)
     return config
 

@@ -75,9 +75,12 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
         folder / "mixed_without_tasks.parquet"
     )
     good.assign(agent_name=["turnkey_env"] * 4 + ["tool_agent"] * 4).to_parquet(folder / "mixed.parquet")
-    good.assign(agent_name="tool_agent").drop(columns="turnkey_task").to_parquet(folder / "tools.parquet")
-    good.assign(agent_name="turnkey_env").to_parquet(folder / "ours.parquet")
-    good.drop(columns="turnkey_task").to_parquet(folder / "math.parquet")
+    good.assign(agent_name="turnkey_env").to_parquet(folder / "own.parquet")
+    math = good.drop(columns="turnkey_task")
+    math.to_parquet(folder / "math.parquet")
+    math.assign(agent_name="tool_agent").to_parquet(folder / "tool.parquet")
+    both = pd.concat([math.assign(agent_name="tool_agent"), good.assign(agent_name="turnkey_env")])
+    both.to_parquet(folder / "both.parquet")
     good.drop(columns="prompt").to_parquet(folder / "promptless.parquet")
     good.rename(columns={"prompt": "question"}).to_parquet(folder / "question.parquet")
     good.iloc[:0].to_parquet(folder / "none.parquet")
@@ -121,7 +124,6 @@ SWITCHES = [
     ("+turnkey=gigpo +turnkey/losses=st_ppo", "turnkey/losses | turnkey/loss"),
     ("+turnkey/env=babyai +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/env=babyai"),
     ("+turnkey/loss=turn_ratio +turnkey=gigpo", "write +turnkey=gigpo before +turnkey/loss=turn_ratio"),
-    ("+turnkey=grpo_steps data.train_files={tmp}/mixed.parquet", "tool_agent and turnkey_env | 'agent_name' | records"),
     ("+turnkey=base", "+turnkey=base | algorithm.adv_estimator"),
     ("+turnkey=base +turnkey/env=babyai critic.enable=true", "+turnkey=base | algorithm.adv_estimator"),
     ("+turnkey=base algorithm.adv_estimator=gpro", "algorithm.adv_estimator='gpro'"),
@@ -282,8 +284,6 @@ DATA = [
     ("data.train_files={tmp}/loop_in_row_7.parquet", "row 7 | 'tool_agnet' | agent_name | 'tool_agent'"),
     ("data.val_files={tmp}/loop_in_row_7.parquet", "data.val_files | row 7 | 'tool_agnet'"),
     ("data.train_files={tmp}/mixed_without_tasks.parquet", "has no column 'turnkey_task'"),
-    ("data.train_files={tmp}/tools.parquet", "gigpo | anchor"),
-    ("data.train_files={tmp}/mixed.parquet", "gigpo | anchor"),
 ]
 
 SIZES = [
@@ -654,8 +654,8 @@ CRITIC = [
 
 TURNS = [
     ("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "turnkey.update.order | row per turn"),
+    ("data.train_files={tmp}/tool.parquet", "turnkey.update.order | row per turn | tool_agent | agent_name"),
     ("algorithm.rollout_correction.bypass_mode=True", "bypass_mode | turnkey.update.old_policy=iteration"),
-    ("data.train_files={tmp}/tools.parquet", "turnkey.update.order | tool_agent | row per turn"),
     ("trainer.v1.trainer_mode=sync", "turnkey_sync"),
 ]
 
@@ -666,6 +666,26 @@ LOOP = [
 ESTIMATORS = [
     (f"+turnkey=base algorithm.adv_estimator={name}", f"algorithm.adv_estimator={name} | choose another")
     for name in WITHOUT_INPUT
+]
+
+# The data name the loops of their rows.
+NAMED = [
+    ("+turnkey=gigpo data.train_files={tmp}/tool.parquet", "agent_name | tool_agent | gigpo needs 'anchor'"),
+    (
+        "+turnkey=gigpo data.train_files={tmp}/both.parquet",
+        "agent_name | turnkey_env | tool_agent | a run of their own",
+    ),
+    ("+turnkey=grpo_steps data.train_files={tmp}/mixed.parquet", "adv_estimator=grpo_steps | in all rows | or in none"),
+    ("+turnkey=gigpo data.train_files=[{train},{tmp}/own.parquet]", "own.parquet | 'agent_name' | into both"),
+    (
+        "+turnkey=grpo_steps data.train_files={tmp}/tool.parquet turnkey.rollout.strategy=probe",
+        "turnkey.rollout.strategy=probe | tool_agent",
+    ),
+    (
+        "+turnkey=gigpo data.train_files={tmp}/own.parquet "
+        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent turnkey.rollout.template=none",
+        "no prompt template 'none'",
+    ),
 ]
 
 GROUPS = [
@@ -683,6 +703,7 @@ REFUSED = [
     ("", SWITCHES),
     ("", ESTIMATORS),
     ("", GROUPS),
+    ("", NAMED),
     (GIGPO, PARAMETERS),
     ("+turnkey=gigpo", DATA),
     ("+turnkey=gigpo", SIZES),
@@ -730,10 +751,13 @@ STARTS = [
     "+turnkey=gigpo data.train_files=[{train},{val}]",
     "+turnkey=gigpo data.train_files={tmp}/train.json data.val_files={tmp}/train.jsonl",
     "+turnkey=gigpo data.train_files=hdfs://store/tasks/train.parquet",
-    "+turnkey=grpo_steps data.train_files={tmp}/tools.parquet reward.custom_reward_function.path={tmp}/reward.py "
-    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5",
-    "+turnkey=base algorithm.adv_estimator=grpo data.train_files={tmp}/mixed.parquet",
-    "+turnkey=gigpo data.train_files={tmp}/ours.parquet actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+    "+turnkey=gigpo data.train_files={tmp}/own.parquet data.val_files={tmp}/tool.parquet",
+    "+turnkey=gigpo data.train_files={tmp}/own.parquet actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+    "+turnkey=grpo_steps data.train_files={tmp}/tool.parquet reward.custom_reward_function.path={tmp}/reward.py",
+    "+turnkey=grpo_steps data.train_files={tmp}/tool.parquet reward.reward_model.enable=True "
+    "reward.reward_model.model_path={model}",
+    "+turnkey=base algorithm.adv_estimator=grpo data.train_files={tmp}/both.parquet "
+    "reward.custom_reward_function.path={tmp}/reward.py",
     "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
     "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=grpo_steps actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "

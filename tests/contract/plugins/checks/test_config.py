@@ -499,7 +499,8 @@ def test_entropies_that_verl_does_not_compute_are_refused_where_nobody_else_give
     with pytest.raises(ConfigError, match=f"dynamo_modulation needs {said}"):
         drive("actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent")
     drive("turnkey.rewards=[{name: step}, {name: step, label: e, column: entropy}]")
-    drive(*(f"data.{key}={tmp_path}/loops.parquet" for key in ("train_files", "val_files")))
+    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {said}"):  # rows that name turnkey_env are its own
+        drive(*(f"data.{key}={tmp_path}/loops.parquet" for key in ("train_files", "val_files")))
     drive("turnkey.env.probe=false")  # the first step will tell whether the environment gives them
 
 

@@ -88,6 +88,39 @@ def test_starts(driver: Driver, line):
     driver(line)
 
 
+TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "silent"),
+    [
+        (
+            "+turnkey=grpo_steps data.train_files={tmp}/tool.parquet",
+            "the column agent_name of the data says, tool_agent (verl's): a row per | 8 rows | what the rows carry",
+            "max_assistant_turns | MiniGrid | at most 50",
+        ),
+        (
+            "+turnkey=base algorithm.adv_estimator=grpo data.train_files={tmp}/both.parquet",
+            "tool_agent (verl's): | turnkey_env: a row per step | MiniGrid-v0 (8 tasks) | the other rows: what",
+            "max_assistant_turns",
+        ),
+        (
+            "+turnkey=gigpo data.train_files={tmp}/own.parquet",
+            "turnkey_env: a row per step | at most 50 turns | step x 1, minus | max_assistant_turns=5 has no effect",
+            "agent_name | what the rows carry",
+        ),
+    ],
+)
+def test_what_is_said_is_of_the_loops_that_the_rows_name(driver: Driver, line, words, silent):
+    said = " ".join(driver(f"{line} {TURNS}").split())
+    assert all(word in said for word in words.split(" | ")), said
+    assert not any(word in said for word in silent.split(" | ")), said
+
+
+def test_data_that_name_the_default_loop_are_as_data_that_name_none(driver: Driver):
+    assert driver("+turnkey=gigpo data.train_files={tmp}/own.parquet") == driver("+turnkey=gigpo")
+
+
 @pytest.mark.parametrize(("line", "words"), WARNED, ids=[line for line, _ in WARNED])
 def test_starts_with_a_warning(driver: Driver, line, words):
     said = driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}")

@@ -28,6 +28,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, validate_record
 from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.checks.algorithm import METRICS
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.seeing.bounds import chosen
@@ -35,7 +36,8 @@ from verl_turnkey.plugins.seeing.reading import read
 from verl_turnkey.plugins.seeing.table_writer import Tables
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
-INFO = {"acc", "failed", "episode_return", "episode_length", "invalid_rate", "unparsed_rate", "reward/step"}
+INFO = {*METRICS, "failed", "reward/step"} - {"reward"}
+"""what group filtering may compare, which has a reward of its own"""
 
 
 def awkward(**kwargs: Any) -> Task:

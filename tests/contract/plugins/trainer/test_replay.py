@@ -282,7 +282,7 @@ def test_what_does_not_go_with_it_is_refused(compose, asked, line, named, monkey
         line, named = "actor_rollout_ref.rollout.n=1", "rollout.n=1: raise it to 2"
     config = compose("+turnkey=grpo_steps", asked, *line.split())
     with pytest.raises(ConfigError, match=named):
-        check_groups(config, turnkey_config(config), "turnkey_sync", [])
+        check_groups(config, turnkey_config(config), "turnkey_sync", [], ["turnkey_env"])
 
 
 @pytest.mark.parametrize("asked", [REPLAY, BUFFER])
@@ -291,6 +291,6 @@ def test_older_weights_without_correction_are_warned_of(compose, asked):
     config.algorithm.rollout_correction.rollout_is = None
     config.algorithm.rollout_correction.bypass_mode = False
     with pytest.warns(UserWarning, match="rollout_is=token"):
-        check_groups(config, turnkey_config(config), "turnkey_sync", [])
+        check_groups(config, turnkey_config(config), "turnkey_sync", [], ["turnkey_env"])
     config.algorithm.rollout_correction.rollout_is = "token"
-    check_groups(config, turnkey_config(config), "turnkey_sync", [])
+    check_groups(config, turnkey_config(config), "turnkey_sync", [], ["turnkey_env"])

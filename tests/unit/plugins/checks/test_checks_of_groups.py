@@ -23,14 +23,13 @@ def checked(groups: dict[str, Any], mode: str = "turnkey_sync", **changes: Any) 
             "actor_rollout_ref": {
                 "rollout": {
                     "n": changes.get("n", 8),
-                    "agent": {"default_agent_loop": changes.get("loop", "turnkey_env")},
                 }
             },
             "data": {"train_batch_size": changes.get("tasks", 8)},
             "trainer": {"v1": {"trainer_mode": mode, "separate_async": {"parameter_sync_step": 4}}},
         }
     )
-    check_groups(config, turnkey_config(config), mode, changes.get("files", []))
+    check_groups(config, turnkey_config(config), mode, changes.get("files", []), [changes.get("loop", "turnkey_env")])
 
 
 def test_what_works_is_left_alone():

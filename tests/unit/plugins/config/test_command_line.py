@@ -15,7 +15,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.recipes import names
-from verl_turnkey.plugins.config.command_line import check, check_program, program, refuse
+from verl_turnkey.plugins.config.command_line import check, program, refuse
 from verl_turnkey.plugins.config.presets import read
 
 # line -> words of the message
@@ -180,7 +180,7 @@ def test_the_main_program_by_its_file(monkeypatch, file, name):
 def test_programs_with_trainers_of_their_own_are_named():
     own = "verl.experimental.fully_async_policy.fully_async_main"
     with pytest.raises(ConfigError, match=rf"turnkey\.groups\.keep=0\.5: {own}.*turnkey_separate_async"):
-        check_program(["algorithm.adv_estimator=grpo", "turnkey.groups.keep=0.5"], own)
-    check_program(["algorithm.adv_estimator=grpo"], own)
+        check(["algorithm.adv_estimator=grpo", "turnkey.groups.keep=0.5"], own)
+    check(["algorithm.adv_estimator=grpo"], own)
     for name in ("verl.trainer.main_ppo", "mine.main", ""):
-        check_program(["+turnkey=gigpo"], name)
+        check(["+turnkey=gigpo"], name)
