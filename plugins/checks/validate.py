@@ -24,6 +24,7 @@ from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
+from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.paths import check_joining, check_paths, joins_cluster
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
@@ -88,6 +89,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_rollout(config, turnkey, mode, loops)
         check_joining(config)
         check_paths(config, turnkey, use_critic=use_critic)
+        check_lora(config, mode, use_critic=use_critic)
         check_checkpoints(config, turnkey, use_critic=use_critic)
         check_log_folder(config, turnkey)
         check_algorithm(config, loops)

@@ -48,6 +48,7 @@ def _spy_on(cls):
 
     def _update_actor(self, batch, metrics):
         optional = ["values", "returns"] if self.use_critic else []
+        optional += ["ref_log_prob"] if self.use_reference_policy else []
         optional += ["turnkey_staleness"] if self.loss is not None and "staleness" in self.loss.needs else []
         fields = ["responses", "advantages", "old_log_probs", "rollout_log_probs", "response_mask", "rm_scores"]
         fields += optional
@@ -69,6 +70,7 @@ def _spy_on(cls):
                 "staleness": before.get("turnkey_staleness"),
                 "rollout": before["rollout_log_probs"],
                 "old": before["old_log_probs"],
+                "reference": before.get("ref_log_prob"),
                 "before": under_actor,
                 "after": _log_probs(self, batch),
                 "advantages_after": _rows(batch, "advantages")["advantages"],  # updates in phases weigh them

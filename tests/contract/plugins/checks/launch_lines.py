@@ -648,6 +648,7 @@ WEIGHTS = [
 ]
 
 CRITIC = [
+    ("critic.model.lora_rank=16", "critic.model.lora_rank=16 | critic.model.lora_rank=0"),
     ("critic.enable=false", "turn_gae | critic.enable=true"),
     ("turnkey.credit.lam=2", "turnkey.credit.lam"),
 ]
@@ -688,6 +689,20 @@ NAMED = [
     ),
 ]
 
+SEPARATE = (
+    "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2 "
+    "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"
+)
+LORA = [
+    ("actor_rollout_ref.model.lora.rank=32", "model.lora.rank=32 | Megatron | model.lora_rank=32"),
+    ("actor_rollout_ref.model.lora_adapter_path={model}", "lora_adapter_path= | model.lora_rank"),
+    (f"{SEPARATE} actor_rollout_ref.model.lora_rank=16", "lora_rank=16 | separate_async | lora.merge=true"),
+    (
+        f"{SEPARATE} actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora_adapter_path={{model}}",
+        "lora.merge",
+    ),
+]
+
 GROUPS = [
     (
         "+turnkey=tree turnkey.rollout.strategy=tree turnkey.groups.keep=0.5",
@@ -704,6 +719,7 @@ REFUSED = [
     ("", ESTIMATORS),
     ("", GROUPS),
     ("", NAMED),
+    ("+turnkey=gigpo", LORA),
     (GIGPO, PARAMETERS),
     ("+turnkey=gigpo", DATA),
     ("+turnkey=gigpo", SIZES),
@@ -725,11 +741,6 @@ KL = (
     "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 "
     "actor_rollout_ref.actor.kl_loss_type=low_var_kl"
 )
-SEPARATE = (
-    "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2 "
-    "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"
-)
-
 STARTS = [
     *(f"+turnkey={name} {given(spec)}".strip() for name, spec in shipped().items() if "value" not in spec.needs),
     "+turnkey=turn_gae",
@@ -744,6 +755,8 @@ STARTS = [
     f"+turnkey=gigpo {FIXED} {KL}",
     f"+turnkey=gigpo {KL}",
     f"+turnkey=gigpo {KL} actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.lora_alpha=32",
+    f"+turnkey=gigpo {SEPARATE} actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora.merge=true",
+    "+turnkey=gigpo critic.model.lora_rank=16",
     "+turnkey=gigpo algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.001",
     f"+turnkey=gigpo {KL} algorithm.use_kl_in_reward=True",
     "+turnkey=gigpo actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.target_modules=all-linear",

@@ -1,0 +1,51 @@
+"""Checks of LoRA in the driver: what verl ends with an error after the models are loaded, or trains without a word."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from verl_turnkey.advantage import ConfigError
+
+MODEL = "actor_rollout_ref.model"
+FSDP = ("fsdp", "fsdp2")
+
+
+def check_lora(config: DictConfig, mode: str, *, use_critic: bool) -> None:
+    """Refuse adapters that would not be trained, not be played, or not be built; ``mode``: ``trainer.v1.trainer_mode``.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    model = config.actor_rollout_ref.model
+    rank, path = model.get("lora_rank", 0), model.get("lora_adapter_path")
+    of_megatron = model.get("lora") or {}
+    if config.actor_rollout_ref.actor.strategy in FSDP and not rank:
+        # verl's trainer takes the actor without its adapter for the reference, and the actor has none.
+        whole = "the whole model would be trained, and the reference policy would be the actor itself: set"
+        if found := of_megatron.get("rank", 0):
+            raise ConfigError(
+                f"{MODEL}.lora.rank={found} is read with Megatron alone; with FSDP {whole} {MODEL}.lora_rank={found}"
+            )
+        if path:
+            raise ConfigError(
+                f"{MODEL}.lora_adapter_path={path} is read only where {MODEL}.lora_rank is above 0; without it {whole} "
+                "the rank of that adapter"
+            )
+    if rank and mode.endswith("separate_async") and not of_megatron.get("merge", False):
+        raise ConfigError(
+            f"{MODEL}.lora_rank={rank} with trainer.v1.trainer_mode={mode}: verl sends such servers the weights under "
+            "the adapter, by names that they do not know, and never the adapter: set "
+            f"{MODEL}.lora.merge=true"
+        )
+    if use_critic and (rank := config.critic.model.get("lora_rank", 0)) and not _builds_critic():
+        raise ConfigError(
+            f"critic.model.lora_rank={rank}: verl builds adapters for models that generate, and with this version of "
+            "transformers a critic is none: set critic.model.lora_rank=0"
+        )
+
+
+def _builds_critic() -> bool:
+    """Whether peft finds in a token classifier what verl's kind of adapter wants; not since transformers 4.50."""
+    from transformers import PreTrainedModel
+
+    return hasattr(PreTrainedModel, "prepare_inputs_for_generation")
