@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.schema import closest
+from verl_turnkey.plugins.verl_api import internals
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {
@@ -123,12 +124,13 @@ def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
     if not OmegaConf.select(config, f"{FILTER}.enable"):
         return
     metric = OmegaConf.select(config, f"{FILTER}.metric")
+    known = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
     if not metric:
-        raise ConfigError(f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric=reward, or acc")
-    if {*loops} == {"turnkey_env"} and metric not in METRICS and not str(metric).startswith("reward/"):
+        raise ConfigError(f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric={known[0]}")
+    if {*loops} == {"turnkey_env"} and metric not in known and not str(metric).startswith("reward/"):
         raise ConfigError(
-            f"there is no {FILTER}.metric={metric!r} with the agent loop turnkey_env"
-            f"{closest(str(metric), list(METRICS))}; choices: {', '.join(METRICS)}, reward/<component>"
+            f"there is no {FILTER}.metric={metric!r} with the agent loop turnkey_env and verl "
+            f"{internals.verl_version()}{closest(str(metric), known)}; choices: {', '.join(known)}, reward/<component>"
         )
 
 

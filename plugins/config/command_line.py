@@ -26,6 +26,7 @@ _GROUP = re.compile(r"turnkey(/\w+)?")
 # Main programs of verl with trainers of their own, by the beginnings of their names.
 OTHER_PROGRAMS = ("verl.experimental.", "recipe.dapo.")
 _ESTIMATOR_KEY = "algorithm.adv_estimator"
+_LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
 # Group -> those that have to follow it. A device shares no key with any.
 _ORDER = {
     "turnkey": ("turnkey/env", "turnkey/loss", "turnkey/preset"),
@@ -120,6 +121,7 @@ def check(arguments: Sequence[str], main: str = "") -> None:
     _check_groups(line)
     _check_order(line)
     _check_estimator(line)
+    _check_loss(line)
     _check_foreign(line)
     for override in line.overrides:
         if override.key.startswith("turnkey.") and not override.plus and not line.own_files:
@@ -200,6 +202,21 @@ def _check_estimator(line: CommandLine) -> None:
         raise ConfigError(
             f"{method.text} and {other.text} choose two estimators, and the second would train alone: drop "
             f"{other.text} to train {method.value}{way_out}"
+        )
+
+
+def _check_loss(line: CommandLine) -> None:
+    """As with the estimator, verl's key overrides the switch at any position."""
+    switches = [override for override in line.overrides if override.key == "turnkey/loss"]
+    keys = [override for override in line.overrides if override.key == _LOSS_KEY]
+    if not (switches and keys):
+        return
+    switch, other = switches[-1], keys[-1]
+    name = other.value.strip("'\"")
+    if name.removeprefix("turnkey/") != switch.value:
+        raise ConfigError(
+            f"{switch.text} and {other.text} choose two policy losses, and the second would train alone: drop "
+            f"{other.text} to train with {switch.value}, or {switch.text} to train with {name}"
         )
 
 

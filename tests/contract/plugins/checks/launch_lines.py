@@ -593,6 +593,14 @@ PAY = [
         "+turnkey/loss=rebel algorithm.rollout_correction.rollout_is=token",
         "rebel | algorithm.rollout_correction.rollout_is=null",
     ),
+    (
+        "+turnkey/loss=psft actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
+        "+turnkey/loss=psft | loss_mode=vanilla | two policy losses | to train with psft | to train with vanilla",
+    ),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo +turnkey/loss=turn_ratio",
+        "drop actor_rollout_ref.actor.policy_loss.loss_mode=gspo to train with turn_ratio",
+    ),
     ("+turnkey/loss=rebel actor_rollout_ref.actor.loss_agg_mode=token-mean", "seq-mean-token-mean"),
     ("+turnkey/loss=turn_ratio turnkey.loss.ratio=arithmetic", "turnkey.loss.ratio | geometric"),
     ("+turnkey/loss=turn_ratio +turnkey.loss.clip=0.1", "turnkey.loss.clip | 'clip_"),
@@ -784,6 +792,7 @@ STARTS = [
     "+turnkey=gigpo actor_rollout_ref.actor.ppo_epochs=2 actor_rollout_ref.actor.entropy_coeff=0.001",
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=turnkey/turn_ratio",
+    "+turnkey=gigpo +turnkey/loss=turn_ratio actor_rollout_ref.actor.policy_loss.loss_mode=turnkey/turn_ratio",
     "+turnkey=gigpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
     "+turnkey=gigpo algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=token_k1 "
     "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",

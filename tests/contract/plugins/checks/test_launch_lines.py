@@ -121,6 +121,17 @@ def test_data_that_name_the_default_loop_are_as_data_that_name_none(driver: Driv
     assert driver("+turnkey=gigpo data.train_files={tmp}/own.parquet") == driver("+turnkey=gigpo")
 
 
+def test_groups_are_not_filtered_by_what_an_older_verl_does_not_know(driver: Driver, monkeypatch):
+    line = "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric="
+    driver(f"{line}reward")
+    monkeypatch.delattr("verl.trainer.ppo.v1.replay_buffer.FILTER_GROUPS_REWARD_METRIC")
+    with pytest.raises(Exception, match=r"metric='reward' .* verl \d.*; choices: acc, episode_return"):
+        driver(f"{line}reward")
+    with pytest.raises(Exception, match=r"set algorithm\.filter_groups\.metric=acc"):
+        driver(f"{line}null")
+    driver(f"{line}acc")
+
+
 @pytest.mark.parametrize(("line", "words"), WARNED, ids=[line for line, _ in WARNED])
 def test_starts_with_a_warning(driver: Driver, line, words):
     said = driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}")
