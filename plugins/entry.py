@@ -52,6 +52,7 @@ def _start() -> None:
     when_imported("verl.utils.config", stage_two("registration", "register_validation"))
     when_imported("verl.trainer.ppo.core_algos", stage_two("registries", "register_estimators"))
     when_imported("verl.trainer.ppo.core_algos", stage_two("registries", "register_losses"))
+    when_imported("verl.trainer.ppo.ray_trainer", stage_two("registration", "register_former_trainer"))
     when_imported("verl.trainer.ppo.v1", stage_two("registration", "register_trainers"))
     when_imported("verl.experimental.agent_loop.agent_loop", stage_two("registration", "register_agent_loops"))
 

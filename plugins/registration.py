@@ -38,6 +38,24 @@ def register_validation(module: ModuleType) -> None:
     guarded("config", "driver validation", register)
 
 
+def register_former_trainer(module: ModuleType) -> None:
+    """Refuse our keys where a program's trainer derives from verl's former one, as those of many projects do."""
+
+    def register() -> None:
+        original = module.RayPPOTrainer.__init__
+
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            from verl_turnkey.plugins.checks.selection import refuse_former_trainer
+
+            refuse_former_trainer(type(self), kwargs.get("config", args[0] if args else None))
+            original(self, *args, **kwargs)
+
+        module.RayPPOTrainer.__init__ = init  # type: ignore[attr-defined]
+
+    guarded("trainer", "former trainer", register)
+
+
 def register_trainers(module: ModuleType) -> None:
     """The mixin over verl's three V1 trainers."""
 

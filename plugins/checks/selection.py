@@ -29,6 +29,22 @@ def uses_us(config: DictConfig) -> bool:
     return "turnkey" in config and (estimator_of(config) is not None or loss_of(config) is not None)
 
 
+def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
+    """Refuse a trainer that derives from verl's ``RayPPOTrainer``, before it makes its workers.
+
+    It would run the stock agent loop's rows, or fail after the first rollout for want of an episode's steps.
+
+    Raises:
+        ConfigError: the configuration uses this package.
+    """
+    if config is not None and uses_us(config):
+        raise ConfigError(
+            f"the trainer of this program is {trainer.__module__}.{trainer.__qualname__}, of verl's former kind "
+            "(RayPPOTrainer), which reads nothing of this package: start verl.trainer.main_ppo with "
+            "trainer.use_v1=true, or drop what begins with turnkey from the launch line"
+        )
+
+
 def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """Refuse a ``turnkey:`` node that nothing reads, parameters without their estimator, and other frameworks' keys.
 

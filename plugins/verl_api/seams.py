@@ -111,6 +111,13 @@ SEAMS = (
         "inference servers are asked whether they are alive",
         older=(GONE,),
     ),
+    Seam(
+        "verl.trainer.ppo.ray_trainer",
+        "RayPPOTrainer",
+        "config, tokenizer, role_worker_mapping, resource_pool_manager, ray_worker_group_cls, processor, "
+        "train_dataset, val_dataset, collate_fn, train_sampler, device_name",
+        "trainers of its kind are refused",
+    ),
     Seam("verl.trainer.main_ppo", "run_ppo", "config, task_runner_class", "signals end the run after a step"),
     Seam(_BASE, "PPOTrainer._save_checkpoint", "self", "a run that stops writes a checkpoint"),
     Seam(_BASE, "PPOTrainer._load_checkpoint", "self", "rows without prompts are cleared after it"),

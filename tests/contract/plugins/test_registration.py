@@ -56,6 +56,40 @@ def test_programs_of_verl_with_a_trainer_of_their_own_refuse_the_switch(tmp_path
     assert "turnkey_separate_async" in done.stderr
 
 
+OTHER_PROGRAM = """
+from hydra import compose, initialize_config_module
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+
+class RayTheirTrainer(RayPPOTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+with initialize_config_module("verl.trainer.config", version_base=None):
+    for words in ([], ["+turnkey=gigpo"], ["+turnkey=base", "algorithm.adv_estimator=grpo"]):
+        config = compose("ppo_trainer", overrides=words)
+        given = dict(tokenizer=None, role_worker_mapping={}, resource_pool_manager=None)
+        for start in (lambda: RayTheirTrainer(config=config, **given), lambda: RayTheirTrainer(config, **given)):
+            try:
+                start()
+            except Exception as error:
+                print(len(words), type(error).__name__, error)
+"""
+
+
+def test_trainers_of_other_projects_refuse_the_switch(tmp_path):
+    (tmp_path / "their_main.py").write_text(OTHER_PROGRAM)
+    done = run([sys.executable, "their_main.py"], {**os.environ}, tmp_path)
+    said = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert [line.split()[:2] for line in said] == [
+        *[["0", "AssertionError"]] * 2,  # verl's own, of the empty role_worker_mapping
+        *[["1", "ConfigError"]] * 2,
+        *[["2", "ConfigError"]] * 2,
+    ], done.stderr
+    assert all("__main__.RayTheirTrainer" in line and "verl.trainer.main_ppo" in line for line in said[2:])
+
+
 def test_every_point_is_registered_in_this_process():
     assert ledger.import_homes() == {}
     points = ledger.points()
