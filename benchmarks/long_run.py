@@ -34,7 +34,7 @@ QUICKSTART = ROOT / "examples" / "quickstart"
 sys.path.insert(0, str(QUICKSTART))
 
 from report import read_metrics  # noqa: E402
-from training import LEVEL, MAX_TURNS, Job, launch  # noqa: E402
+from training import GROUPS, LEVEL, MAX_TURNS, Job, launch  # noqa: E402
 
 EVERY = 15.0
 """seconds between two looks at the processes"""
@@ -45,7 +45,7 @@ ROLES = {
     "AgentLoopWorker": "agent-loop workers",
     "RewardLoopWorker": "reward workers",
     "EnvHost": "environment hosts",
-    r"-c import json, sys": "environments",
+    "turnkey-environment": "environments",
     "WorkerDict": "training workers",
     "EngineCore|VLLM::": "vLLM engines",
     "vLLM|LoadBalancer": "vLLM servers",
@@ -63,6 +63,7 @@ def run(
     steps: int = 300,
     kills: Annotated[int, typer.Option(help="of the driver")] = 0,
     deaths: Annotated[float, typer.Option(help="probability that a step of an environment is its last")] = 0.0,
+    tasks: Annotated[int, typer.Option(help="of a step, of 8 episodes each")] = GROUPS,
     seed: int = 0,
 ) -> None:
     """Train to the end."""
@@ -74,7 +75,11 @@ def run(
         subprocess.run([sys.executable, *script], check=True)
     recipe = f"{Path(fragile_env.__file__).resolve()}:{fragile_env.ID}" if deaths else "babyai"
     kwargs = {"level": LEVEL, "max_steps": MAX_TURNS} | ({"deaths": deaths} if deaths else {})
-    given = tuple(f"++turnkey.env.kwargs.{name}={value}" for name, value in kwargs.items())
+    sizes = {"data.train_batch_size": tasks, "actor_rollout_ref.actor.ppo_mini_batch_size": max(1, tasks // 2)}
+    given = (
+        *(f"++turnkey.env.kwargs.{name}={value}" for name, value in kwargs.items()),
+        *(f"{name}={value}" for name, value in sizes.items()),
+    )
     job = Job(out=out, method="gigpo", seed=seed, steps=steps, recipe=recipe, overrides=given)
     while step_of(out) < steps:
         starts = entries(out / STARTS)
