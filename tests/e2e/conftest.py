@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's model: its actions are valid, its play is poor."""
-    out = tmp_path_factory.mktemp("model")
-    subprocess.run([sys.executable, QUICKSTART / "warm_start.py", "--out", out], check=True)
+def model(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The quickstart's model: its actions are valid, its play is poor. One for all processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base if worker_id == "master" else base.parent) / "model"
+    with FileLock(out.with_suffix(".lock")):
+        if not (out / "model.safetensors").is_file():
+            subprocess.run([sys.executable, QUICKSTART / "warm_start.py", "--out", out], check=True)
     return out

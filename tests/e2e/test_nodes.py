@@ -16,6 +16,9 @@ from test_faults import beginner as beginner
 from test_faults import ended, play, steps, until_step
 
 
+NODE_SECONDS = 240
+
+
 class Seen(NamedTuple):
     first: Path
     second: Path
@@ -31,8 +34,11 @@ def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray notes the address of the cluster there, where no other run on the machine looks for one to join.
         patch.setenv("RAY_TMPDIR", str(folder))
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 32, "num_gpus": 1})
-        nodes.add_node(num_cpus=4)
+        # Cluster itself would give each node 30 seconds to start, which it needs beside other runs.
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 32, "num_gpus": 1, "wait": False})
+        nodes.wait_for_nodes(timeout=NODE_SECONDS)
+        nodes.add_node(num_cpus=4, wait=False)
+        nodes.wait_for_nodes(timeout=NODE_SECONDS)
         yield nodes
         nodes.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
