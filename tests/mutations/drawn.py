@@ -55,8 +55,8 @@ class File:
             self._begins.append(self._begins[-1] + len(line))
 
     def edits(self) -> list[Edit]:
-        """Those that leave a valid program, in the order of the file."""
-        return [edit for edit in sorted(set(self._of(ast.parse(self.source)))) if self._is_valid(edit)]
+        """In the order of the file."""
+        return sorted(set(self._of(ast.parse(self.source))))
 
     def texts(self, edit: Edit) -> tuple[str, str]:
         """What becomes what: whole lines, as many as it takes to occur once in the file."""
@@ -68,7 +68,8 @@ class File:
         new = self.source[start : edit.start] + edit.new.encode() + self.source[edit.end : end]
         return self.source[start:end].decode(), new.decode()
 
-    def _is_valid(self, edit: Edit) -> bool:
+    def is_valid(self, edit: Edit) -> bool:
+        """Whether it leaves a program."""
         try:
             ast.parse(self.source[: edit.start] + edit.new.encode() + self.source[edit.end :])
         except SyntaxError:
@@ -158,6 +159,6 @@ def draw(root: Path, room: str, seed: int, count: int) -> list[tuple[str, str, s
     random.Random(f"{room} {seed}").shuffle(all_of_them)
     drawn: dict[tuple[str, int], Edit] = {}
     for name, edit in all_of_them:
-        if len(drawn) < count:
-            drawn.setdefault((name, edit.line), edit)
+        if len(drawn) < count and (name, edit.line) not in drawn and files[name].is_valid(edit):
+            drawn[name, edit.line] = edit
     return [(name, *files[name].texts(edit)) for (name, _), edit in drawn.items()]

@@ -191,13 +191,14 @@ def run(room: str, mutations: Sequence[Mutation], stages: Any, results: Path, ag
     results.parent.mkdir(exist_ok=True)
     lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
     known = {tuple(line[:3]): bool(line[3]) for line in map(json.loads, lines)}
+    planned = [(mutation, stages(room, mutation)) for mutation in mutations]
     killed = 0
     with scratch() as tree:
         tests = Tests(tree)
-        for mutation in mutations:
+        for mutation, near in planned:
             was = known.get(mutation[:3])
             if was is None or (again and not was):
-                was = tests.kill(mutation, stages(room, mutation))
+                was = tests.kill(mutation, near)
                 with results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([*mutation[:3], was]) + "\n")
             killed += was

@@ -1,25 +1,24 @@
 """The parameters of the losses: what each takes at its bounds, what it refuses, and what it is if nobody sets it."""
 
 import dataclasses
-import math
 
 import pytest
+from intervals import around
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import losses
 
-#: What is just in its bounds, and what is just out of them.
 BOUNDS = {
-    "clip_low": ((0.0, 0.999), (-0.001, 1.0, math.nan)),
-    "clip_high": ((0.0, 5.0), (-0.001, math.inf, math.nan)),
-    "dual_clip": ((None, 1.001), (1.0,)),
-    "weight_cap": ((None, 1.001), (1.0, math.inf)),
-    "n": ((0.001, 9.0), (0.0, math.inf)),
-    "m": ((1.0, 9.0), (0.999, math.inf)),
-    "accuracy_w": ((0.0, 9.0), (-0.001, math.inf)),
-    "tool_w": ((0.0, 9.0), (-0.001, math.inf)),
-    "eta": ((0.001, 9.0), (0.0, math.inf)),
-    "threshold": ((0.001, 1.0), (0.0, 1.001)),
+    "clip_low": "[0, 1)",
+    "clip_high": "[0, inf)",
+    "dual_clip": "(1, inf]",
+    "weight_cap": "(1, inf)",
+    "n": "(0, inf)",
+    "m": "[1, inf)",
+    "accuracy_w": "[0, inf)",
+    "tool_w": "[0, inf)",
+    "eta": "(0, inf)",
+    "threshold": "(0, 1]",
 }
 
 #: Of the authors' papers and code, as each loss's docstring has it; those of clip_low and clip_high are 0.2.
@@ -39,11 +38,11 @@ CASES = [(name, field.name) for name in DEFAULTS for field in dataclasses.fields
 
 @pytest.mark.parametrize(("name", "key"), [case for case in CASES if case[1] in BOUNDS])
 def test_a_number_reaches_its_bounds_and_no_further(name, key):
-    within, beyond = BOUNDS[key]
-    for value in within:
+    inside, outside = around(BOUNDS[key])
+    for value in inside:
         assert getattr(losses()[name].params(**{key: value}), key) == value
-    for value in beyond:
-        with pytest.raises(ConfigError, match=rf"{key}: expected .*, got {value}"):
+    for value in outside:
+        with pytest.raises(ConfigError, match=f"{key}: expected .*, got {value!r}"):
             losses()[name].params(**{key: value})
 
 
