@@ -121,23 +121,16 @@ def test_order_and_names_do_not_matter(name, params, rows, random):
 
 
 @ANY
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rows=FULL)
-def test_credit_and_metrics_are_finite(name, params, rows):
-    credit = compute_credit(name, table(name, rows), **params)
+def test_credit_is_finite_its_parts_add_up_and_every_name_is_explained(name, params, rows):
+    batch = table(name, rows)
+    credit = compute_credit(name, batch, **params)
     assert credit.advantage.dtype == np.float64
     assert np.isfinite(credit.advantage).all()
     for key, value in credit.metrics.items():
         assert isinstance(value, float), key
         assert np.isfinite(value), key
-
-
-@ANY
-@settings(max_examples=15, deadline=None)
-@given(rows=FULL)
-def test_parts_add_up_and_every_name_is_explained(name, params, rows):
-    batch = table(name, rows)
-    credit = compute_credit(name, batch, **params)
     assert "penalty" in credit.parts
     scale = sum(np.abs(part) for part in credit.parts.values())
     assert (np.abs(sum(credit.parts.values()) - credit.advantage) <= 1e-9 * scale + 1e-15).all()

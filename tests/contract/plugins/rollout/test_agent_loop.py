@@ -234,8 +234,8 @@ def test_the_tasks_arguments_win_over_the_configurations(play):
 
 
 def test_a_host_runs_as_many_calls_at_once_as_the_configuration_says(play):
-    hosts = ("turnkey.env.hosts=1", "turnkey.env.calls_per_host=2", "turnkey.env.step_timeout=60")
-    groups, _ = play(["win"] * 4, Task("contract/Crowded-v0", 3, {}), *hosts, sessions=4)
+    hosts = ("turnkey.env.hosts=1", "turnkey.env.instances_per_host=4", "turnkey.env.calls_per_host=2")
+    groups, _ = play(["win"] * 4, Task("contract/Crowded-v0", 3, {}), *hosts, "turnkey.env.step_timeout=60", sessions=4)
     assert max(steps(outputs)[0]["extra"]["most"] for outputs in groups) == 2
 
 
