@@ -58,17 +58,20 @@ def tests_of(room: str, mutation: Mutation) -> list[str]:
 
 
 def tests_near(room: str, mutation: Mutation) -> list[str]:
-    """Those that mirror the file; their folder, of a small room all its unit tests; the file's own; contract tests."""
+    """Those that mirror the file; the file's own; its folder, of a small room all unit tests; contract tests."""
     path = Path(mutation.file)
     name = f"test_{path.stem.strip('_')}.py"
     unit, contract = (ROOT / "tests" / part / path.parent for part in ("unit", "contract"))
-    folder = [file for file in sorted(unit.glob("test_*.py")) if file.name != name]
-    stages = [[unit / name], folder, [contract / name]]
-    found = [" ".join(str(file.relative_to(ROOT)) for file in stage if file.is_file()) for stage in stages]
-    found.insert(2, importlib.import_module(room).TESTS.get(mutation.file, ""))
-    if room in ("advantage", "losses") or not any(found):
-        found.append(f"tests/unit/{room}")
-    return [tests for tests in dict.fromkeys(found) if tests]
+
+    def there(*files: Path) -> str:
+        return " ".join(str(file.relative_to(ROOT)) for file in files if file.is_file())
+
+    whole = f"tests/unit/{room}" if room in ("advantage", "losses") else ""
+    others = [file for file in sorted(unit.glob("test_*.py")) if file.name != name]
+    listed = importlib.import_module(room).TESTS.get(mutation.file, "")
+    found = [there(unit / name), listed, whole or there(*others), there(contract / name)]
+    found.sort(key=lambda tests: "tests/contract" in tests)  # these take a real verl
+    return [tests for tests in dict.fromkeys(found) if tests] or [f"tests/unit/{room}"]
 
 
 def stale(mutations: Sequence[Mutation]) -> list[str]:
