@@ -25,7 +25,6 @@ import numpy as np
 import torch
 import typer
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.losses import turn_ids
@@ -293,6 +292,8 @@ def main(
     """Compare with the CPU, and measure."""
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU that torch sees; --device cpu --tiny tries the script", param_hint="--device")
+    from transformers import Qwen2Config, Qwen2ForCausalLM  # takes seconds
+
     sizes, where = (TINY if tiny else FULL), torch.device(device)
     what = torch.cuda.get_device_name() if where.type == "cuda" else device
     result: dict[str, Any] = {"device": what, "torch": torch.__version__, "numerics": [], "costs": []}

@@ -1,10 +1,20 @@
-"""Holds for every part: a skipped test is a gap, and a gap fails the run; so does a test that hangs."""
+"""Holds for every part: a skipped test is a gap, and a gap fails the run; so does a test that hangs.
+
+``pytest tests/unit --order reversed`` and ``--order random:7`` run the tests in another order; the number is a seed.
+"""
 
 from __future__ import annotations
 
+import random
+import signal
+from itertools import groupby
 from pathlib import Path
 
 import pytest
+
+# A shell that starts a program in the background lets it, and all that it starts, ignore Ctrl-C. Tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Seconds for a test and its fixtures, by part: many times what the slowest takes, so that only a hang exceeds them.
 TIMEOUTS = {"unit": 120, "contract": 600, "openenv": 120, "e2e": 1800}
@@ -12,7 +22,32 @@ TIMEOUTS = {"unit": 120, "contract": 600, "openenv": 120, "e2e": 1800}
 _gaps: list[str] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def order(value: str) -> str:
+    name, _, seed = value.partition(":")
+    if value not in ("listed", "reversed") and not (name == "random" and seed.isdigit()):
+        raise ValueError
+    return value
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order", type=order, default="listed", help="listed (default), reversed, or random:SEED")
+
+
+def reorder(items: list[pytest.Item], order: str) -> None:
+    """``reversed``, or ``random``: the files, and the tests of each. They stay together, for their fixtures' sake."""
+    if order == "reversed":
+        items.reverse()
+    elif order != "listed":
+        chance = random.Random(int(order.partition(":")[2]))
+        files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+        chance.shuffle(files)
+        for tests in files:
+            chance.shuffle(tests)
+        items[:] = [item for tests in files for item in tests]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reorder(items, config.getoption("order"))
     for item in items:
         part = item.path.relative_to(Path(__file__).parent).parts[0]
         if item.get_closest_marker("timeout") is None:

@@ -48,7 +48,7 @@ class EnvConfig:
     reset_timeout: float = 120.0
     """seconds one environment start and reset may take"""
     patience: float = 300.0
-    """seconds for which batches whose episodes all failed are replaced, before the run stops"""
+    """seconds in which batches of failed episodes alone, and validations of mostly failed ones, are played again"""
     probe: bool = True
     """play the first task for a few steps, in the driver before Ray starts and then on every node"""
 

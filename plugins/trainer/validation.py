@@ -3,7 +3,8 @@
 verl averages over all episodes. A failed one has a row, too, of length 0, which would lower the mean length and the
 success rate without a visible cause. Here it counts as not solved in ``acc``, as an episode without a row does in verl;
 all other metrics are over the played episodes, and ``failed`` is the share of failed ones. Rows without an entry
-``failed`` count as played.
+``failed`` count as played. A validation of which most episodes failed measures nothing, and is played again: a host
+that dies takes all its open episodes, which may be most of them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import ray
 
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout.worker import latest_failures
-from verl_turnkey.plugins.trainer.starvation import StarvedError, listed
+from verl_turnkey.plugins.trainer.starvation import Patience, StarvedError, listed
 from verl_turnkey.plugins.verl_api.validating import validation_metrics
 
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
@@ -28,9 +30,28 @@ class PlayedValidation:
     """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
 
     config: Any
+    turnkey: TurnkeyConfig
     agent_loop_manager: Any
     global_steps: int
     _save_stopping: Callable[[int], None]
+
+    def _validate(self) -> dict[str, float]:
+        """verl's own, played again with pauses while most of its episodes fail.
+
+        Raises:
+            StarvedError: most failed for ``turnkey.env.patience`` seconds; the last trained step is saved.
+        """
+        patience = Patience(self.turnkey.env.patience)
+        try:
+            while True:
+                try:
+                    return super()._validate()  # type: ignore[misc]
+                except StarvedError as error:
+                    patience.lose(str(error))
+        except StarvedError:
+            if self.global_steps:
+                self._save_stopping(self.global_steps)
+            raise
 
     def _val_metrics_update(
         self,
@@ -40,7 +61,11 @@ class PlayedValidation:
         sample_turns: list[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """verl's own metrics over the played episodes. If more than half of the episodes failed, the run stops."""
+        """verl's own metrics over the played episodes.
+
+        Raises:
+            StarvedError: more than half of the episodes failed.
+        """
         failed = failed_of(reward_extra_infos_dict, len(sample_uids))
         infos = of_played(reward_extra_infos_dict, failed)
         turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
@@ -56,11 +81,7 @@ class PlayedValidation:
             reasons = listed(reason for each in found for reason in each)
             said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
             if share > STOP_ABOVE:
-                try:
-                    raise StarvedError(said)
-                finally:
-                    if self.global_steps:
-                        self._save_stopping(self.global_steps)
+                raise StarvedError(said)
             logger.warning(said)
         return metrics
 

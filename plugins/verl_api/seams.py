@@ -146,6 +146,7 @@ SEAMS = (
         "prompts without any row are counted",
     ),
     Seam(_BASE, "PPOTrainer._submit_batch_to_rollout", "self, batch", "prompts may say how many rollouts they get"),
+    Seam(_BASE, "PPOTrainer._validate", "self", "a validation of which most episodes failed is played again"),
     Seam(
         _BASE,
         "PPOTrainer._val_metrics_update",

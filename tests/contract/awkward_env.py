@@ -98,6 +98,27 @@ class Unsteady(ReplayedTree):
         return seen, {**info, "state_key": seen}
 
 
-for name, entry in (("Tree", Tree), ("ReplayedTree", ReplayedTree), ("Unsteady", Unsteady)):
+class Crowded(gymnasium.Env[str, str]):
+    """One step, which waits for another episode's; it tells how many were in it at the same time, in this process."""
+
+    metadata: ClassVar[dict[str, Any]] = {"thread_safe": True}
+    inside: ClassVar[list[Any]] = []
+    most: ClassVar[int] = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return "a crowd", {"task": "go in"}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.inside.append(self)
+        while len(self.inside) < 2 and Crowded.most < 2:
+            time.sleep(0.01)
+        Crowded.most = max(Crowded.most, len(self.inside))
+        time.sleep(0.3)  # for all who may come in
+        Crowded.most = max(Crowded.most, len(self.inside))
+        self.inside.remove(self)
+        return "outside", 0.0, True, False, {"extra": {"most": Crowded.most}}
+
+
+for name, entry in (("Tree", Tree), ("ReplayedTree", ReplayedTree), ("Unsteady", Unsteady), ("Crowded", Crowded)):
     if f"contract/{name}-v0" not in gymnasium.registry:
         gymnasium.register(f"contract/{name}-v0", entry_point=entry)

@@ -552,6 +552,8 @@ MUTATIONS = [
         "if share >= STOP_ABOVE:",
         VALIDATION,
     ),
+    ("plugins/trainer/validation.py", "patience.lose(str(error))", "raise", VALIDATION),
+    ("plugins/trainer/validation.py", "self._save_stopping(self.global_steps)", "pass", VALIDATION),
     (
         "plugins/trainer/validation.py",
         "if any(failed) and len(expected) == 1:",

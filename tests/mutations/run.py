@@ -1,29 +1,39 @@
-"""Do the tests notice? Every mutation of the lists beside this file is made in a copy of the tree, and tests run there.
+"""Do the tests notice? Mutations are made in a copy of the tree, one at a time, and tests run there.
 
-    python tests/mutations/run.py                      # all rooms, hours
-    python tests/mutations/run.py losses               # one room
-    python tests/mutations/run.py losses turn_ratio    # its mutations of files whose path holds this word
+    python tests/mutations/run.py                                   # the lists of all rooms, hours
+    python tests/mutations/run.py losses                            # of one room
+    python tests/mutations/run.py losses turn_ratio                 # of files whose path holds this word
+    python tests/mutations/run.py losses --drawn 38 --seed 1        # 38 that nobody chose (drawn.py)
 
-A list has the file, a text that occurs in it exactly once, and what stands in its place; and, where the tests that are
-likeliest to notice are not those of the file (``TESTS``), these too. A mutation is killed when a test fails, and has
-survived when all tests of the file pass. Where this package's contract tests run, so does this. Not a part of CI.
+A list beside this file has the file, a text that occurs in it exactly once, and what stands in its place; and, where
+the tests that are likeliest to notice are not those of the file (``TESTS``), these too. Drawn ones are tried on the
+test file that mirrors theirs, on its folder, on the file's entry in ``TESTS`` and on the contract tests that mirror it.
+A mutation is killed when a test fails that passes without it, and has survived when all of these tests pass. Results
+are in ``.mutations/``, a line each: who starts again goes on there; ``--again`` tries those that survived once more,
+``--unit`` leaves out contract tests. Where this package's contract tests run, so does this. Not a part of CI.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import drawn
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("advantage", "losses", "plugins", "envs")
+RESULTS = ROOT / ".mutations"
+PRELOADED = ("numpy", "torch", "scipy.stats", "pandas", "gymnasium", "hypothesis", "pytest")
 
 
 class Mutation(NamedTuple):
@@ -35,7 +45,7 @@ class Mutation(NamedTuple):
     tests: str = ""
 
 
-def mutations(room: str, word: str = "") -> list[Mutation]:
+def listed(room: str, word: str = "") -> list[Mutation]:
     """The list of a room."""
     found = [Mutation(*entry) for entry in importlib.import_module(room).MUTATIONS]
     return [mutation for mutation in found if word in mutation.file]
@@ -47,10 +57,27 @@ def tests_of(room: str, mutation: Mutation) -> list[str]:
     return [tests for tests in dict.fromkeys((mutation.tests, of_file)) if tests]
 
 
-def stale(listed: Sequence[Mutation]) -> list[str]:
+def tests_near(room: str, mutation: Mutation) -> list[str]:
+    """Those that mirror the file; the file's own; its folder, of a small room all unit tests; contract tests."""
+    path = Path(mutation.file)
+    name = f"test_{path.stem.strip('_')}.py"
+    unit, contract = (ROOT / "tests" / part / path.parent for part in ("unit", "contract"))
+
+    def there(*files: Path) -> str:
+        return " ".join(str(file.relative_to(ROOT)) for file in files if file.is_file())
+
+    whole = f"tests/unit/{room}" if room in ("advantage", "losses") else ""
+    others = [file for file in sorted(unit.glob("test_*.py")) if file.name != name]
+    listed = importlib.import_module(room).TESTS.get(mutation.file, "")
+    found = [there(unit / name), listed, whole or there(*others), there(contract / name)]
+    found.sort(key=lambda tests: "tests/contract" in tests)  # these take a real verl
+    return [tests for tests in dict.fromkeys(found) if tests] or [f"tests/unit/{room}"]
+
+
+def stale(mutations: Sequence[Mutation]) -> list[str]:
     """What cannot be made any more, and why."""
     problems = []
-    for file, old, new, _ in listed:
+    for file, old, new, _ in mutations:
         path = ROOT / file
         count = path.read_text(encoding="utf-8").count(old) if path.is_file() else None
         if count is None:
@@ -80,57 +107,140 @@ def scratch() -> Iterator[Path]:
         yield copy
 
 
-def passes(tree: Path, tests: str) -> bool:
-    """Whether all of ``tests``, paths and options of pytest, pass in ``tree``.
+class Tests:
+    """Runs tests in a tree, each time in a fork of this process, which has imported the slow packages."""
 
-    Raises:
-        RuntimeError: no test ran.
-    """
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
-    if tests.startswith("tests/unit"):
-        command.append("--hypothesis-profile=first_failure")
-    # Without bytecode: a mutation of the same length within a second would not be seen.
-    env = {**os.environ, "PYTHONPATH": str(tree / ".package"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
-    if done.returncode not in (0, 1, 2):  # 2: not even an import works any more
-        raise RuntimeError(f"pytest {tests}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.returncode == 0
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
+        self._sound: set[str] = set()
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        for name in PRELOADED:
+            with suppress(ImportError):
+                importlib.import_module(name)
+
+    def kill(self, mutation: Mutation, stages: Sequence[str]) -> bool:
+        """Whether one of ``stages``, paths and options of pytest, fails with the mutation.
+
+        Raises:
+            RuntimeError: what failed does so without the mutation as well, or there is no test.
+        """
+        path = self._tree / mutation.file
+        before = path.read_text(encoding="utf-8")
+        for stage in stages:
+            path.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
+            try:
+                status, failed = self._run(stage)
+            finally:
+                path.write_text(before, encoding="utf-8")
+            if status:
+                self._check(failed or [stage])
+                return True
+        return False
+
+    def _check(self, tests: list[str]) -> None:
+        for each in tests:
+            if each not in self._sound and self._run(each, each == tests[0])[0]:
+                raise RuntimeError(f"this fails without any mutation: {each}\n{self._said.read_text()}")
+            self._sound.add(each)
+
+    @property
+    def _said(self) -> Path:
+        return self._tree / ".said"
+
+    def _run(self, tests: str, one: bool = False) -> tuple[int, list[str]]:
+        """What ``os.waitpid`` says of pytest, and what failed. ``one``: an id, not several paths."""
+        report = self._tree / ".failed"
+        report.write_text("[]")
+        process = os.fork()
+        if not process:
+            self._play([tests] if one and "::" in tests else tests.split(), report)
+        return os.waitpid(process, 0)[1], json.loads(report.read_text())
+
+    def _play(self, tests: list[str], report: Path) -> None:
+        """In the fork, which ends here. Without bytecode: a mutation of the same length would not be seen."""
+        status = 1
+        try:
+            said = os.open(self._said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            os.chdir(self._tree)
+            package = str(self._tree / ".package")
+            sys.path[:] = [str(self._tree), package, *(at for at in sys.path if not at.startswith(str(ROOT / "tests")))]
+            sys.dont_write_bytecode = True
+            os.environ.update(PYTHONPATH=package, PYTHONDONTWRITEBYTECODE="1")
+            options = ["-x", "-q", "-p", "no:cacheprovider"]
+            if all(each.startswith("tests/unit") for each in tests):
+                options.append("--hypothesis-profile=first_failure")
+            status = int(sys.modules["pytest"].main([*options, *tests], plugins=[_Failed(report)]))
+        finally:
+            os._exit(status)
 
 
-def survives(tree: Path, mutation: Mutation, tests: Sequence[str]) -> bool:
-    """Whether the tests pass with the mutation."""
-    path = tree / mutation.file
-    before = path.read_text(encoding="utf-8")
-    path.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
-    try:
-        return all(passes(tree, each) for each in tests)
-    finally:
-        path.write_text(before, encoding="utf-8")
+class _Failed:
+    """A plug-in of pytest that writes down which tests failed, or which files could not be imported."""
+
+    def __init__(self, report: Path) -> None:
+        self._report = report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self._report.write_text(json.dumps([report.nodeid]))
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
-def run(room: str, word: str) -> str:
+def run(room: str, mutations: Sequence[Mutation], stages: Any, results: Path, again: bool) -> str:
     """Make the mutations of a room; returns the line that sums them up."""
-    listed = mutations(room, word)
-    survivors = 0
+    results.parent.mkdir(exist_ok=True)
+    lines = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
+    known = {tuple(line[:3]): bool(line[3]) for line in map(json.loads, lines)}
+    planned = [(mutation, stages(room, mutation)) for mutation in mutations]
+    killed = 0
     with scratch() as tree:
-        for tests in dict.fromkeys(tests for mutation in listed for tests in tests_of(room, mutation)):
-            if not passes(tree, tests):
-                raise RuntimeError(f"these fail without any mutation: {tests}")
-        for mutation in listed:
-            survived = survives(tree, mutation, tests_of(room, mutation))
-            survivors += survived
-            print(f"{'SURVIVED' if survived else 'killed  '} {mutation.file}: {mutation.old!r} -> {mutation.new!r}")
-            sys.stdout.flush()
-    killed = len(listed) - survivors
-    return f"{room}: killed {killed} of {len(listed)}, {killed / max(1, len(listed)):.0%}; survived {survivors}"
+        tests = Tests(tree)
+        for mutation, near in planned:
+            was = known.get(mutation[:3])
+            if was is None or (again and not was):
+                was = tests.kill(mutation, near)
+                with results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([*mutation[:3], was]) + "\n")
+            killed += was
+            word = "killed  " if was else "SURVIVED"
+            print(f"{word} {mutation.file}: {mutation.old!r} -> {mutation.new!r}", flush=True)
+    count = len(mutations)
+    return f"{room}: killed {killed} of {count}, {killed / max(1, count):.0%}; survived {count - killed}"
 
 
 def main() -> None:
-    asked = sys.argv[1:2] or ROOMS
-    word = "".join(sys.argv[2:3])
-    if problems := [problem for room in asked for problem in stale(mutations(room, word))]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("room", nargs="?", choices=ROOMS, help="default: all of them")
+    parser.add_argument("word", nargs="?", default="", help="mutations of files whose path holds it")
+    parser.add_argument(
+        "--drawn", type=int, default=0, metavar="COUNT", help="so many drawn ones, in place of the list"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    parser.add_argument("--again", action="store_true", help="try those that survived once more")
+    parser.add_argument("--unit", action="store_true", help="unit tests only")
+    asked = parser.parse_args()
+    rooms = [asked.room] if asked.room else list(ROOMS)
+    if asked.drawn:
+        made = {room: [Mutation(*one) for one in drawn.draw(ROOT, room, asked.seed, asked.drawn)] for room in rooms}
+        made = {room: [one for one in of if asked.word in one.file] for room, of in made.items()}
+    else:
+        made = {room: listed(room, asked.word) for room in rooms}
+    if problems := [problem for of in made.values() for problem in stale(of)]:
         sys.exit("The list does not fit the code any more:\n" + "\n".join(problems))
-    for line in [run(room, word) for room in asked]:
+    near = tests_near if asked.drawn else tests_of
+
+    def stages(room: str, mutation: Mutation) -> list[str]:
+        kept = [
+            " ".join(path for path in each.split() if not (asked.unit and path.startswith("tests/contract")))
+            for each in near(room, mutation)
+        ]
+        return list(filter(None, kept))
+
+    kind = f"drawn-{asked.seed}" if asked.drawn else "listed"
+    for line in [run(room, of, stages, RESULTS / f"{room}-{kind}.jsonl", asked.again) for room, of in made.items()]:
         print(line)
 
 

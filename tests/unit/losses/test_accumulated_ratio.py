@@ -21,3 +21,16 @@ def test_the_turns_ratio_is_of_its_tokens_alone_and_clipped_before_it_is_multipl
     after = torch.tensor([[0.1, 0.05, 9.0, 9.0], [9.0, 0.5, 9.0, 9.0]])
     found = accumulated_ratio(torch.tensor([0.9, 0.9]), torch.zeros(2, 4), after, mask)
     assert found.tolist() == pytest.approx([0.9 * math.exp(0.075), 0.9 * 1.2])
+
+
+def test_a_turn_of_one_token_counts_by_itself():
+    found = accumulated_ratio(torch.ones(1), torch.zeros(1, 2), torch.tensor([[0.1, 9.0]]), torch.tensor([[1, 0]]))
+    assert found.tolist() == pytest.approx([math.exp(0.1)])
+
+
+def test_the_clips_are_a_fifth_unless_said_otherwise():
+    far = torch.tensor([[0.5], [-0.5]])
+    ones, zeros, mask = torch.ones(2), torch.zeros(2, 1), torch.ones(2, 1)
+    assert accumulated_ratio(ones, zeros, far, mask).tolist() == pytest.approx([1.2, 0.8])
+    wide = accumulated_ratio(ones, zeros, far, mask, clip_low=0.3, clip_high=0.4)
+    assert wide.tolist() == pytest.approx([1.4, 0.7])

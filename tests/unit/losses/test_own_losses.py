@@ -2,7 +2,7 @@
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 
 import numpy as np
 import pytest
@@ -112,6 +112,20 @@ def test_wrong_registrations():
         registered(print, accepts="turn"),
     ):
         pass
+    melting = make_dataclass("Melting", [("scale", float, 1.0)])
+    for params in (melting, Plain(), dict):
+        with (
+            pytest.raises(
+                ValueError, match=r"loss 'mine': expected params to be a class with @dataclass\(frozen=True\)"
+            ),
+            registered(print, params),
+        ):
+            pass
+    with (
+        registered(print),
+        pytest.raises(ValueError, match=r"'mine' is already registered by"),
+    ):
+        register_loss("mine", params=Plain)
 
 
 @pytest.mark.parametrize("key", ["log_prob", "old_log_prob", "advantages", "response_mask", "staleness"])

@@ -10,6 +10,7 @@ import torch
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import losses, policy_loss
 from verl_turnkey.losses.registry import token_loss, weight_share
+from verl_turnkey.losses.tensors import clean_inputs
 from verl_turnkey.losses.turns import turn_ids
 
 ORACLE = Path(__file__).parents[2] / "data" / "oracle"
@@ -175,7 +176,9 @@ def test_extreme_ratios_stay_finite(variant, gap, dtype):
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_a_batch_without_tokens_gives_nothing(variant):
     given = inputs(mask=torch.zeros(4, 5))
-    assert compute(variant, given)[0].item() == 0
+    loss, metrics = compute(variant, given)
+    assert loss.item() == 0
+    assert metrics.get("regression_error", 0.0) == 0
     assert not gradient(variant, given).any()
 
 
@@ -491,6 +494,17 @@ def test_further_inputs_are_a_rows_or_a_tokens():
     for wrong in (torch.ones(4, 1), torch.ones(4, 5)):
         with pytest.raises(ValueError, match=r"rebel: expected rewards of shape \(4,\), got \(4, [15]\)"):
             compute("rebel", {**given, "rewards": wrong})
+
+
+def test_what_a_row_without_tokens_holds_is_zero():
+    """Whatever stands there, which may be nothing that a loss can compute with."""
+    given = inputs()
+    key = "rewards"
+    wanted = ("log_prob", "old_log_prob", "advantages", "response_mask")
+    extra = {name: given[name].clone() for name in losses()["rebel"].inputs}
+    extra[key][-1] = math.nan
+    found = clean_inputs(losses()["rebel"], *(given[name] for name in wanted), extra)
+    torch.testing.assert_close(found.extra[key], torch.cat([given[key][:-1], torch.zeros(1, dtype=torch.float64)]))
 
 
 @pytest.mark.parametrize(

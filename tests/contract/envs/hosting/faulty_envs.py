@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -122,6 +123,13 @@ class Faulty(gymnasium.Env[str, str]):
     def do_sleep(self, seconds: str) -> Any:
         time.sleep(float(seconds))
         return "fine", 0.0
+
+    def do_meet(self, folder: str) -> Any:
+        """Until three are here at the same time, in whatever process."""
+        Path(folder, f"{os.getpid()}-{id(self)}").touch()
+        while len(os.listdir(folder)) < 3:
+            time.sleep(0.01)
+        return "met", 0.0
 
     def do_spin(self, _: str) -> Any:
         while True:

@@ -240,7 +240,7 @@ async def stall(pool: HostPool, number: int) -> set[str]:
 
 def test_a_stall_costs_a_pause_and_no_episode_after_it(run, patient):
     async def main():
-        pool = HostPool(1, "stalled", places=20, restarts=3, step_timeout=0.5, modules=[FAULTY])
+        pool = HostPool(1, "stalled", places=20, restarts=3, step_timeout=3, modules=[FAULTY])
         assert await played(pool, 15) == 15
         going_on = await pool.start(SAFE, {}, 1)
         pid = await pid_of(going_on)
@@ -260,7 +260,7 @@ def test_a_host_that_is_over_is_left_alone(run, monkeypatch):
     monkeypatch.setattr(hosts, "PAUSE_SECONDS", 3600.0, raising=False)
 
     async def main():
-        pool = HostPool(2, "over", places=20, restarts=1, step_timeout=0.5, modules=[FAULTY])
+        pool = HostPool(2, "over", places=20, restarts=1, step_timeout=3, modules=[FAULTY])
         episodes = [await pool.start(SAFE, {}, seed) for seed in range(4)]
         pids = [await pid_of(episode) for episode in episodes]
         hanging = [

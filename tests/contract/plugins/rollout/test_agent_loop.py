@@ -233,6 +233,12 @@ def test_the_tasks_arguments_win_over_the_configurations(play):
     assert "tool_calls" in steps(outputs)[0]["extra"]  # what only the configuration says holds too
 
 
+def test_a_host_runs_as_many_calls_at_once_as_the_configuration_says(play):
+    hosts = ("turnkey.env.hosts=1", "turnkey.env.instances_per_host=4", "turnkey.env.calls_per_host=2")
+    groups, _ = play(["win"] * 4, Task("contract/Crowded-v0", 3, {}), *hosts, "turnkey.env.step_timeout=60", sessions=4)
+    assert max(steps(outputs)[0]["extra"]["most"] for outputs in groups) == 2
+
+
 def test_an_action_that_the_environment_calls_invalid(play):
     outputs, _ = play(["stumble", "lose"], awkward())
     found = steps(outputs)

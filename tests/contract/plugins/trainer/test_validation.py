@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +19,14 @@ from verl_turnkey.advantage import make_step
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
+from verl_turnkey.plugins.trainer import starvation
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 
 LENGTH = 10
 REASON = "EnvironmentFailure: environment failure (timeout): step of 'Lake' took longer than 30 s"
+HOST_DIED = "EnvironmentFailure: environment failure (host): the host of 'Lake' is gone"
+FAILED = {"dead": REASON, "host died": HOST_DIED}
+NO_PATIENCE = "turnkey.env.patience=0"
 
 
 def step(t: int, won: bool) -> PlayedStep:
@@ -43,8 +47,8 @@ def step(t: int, won: bool) -> PlayedStep:
 
 def rows(outcome: str) -> list[Any]:
     maker = RowBuilder(eos=2, log_probs=False)
-    if outcome == "dead":
-        return maker.failed(REASON, 1)
+    if outcome in FAILED:
+        return maker.failed(FAILED[outcome], 1)
     won = outcome == "won"
     return maker.played(Episode([step(t, won) for t in range(LENGTH)], success=won))
 
@@ -66,15 +70,20 @@ def worker(ray_queue) -> Any:
 
 @pytest.fixture
 def validate(queue, trainer, tokenizer, worker) -> Callable[..., dict[str, float]]:
-    """``validate({data source: [[outcome, ...], ...]})``: verl's metrics of tasks whose episodes end as told."""
+    """``validate({data source: [[outcome, ...], ...]})``: verl's metrics of tasks whose episodes end as told.
 
-    def run(tasks: dict[str, list[list[str]]], *overrides: str) -> dict[str, float]:
-        flat = [(source, outcomes) for source, of in tasks.items() for outcomes in of]
-        (number,) = {len(outcomes) for _, outcomes in flat}
+    ``later``: how they end when the validation is played again, and again; the last for good.
+    """
+
+    def run(tasks: dict[str, list[list[str]]], *overrides: str, later: Sequence[Any] = ()) -> dict[str, float]:
+        rounds = [[(source, outcomes) for source, of in each.items() for outcomes in of] for each in (tasks, *later)]
+        flat = rounds[0]
+        (number,) = {len(outcomes) for each in rounds for _, outcomes in each}
         made = trainer(f"actor_rollout_ref.rollout.val_kwargs.n={number}", *overrides)
 
         def play(batch: TensorDict) -> None:
-            for uid, (source, outcomes) in zip(batch["uid"], flat, strict=True):
+            now = rounds.pop(0) if len(rounds) > 1 else rounds[0]
+            for uid, (source, outcomes) in zip(batch["uid"], now, strict=True):
                 for session, outcome in enumerate(outcomes):
                     row = {"uid": uid, "session_id": session, "global_steps": 1, "data_source": source}
                     asyncio.run(Worker()._agent_loop_postprocess(rows(outcome), True, **row))
@@ -125,14 +134,51 @@ def test_a_warning_above_a_twentieth(validate, caplog, dead, said):
     assert ("validation episodes failed" in caplog.text) is said
 
 
-@pytest.mark.parametrize(("save_freq", "written"), [(5, [1]), (-1, [])])
-def test_an_error_when_most_failed(validate, monkeypatch, save_freq, written):
-    """After a checkpoint of the step, which is trained, in runs that write any."""
-    saved: list[int] = []
-    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: saved.append(self.global_steps))
-    often = f"trainer.save_freq={save_freq}"
-    validate({"lake": [["won"], ["dead"]]}, often)  # half are not most
+@pytest.fixture
+def pauses(monkeypatch) -> list[float]:
+    """Seconds of the pauses between two attempts, which nobody waits for; the clock stands still in between."""
+    waited: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(waited), sleep=waited.append)
+    monkeypatch.setattr(starvation, "time", clock)
+    return waited
+
+
+@pytest.fixture
+def saved(monkeypatch) -> list[int]:
+    """Steps of which a checkpoint was written."""
+    steps: list[int] = []
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: steps.append(self.global_steps))
+    return steps
+
+
+def test_a_host_that_dies_costs_a_validation_its_time(validate, pauses, saved, caplog):
+    """One host for all: its open episodes are most of those of the validation, which is played again."""
+    died = {"lake": [["won"], ["host died"], ["host died"], ["host died"]]}
+    whole = {"lake": [["won"], ["won"], ["lost"], ["won"]]}
+    metrics = validate(died, "trainer.save_freq=5", later=[died, whole])
+    assert metrics["val-core/lake/acc/mean@1"] == pytest.approx(0.75)
+    assert metrics["val-aux/lake/failed/mean@1"] == 0.0
+    assert pauses == [2, 4]
     assert saved == []
+    assert caplog.text.count("3 of 4 validation episodes failed; reasons of late:") == 2
+    assert not tq.kv_list("val").get("val")  # nothing of the attempts is left for the next
+
+
+def test_failures_that_last_as_long_as_the_patience_stop_the_run(validate, pauses, saved):
+    """A fault of the environment's own ends in the same way, after a checkpoint of the step, which is trained."""
+    dead = {"lake": [["won"], ["dead"], ["dead"]]}
     with pytest.raises(StarvedError, match=r"2 of 3 validation episodes failed; reasons of late:\n  .*30 s"):
-        validate({"lake": [["won"], ["dead"], ["dead"]]}, often)
-    assert saved == written
+        validate(dead, "trainer.save_freq=5", "turnkey.env.patience=10")
+    assert pauses == [2, 4, 4]
+    assert saved == [1]
+
+
+def test_half_are_not_most(validate, pauses, saved):
+    validate({"lake": [["won"], ["dead"]]}, "trainer.save_freq=5", NO_PATIENCE)
+    assert (pauses, saved) == ([], [])
+
+
+def test_runs_without_checkpoints_write_none_when_they_stop(validate, saved):
+    with pytest.raises(StarvedError):
+        validate({"lake": [["dead"]]}, "trainer.save_freq=-1", NO_PATIENCE)
+    assert saved == []

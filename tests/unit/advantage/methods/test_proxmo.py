@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
+from verl_turnkey.advantage.methods.proxmo import success_rates
 
 REFERENCE = {"scope": "steps", "singleton": "score", "success_rate": "clamped_score", "neighbours": "all_steps"}
 
@@ -157,6 +158,13 @@ def test_the_clamped_score_of_a_group_that_lost_points_is_0():
         {**HAND, "reward": [1.0, -2.0, -2.0, -2.0]}, success_rate="clamped_score", beta=1.0, step_advantage_w=0
     )
     np.testing.assert_allclose(got, [2.25 * (0.5 + sigmoid(1))] + [-0.75] * 3, atol=1e-12)
+
+
+def test_a_score_of_a_half_is_no_success_however_it_was_rounded():
+    scores = np.array([1.1 - 0.6, 0.5, 0.501, 1.0])
+    assert scores[0] > 0.5
+    batch = StepBatch(group=["g"] * 4, trajectory=range(4), step=[0] * 4, reward=scores)
+    assert success_rates(batch, scores, "clamped_score")[1].tolist() == [False, False, True, True]
 
 
 def test_success_rate_needs_to_know_who_succeeded():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -54,19 +55,21 @@ def test_the_request(server, monkeypatch):
     assert server.questions[1] == {"model": "m", "messages": ASK, "temperature": 0}
 
 
-def test_busy_then_answered(server, monkeypatch):
+@pytest.mark.parametrize(("edge", "factor"), [(min, 0.75), (max, 1.25)])
+def test_busy_then_answered(server, monkeypatch, edge, factor):
     waits = []
 
     async def noted(seconds):
         waits.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", noted)
+    monkeypatch.setattr(random.Random, "uniform", lambda self, *bounds: edge(bounds))
     server.replies = [(429, {"Retry-After": "7"}, "busy"), (503, {}, ""), (408, {"Retry-After": "999"}, "")]
     assert score(judge(server, backoff=1.0)) == [7.0]
     assert server.calls == 4
     told, doubled, longest = waits
     assert told == 7.0, "the server said how long to wait"
-    assert 2 * 0.75 <= doubled <= 2 * 1.25
+    assert doubled == 2 * factor, "within a quarter of twice the first wait"
     assert longest == LONGEST_WAIT
 
 

@@ -1,0 +1,82 @@
+"""Each number that a method or a modifier takes: it reaches the bounds of its interval, and no further."""
+
+import pytest
+from intervals import around
+
+from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.advantage.modifying import modifiers
+
+SHARE, FACTOR, POSITIVE, ANY = "[0, 1]", "[0, inf)", "(0, inf)", "(-inf, inf)"
+BOUNDS = {
+    "dual_granularity": {"beta": FACTOR},
+    "dual_level": {"gamma": SHARE, "trajectory_w": FACTOR, "turn_w": FACTOR},
+    "gigpo": {"gamma": SHARE, "step_advantage_w": FACTOR, "similarity": "(0, 1)", "epsilon": POSITIVE},
+    "graph": {
+        "decay": "(0, 1]",
+        "scale": POSITIVE,
+        "step_advantage_w": FACTOR,
+        "epsilon": POSITIVE,
+        "gamma": SHARE,
+    },
+    "grpo_steps": {"epsilon": POSITIVE},
+    "hae": {"gamma": SHARE, "lam_turn": SHARE, "lam_seg": SHARE, "keep_penalty": FACTOR},
+    "hdpo": {"epsilon": POSITIVE},
+    "hgpo": {"gamma": SHARE, "alpha": FACTOR, "epsilon": POSITIVE},
+    "information_gain": {"gamma": SHARE},
+    "marshal": {"gamma": SHARE},
+    "maxrl": {"epsilon": FACTOR},
+    "mc_grpo": {"floor": FACTOR, "epsilon": POSITIVE},
+    "ngrpo": {"r_max": ANY, "epsilon": POSITIVE},
+    "progress": {"alpha": FACTOR},
+    "proxmo": {
+        "gamma": SHARE,
+        "alpha": POSITIVE,
+        "beta": FACTOR,
+        "temperature": POSITIVE,
+        "step_advantage_w": FACTOR,
+        "epsilon": POSITIVE,
+    },
+    "rae": {"decay": SHARE, "gamma": SHARE},
+    "rebn": {"gamma": SHARE, "epsilon": POSITIVE},
+    "salt": {"epsilon": POSITIVE},
+    "seeupo": {"clamp": POSITIVE},
+    "siblings": {"epsilon": POSITIVE},
+    "step_episode": {"alpha": FACTOR},
+    "step_potential": {"alpha": SHARE, "xi": FACTOR, "saturation": ANY},
+    "tree": {"trajectory_w": FACTOR, "fork_w": FACTOR, "epsilon": POSITIVE},
+    "turn_gae": {"gamma": SHARE, "lam": SHARE},
+    "turn_norm": {"gamma": SHARE, "turn_w": FACTOR},
+    "vc_gae": {"gamma": SHARE, "lam_actor": SHARE, "lam_critic": SHARE, "length_alpha": POSITIVE},
+}
+OF_MODIFIERS = {
+    "a_grae": {"alpha": "(0, 1]"},
+    "copo": {"gamma": FACTOR, "rho": ANY},
+    "dynamo_modulation": {"a": FACTOR, "floor": SHARE, "steepness": "[0, 500]", "threshold": SHARE},
+    "empg": {"k": FACTOR, "k_next": FACTOR, "zeta": FACTOR},
+    "length_gate": {"weight": FACTOR},
+    "shrinkage": {"decay": "[0, 1)"},
+    "tool_gate": {"weight": FACTOR},
+    "unlikeliness": {"beta": SHARE},
+}
+WHOLE = {"hgpo": {"history": FACTOR}, "progress": {"k": "[1, inf)"}, "proxmo": {"max_features": "[1, inf)"}}
+WHOLE["salt"] = {"history": FACTOR}
+
+
+def cases(table, registered, whole=False):
+    return [
+        pytest.param(registered[name].params, key, *around(interval, whole), id=f"{name}-{key}")
+        for name, intervals in table.items()
+        for key, interval in intervals.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("params", "key", "inside", "outside"),
+    cases(BOUNDS, estimators()) + cases(OF_MODIFIERS, modifiers()) + cases(WHOLE, estimators(), whole=True),
+)
+def test_a_number_reaches_its_bounds_and_no_further(params, key, inside, outside):
+    for value in inside:
+        assert getattr(params(**{key: value}), key) == value
+    for value in outside:
+        with pytest.raises(ConfigError, match=f"{key}: expected .*, got {value!r}"):
+            params(**{key: value})

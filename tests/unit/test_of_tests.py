@@ -1,0 +1,103 @@
+"""What helps to test the tests: their order, and the mutations that are drawn."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def drawn() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("drawn", ROOT / "tests" / "mutations" / "drawn.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_order_is_one_of_all_tests_and_keeps_files_together(pytestconfig):
+    reorder = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py")).reorder
+    listed = [SimpleNamespace(path=file, name=name) for file in "abcdef" for name in range(9)]
+
+    def ordered(order: str) -> list[SimpleNamespace]:
+        items = list(listed)
+        reorder(items, order)
+        return items
+
+    assert ordered("listed") == listed
+    assert ordered("reversed") == listed[::-1]
+    one = ordered("random:1")
+    assert one == ordered("random:1") != ordered("random:2")
+    assert sorted(one, key=listed.index) == listed
+    files = [(file, [test.name for test in tests]) for file, tests in groupby(one, key=lambda test: test.path)]
+    assert len(files) == 6
+    assert [file for file, _ in files] != sorted("abcdef")
+    assert all(names != sorted(names) for _, names in files)
+
+
+def test_what_tests_start_can_be_interrupted():
+    """Though a shell has started them in the background, where all ignores the signal."""
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def test_the_same_seed_draws_the_same_mutations_and_each_makes_a_program(drawn):
+    found = drawn.draw(ROOT, "losses", seed=1, count=40)
+    assert found == drawn.draw(ROOT, "losses", seed=1, count=40)
+    assert drawn.draw(ROOT, "losses", seed=1, count=10) == found[:10]
+    assert len(set(found)) == 40
+    assert found[:10] != drawn.draw(ROOT, "losses", seed=2, count=10)
+    for file, old, new in found:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert source.count(old) == 1, file
+        assert old != new, file
+        compile(source.replace(old, new), file, "exec")
+
+
+CODE = '''
+"""A text of 1 + 1."""
+from x import y
+
+def f(a: int = 1, *, b=True) -> None:
+    if not a:
+        raise ValueError(f"{a} + 1")
+    c = a + 1 if a < b and y else -a
+    c.d = min(a, b)
+    f(c)
+    return c
+'''
+MADE = [
+    ("a: int = 1", "a: int = 2"),
+    ("b=True", "b=False"),
+    ("not a:", "(a):"),
+    ('raise ValueError(f"{a} + 1")', "pass"),
+    ("a + 1", "a - 1"),
+    ("+ 1 if", "+ 2 if"),
+    ("if a < b and y else", "if (not (a < b and y)) else"),
+    ("a < b", "a <= b"),
+    ("and", "or"),
+    ("-a", "(a)"),
+    ("c.d = min(a, b)", "pass"),
+    ("min", "max"),
+    ("    f(c)", "    pass"),
+    ("return c", "return None"),
+]
+
+
+def test_what_is_made_of_a_program(drawn, tmp_path):
+    path = tmp_path / "code.py"
+    path.write_text(CODE)
+    file = drawn.File(path)
+    changed = {
+        CODE.encode()[: edit.start].decode() + edit.new + CODE.encode()[edit.end :].decode() for edit in file.edits()
+    }
+    assert changed == {CODE.replace(old, new, 1) for old, new in MADE}
+    whole = {CODE.replace(*file.texts(edit)) for edit in file.edits()}
+    assert whole == changed
