@@ -1,6 +1,7 @@
-"""What an environment does costs its episode and leaves nothing; ``-s`` prints how soon it was noticed, and what is left.
+"""What an environment does costs its episode, and leaves nothing.
 
-Through the client, in hosts that are Ray actors, as in a run.
+With ``-s`` the seconds until it was noticed are printed, and what is left. The client is real, and hosts are Ray
+actors, as in a run.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ async def failed(step: Any) -> tuple[EnvironmentFailure, float]:
 @pytest.mark.parametrize("action", CASES)
 def test_a_fault_costs_its_episode_and_names_itself(loop, pool, action: str):
     async def main() -> None:
-        (episode, pids), (other, others) = await begun(pool), await begun(pool)
+        (episode, pids), (other, _) = await begun(pool), await begun(pool)
         failure, seconds = await failed(episode.step(action))
         left, until = await left_of(pids)
         print(f"{action}: noticed after {seconds:.2f} s; {len(left)} of {len(pids)} processes left {until:.2f} s later")
