@@ -25,6 +25,7 @@ from ray.exceptions import RayActorError
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.stopping.leftovers import RunFiles
+from verl_turnkey.plugins.stopping.own_folder import own_folder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 1.0
@@ -48,6 +49,7 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
     """``run_ppo`` that ends as the signals, or word of dead processes, ask for; it cleans up after its processes.
 
     Raises:
+        ConfigError: another run writes its checkpoints to the same folder.
         SystemExit: with :data:`channel.STOPPED`, :data:`channel.DEAD` or 128 and the number of the signal.
     """
 
@@ -56,7 +58,7 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
         ending, files = Ending(turnkey_config(config).stop.grace), RunFiles()
         ours = not ray.is_initialized()  # then run_ppo starts Ray, or connects to it
         try:
-            with files:
+            with own_folder(config.get("trainer") or {}), files:
                 run_ppo(config, task_runner_class=_Begins(task_runner_class, ending.begin))
         except BaseException as error:
             verdict = ending.verdict
