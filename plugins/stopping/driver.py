@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.stopping import channel
@@ -64,7 +64,7 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
             verdict = ending.verdict
             if verdict is None and isinstance(error, channel.StoppedError):
                 verdict = channel.STOPPED, str(getattr(error, "cause", error))
-            if verdict is None and isinstance(error, RayActorError):
+            if verdict is None and isinstance(error, (RayActorError, OutOfMemoryError)):
                 traceback.print_exception(error)
                 verdict = channel.DEAD, f"a process of the run is dead: {died(error)}"
             if verdict is None:
@@ -93,8 +93,11 @@ def _on_signals(do: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def died(error: RayActorError) -> str:
-    """Ray's words on an actor that is gone, in one line; an error that passed through another actor has a cause."""
+def died(error: RayActorError | OutOfMemoryError) -> str:
+    """Ray's words on an actor that is gone, or that it killed where memory ran out, in one line.
+
+    An error that passed through another actor has a cause.
+    """
     return " ".join(str(getattr(error, "cause", error)).split())[:500]
 
 
