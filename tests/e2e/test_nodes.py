@@ -17,7 +17,6 @@ from ray.cluster_utils import Cluster
 from test_faults import beginner as beginner
 from test_faults import play, steps, until_step
 
-
 NODE_SECONDS = 240
 
 
