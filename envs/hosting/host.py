@@ -151,20 +151,28 @@ class EnvHost:
     async def _begin(
         self, env_id: str, kwargs: dict[str, Any], seed: int | None, timeout: float, cost: int
     ) -> tuple[_Episode, str, Info]:
-        """Start an episode in an idle or a new environment. ``cost``: the room already taken; a failure frees it."""
-        instance = None
-        try:
-            instance = await self._instances.acquire(env_id, repr((env_id, sorted(kwargs.items()))), timeout)
-            cost = instance.cost = self._admission.settle(env_id, cost)
-            what = f"reset of {_named(env_id, kwargs)}"
-            start = (env_id, kwargs, seed)
-            observation, info = await self._instances.call(instance.worker, "start", start, timeout, what)
-        except BaseException:
-            if instance is not None:
-                instance.worker.kill()
-            self._admission.leave(env_id, cost)
-            raise
-        return _Episode(instance, kwargs, seed, [], [fingerprint(observation, info)]), observation, info
+        """Start an episode in an idle or a new environment. ``cost``: the room already taken; a failure frees it.
+
+        A reset that fails in a used one is tried in a new one: what earlier episodes left behind may be the cause. Not
+        so at a deadline, which what stalls for all would reach again.
+        """
+        made_for, start = repr((env_id, sorted(kwargs.items()))), (env_id, kwargs, seed)
+        what, used = f"reset of {_named(env_id, kwargs)}", True
+        while True:
+            instance = None
+            try:
+                instance = await self._instances.acquire(env_id, made_for, timeout, used)
+                cost = instance.cost = self._admission.settle(env_id, cost)
+                observation, info = await self._instances.call(instance.worker, "start", start, timeout, what)
+            except BaseException as error:
+                if instance is not None:
+                    instance.worker.kill()
+                    if instance.released and isinstance(error, EnvironmentFailure) and error.kind != "timeout":
+                        used = False
+                        continue
+                self._admission.leave(env_id, cost)
+                raise
+            return _Episode(instance, kwargs, seed, [], [fingerprint(observation, info)]), observation, info
 
     @contextlib.contextmanager
     def _cancellable(self, name: str) -> Iterator[None]:

@@ -37,7 +37,7 @@ class Instance:
     first_mb: float = 0.0
     """memory of its process after its first episode"""
     released: float = 0.0
-    """when its last episode ended"""
+    """when its last episode ended; 0: it had none"""
 
 
 class InstancePool:
@@ -68,9 +68,12 @@ class InstancePool:
         self.idle: list[Instance] = []  # least recently used first
         self.measures = Measures()
 
-    async def acquire(self, env_id: str, made_for: str, timeout: float) -> Instance:
-        """An idle environment that was made for the same arguments, else a new one. Raises ``EnvironmentFailure``."""
-        instance = self._reuse(env_id, made_for)
+    async def acquire(self, env_id: str, made_for: str, timeout: float, used: bool = True) -> Instance:
+        """An idle environment that was made for the same arguments, else a new one. Raises ``EnvironmentFailure``.
+
+        ``used``: False for a new one in the place of one that is lost.
+        """
+        instance = self._reuse(env_id, made_for) if used else None
         if instance is None:
             return Instance(await self._new_worker(env_id, timeout), env_id, made_for, 0)
         instance.made_for = made_for

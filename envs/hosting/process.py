@@ -212,6 +212,8 @@ class ProcessWorker:
             how = f"ended with exit status {status.si_status}"
         else:
             how = f"was killed by {_signal_name(status.si_status)}"
+            if status.si_status == signal.SIGKILL:
+                how += " from outside, as the kernel does when memory runs out,"
         tail = self._tail()
         self.kill()
         return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")

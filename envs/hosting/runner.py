@@ -22,6 +22,7 @@ from verl_turnkey.envs.errors import (
     EnvironmentFailure,
     EnvironmentKwargsError,
     MissingPackageError,
+    ModuleImportError,
     UnknownEnvironmentError,
 )
 from verl_turnkey.envs.registry import make
@@ -121,6 +122,8 @@ def _failures(kind: str) -> Iterator[None]:
         yield
     except EnvironmentFailure:
         raise
+    except ModuleImportError as error:  # says all; its stack is ours
+        raise EnvironmentFailure(kind, str(error)) from None
     except BaseException as error:
         what = "".join(traceback.format_exception_only(type(error), error)).strip()[:_MESSAGE_CHARS]
         trace = "".join(traceback.format_tb(error.__traceback__))[-_TRACEBACK_CHARS:]

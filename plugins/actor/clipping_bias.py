@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
 from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_turnkey.losses.registry import LossSpec, TokenLoss, token_loss
@@ -92,7 +93,7 @@ def train_batch(
 def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: Any) -> dict[str, float]:
     """Scale the gradients of the first pass; returns the metrics."""
     started = time.perf_counter()
-    anywhere, most = (torch.tensor([len(seen.rows)], device=_device(engine)) for _ in range(2))
+    anywhere, most = (torch.tensor([len(seen.rows)], device=get_device_name()) for _ in range(2))
     dist.all_reduce(anywhere, group=engine.get_data_parallel_group())
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=engine.get_data_parallel_group())
     norm, scale = 0.0, 1.0
@@ -165,9 +166,9 @@ def _bias(
 def _total_norm(engine: Any) -> float:
     """L2 norm over all parameters on all ranks."""
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
-    # A rank may hold no shard but must take part in the reduction below; the norm of no tensors is 0 on the CPU, so it
-    # is moved to the model's device.
-    norm = torch.nn.utils.get_total_norm(gradients).to(_device(engine))
+    # A rank may hold no shard but must take part in the reduction below, and the norm of no tensors is 0 on the CPU;
+    # gradients that are offloaded are on the CPU, too. verl moves the norm that it clips by in the same way.
+    norm = torch.nn.utils.get_total_norm(gradients).to(get_device_name())
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     elif isinstance(engine.module, FullyShardedDataParallel):  # FSDP1: plain tensors, each rank its own shards
@@ -176,10 +177,6 @@ def _total_norm(engine: Any) -> float:
         norm = square.sqrt()
     scaler = getattr(engine, "scaler", None)
     return norm.item() / (scaler.get_scale() if scaler is not None else 1.0)
-
-
-def _device(engine: Any) -> torch.device:
-    return next(engine.module.parameters()).device
 
 
 @contextmanager

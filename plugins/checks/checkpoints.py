@@ -34,7 +34,7 @@ KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remov
 
 
 def check_checkpoints(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
-    """Warn if another checkpoint than the newest is resumed from, and never let verl keep a single one.
+    """Warn if another checkpoint than the newest is resumed from, and let verl keep enough of them.
 
     Raises:
         ConfigError: see :func:`choose`.
@@ -42,19 +42,27 @@ def check_checkpoints(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic:
     remembers = bool(remembering(estimator_of(config), credit_params(config, turnkey), credit_modify(config, turnkey)))
     if said := choose(config, use_critic=use_critic, remembers=remembers):
         warnings.warn(said, stacklevel=2)
-    trainer = config.trainer
-    single = [key for key in KEEP if trainer.get(key) == 1]
-    if trainer.save_freq > 0 and (single or trainer.get(DEPRECATED)):
-        with open_dict(config):
-            for key in KEEP if trainer.get(DEPRECATED) else single:
-                trainer[key] = 2
-            trainer[DEPRECATED] = False
-        asked = " and ".join(f"trainer.{key}=1" for key in single) or f"trainer.{DEPRECATED}=true"
-        warnings.warn(
-            f"{asked}: verl would delete the only whole checkpoint before the next one is complete. Two are kept, "
-            "which takes no more space than the moment of saving",
-            stacklevel=2,
-        )
+    _keep_enough(config.trainer, turnkey.stop.whole_checkpoints)
+
+
+def _keep_enough(trainer: DictConfig, whole: int) -> None:
+    """Raise verl's limits to ``whole`` + 1: it deletes the oldest checkpoint before it writes the next one."""
+    previous = bool(trainer.get(DEPRECATED))  # verl's former name for a limit of 1
+    few = [key for key in KEEP if previous or (trainer.get(key) or whole + 1) <= whole]
+    if trainer.save_freq <= 0 or not few:
+        return
+    asked = f"trainer.{DEPRECATED}=true" if previous else " and ".join(f"trainer.{k}={trainer[k]}" for k in few)
+    with open_dict(trainer):
+        for key in few:
+            trainer[key] = whole + 1
+        trainer[DEPRECATED] = False
+    are = "checkpoint is" if whole == 1 else "checkpoints are"
+    warnings.warn(
+        f"{asked}: raised to {whole + 1}, so that {whole} whole {are} there at any moment, which is "
+        f"turnkey.stop.whole_checkpoints: verl deletes the oldest before it writes the next one. The disk has to hold "
+        f"{whole + 1}",
+        stacklevel=3,
+    )
 
 
 def remembering(estimator: EstimatorSpec | None, params: Any, modify: Sequence[Modification]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The node ``turnkey.stop``: how a run ends before its last step."""
+"""The node ``turnkey.stop``: how a run ends before its last step, and what it goes on from."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from verl_turnkey.advantage.params import check
 
 @dataclass(frozen=True)
 class StopConfig:
-    """When a run stops before its last step."""
+    """When a run stops before its last step, and which checkpoints there are then."""
 
     grace: float = 600.0
     """seconds from SIGTERM or SIGINT in which the step may end and save a checkpoint; then the run stops without"""
     patience: float | None = 900.0
     """seconds without any progress before the run looks for dead processes, and stops if there are any; null: never"""
 
+    whole_checkpoints: int = 2
+    """whole checkpoints there at any moment, also while one is written: verl's limits are raised to one more"""
+
     def __post_init__(self) -> None:
         check(self.grace > 0, "grace", "positive seconds", self.grace)
         check(self.patience is None or self.patience > 0, "patience", "null or positive seconds", self.patience)
+        check(self.whole_checkpoints >= 1, "whole_checkpoints", "at least 1", self.whole_checkpoints)

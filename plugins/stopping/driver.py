@@ -20,11 +20,12 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.stopping.leftovers import RunFiles
+from verl_turnkey.plugins.stopping.own_folder import own_folder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 1.0
@@ -48,6 +49,7 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
     """``run_ppo`` that ends as the signals, or word of dead processes, ask for; it cleans up after its processes.
 
     Raises:
+        ConfigError: another run writes its checkpoints to the same folder.
         SystemExit: with :data:`channel.STOPPED`, :data:`channel.DEAD` or 128 and the number of the signal.
     """
 
@@ -56,13 +58,13 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
         ending, files = Ending(turnkey_config(config).stop.grace), RunFiles()
         ours = not ray.is_initialized()  # then run_ppo starts Ray, or connects to it
         try:
-            with files:
+            with own_folder(config.get("trainer") or {}), files:
                 run_ppo(config, task_runner_class=_Begins(task_runner_class, ending.begin))
         except BaseException as error:
             verdict = ending.verdict
             if verdict is None and isinstance(error, channel.StoppedError):
                 verdict = channel.STOPPED, str(getattr(error, "cause", error))
-            if verdict is None and isinstance(error, RayActorError):
+            if verdict is None and isinstance(error, (RayActorError, OutOfMemoryError)):
                 traceback.print_exception(error)
                 verdict = channel.DEAD, f"a process of the run is dead: {died(error)}"
             if verdict is None:
@@ -91,8 +93,11 @@ def _on_signals(do: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def died(error: RayActorError) -> str:
-    """Ray's words on an actor that is gone, in one line; an error that passed through another actor has a cause."""
+def died(error: RayActorError | OutOfMemoryError) -> str:
+    """Ray's words on an actor that is gone, or that it killed where memory ran out, in one line.
+
+    An error that passed through another actor has a cause.
+    """
     return " ".join(str(getattr(error, "cause", error)).split())[:500]
 
 

@@ -15,11 +15,16 @@ os.environ.update(VERL_LOGGING_LEVEL="ERROR", TQ_LOGGING_LEVEL="ERROR", TRANSFOR
 
 import pytest
 import torch
-import verl  # noqa: F401 - loads the plugin as every user's program does
+import verl  # loads the plugin as every user's program does
 from contract_tools import PARTITION, Compose
+from known_differences import FOLDER, KnownDifferences, known
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.tasks import Task, write_parquet
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(KnownDifferences(known(FOLDER, verl.__version__), verl.__version__))
 
 
 @pytest.fixture(scope="session")

@@ -1,25 +1,23 @@
 """What ends a real run costs the steps since the checkpoint: a signal, and processes that die.
 
-With ``-s`` the seconds from the fault to the end of the run are printed.
+With ``-s`` the seconds from the fault to the end of the run are printed, and what is left of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import psutil
 import pytest
 from launch import minigrid, started
+from measured import Fault, own_tmp, suffered
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_sampler
 
@@ -47,17 +45,6 @@ def play(out: Path, model: Path, *overrides: str) -> tuple[str, ...]:
     )
 
 
-def shared_memory(process: subprocess.Popen) -> set[Path]:
-    """What the processes of a run hold of it."""
-    found = set()
-    for each in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(OSError):
-            for file in Path(f"/proc/{each.pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    found.add(file.readlink())
-    return {path for path in found if path.match("/dev/shm/psm_*") and path.exists()}
-
-
 def steps(out: Path) -> list[int]:
     file = out / "metrics.jsonl"
     return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
@@ -80,14 +67,6 @@ def kill(process: subprocess.Popen, name: str) -> None:
     one.kill()
 
 
-def ended(what: str, process: subprocess.Popen) -> int:
-    """The exit status of a run that ends after ``what``."""
-    began = time.monotonic()
-    code = process.wait(timeout=240)
-    print(f"{what}: the run ended {time.monotonic() - began:.1f} s later, with status {code}")
-    return code
-
-
 @pytest.fixture(scope="module")
 def beginner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model after a few episodes: how it plays does not matter."""
@@ -98,27 +77,25 @@ def beginner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[int], set[Path]]:
+def runs(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Fault]]:
     """A run that gets SIGTERM after its first step; it resumes, and its engine is killed after another."""
     out = tmp_path_factory.mktemp("faults")
     first, second = out / "first", out / "second"
-    codes, held = [], set()
-    with started(first, *play(first, beginner)) as process:
+    faults = []
+    with own_tmp() as env, started(first, *play(first, beginner), env=env) as process:
         until_step(first, process)
-        held |= shared_memory(process)
-        os.kill(process.pid, signal.SIGTERM)
-        codes.append(ended("SIGTERM", process))
-    with started(second, *play(second, beginner, "turnkey.stop.patience=8")) as process:
+        said = "SIGTERM: the run stops after this step"
+        faults.append(suffered("SIGTERM", process, first, env, process.terminate, said))
+    with own_tmp() as env, started(second, *play(second, beginner, "turnkey.stop.patience=8"), env=env) as process:
         until_step(second, process)
-        held |= shared_memory(process)
-        kill(process, "EngineCore")
-        codes.append(ended("the engine is killed", process))
-    return first, second, codes, held
+        said, harm = "nothing has moved for 8 s", partial(kill, process, "EngineCore")
+        faults.append(suffered("engine killed, turnkey.stop.patience=8", process, second, env, harm, said))
+    return first, second, faults
 
 
 def test_a_signal_ends_the_run_after_a_step_and_it_resumes_there(runs) -> None:
-    first, second, codes, _ = runs
-    assert codes[0] == 75
+    first, second, faults = runs
+    assert faults[0].code == 75
     said = (first / "log.txt").read_text()
     last = int((first.parent / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     assert f"verl-turnkey: SIGTERM: stopped after step {last}; the newest checkpoint is global_step_{last}. To" in said
@@ -128,9 +105,9 @@ def test_a_signal_ends_the_run_after_a_step_and_it_resumes_there(runs) -> None:
 
 
 def test_a_dead_engine_ends_the_run_and_is_named(runs) -> None:
-    _, second, codes, _ = runs
+    _, second, faults = runs
     said = (second / "log.txt").read_text()
-    assert codes[1] == 69, said[-6000:]
+    assert faults[1].code == 69, said[-6000:]
     assert "and dead are: inference server 0: its engine is dead; the newest checkpoint is global_step_" in said
 
 
@@ -150,50 +127,46 @@ def test_the_resumed_run_plays_the_tasks_that_were_next(runs) -> None:
     assert groups["segment"].nunique() == 2
 
 
-def test_no_shared_memory_is_left(runs) -> None:
-    *_, held = runs
-    assert held
-    assert not [path for path in held if path.exists()]
+def test_nothing_is_left_of_a_run_whose_driver_lived_on(runs) -> None:
+    for fault in runs[2]:
+        assert fault.held, "no shared memory was held"
+        assert not fault.shared_memory
+        assert not fault.alive
 
 
 @pytest.fixture(scope="module")
-def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int, list[Fault]]:
     """The training process of a run is killed after its first step; then the driver of the run that resumed."""
     out = tmp_path_factory.mktemp("killed")
     first, second, every = out / "first", out / "second", "trainer.save_freq=1"
-    with started(first, *play(first, beginner, every)) as process:
+    with own_tmp() as env, started(first, *play(first, beginner, every), env=env) as process:
         until_step(first, process)
-        cleaned = shared_memory(process)
-        kill(process, "ray::WorkerDict")
-        code = ended("the training process is killed", process)
+        said, harm = "a process of the run is dead", partial(kill, process, "ray::WorkerDict")
+        faults = [suffered("training process killed", process, first, env, harm, said)]
     saved = int((out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    with started(second, *play(second, beginner, every)) as process:
+    with own_tmp() as env, started(second, *play(second, beginner, every), env=env) as process:
         until_step(second, process)
-        held = shared_memory(process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        ended("the driver is killed", process)
-        began = time.monotonic()
-        _, alive = psutil.wait_procs(children, timeout=300)  # Ray's agents look seldom whether their node is there
-        print(f"its {len(children)} processes were gone {time.monotonic() - began:.1f} s after it")
-    return first, second, code, saved, cleaned, held, alive
+        faults.append(suffered("driver killed", process, second, env, process.kill, None))
+    return first, second, saved, faults
 
 
 def test_a_dead_training_process_ends_the_run_and_the_last_checkpoint_is_resumed_from(killed) -> None:
-    first, second, code, saved, *_ = killed
+    first, second, saved, faults = killed
     said = (first / "log.txt").read_text()
-    assert code == 69, said[-6000:]
+    assert faults[0].code == 69, said[-6000:]
     assert "verl-turnkey: a process of the run is dead: The actor died" in said
     assert "main_ppo" in said.rsplit("To resume:", 1)[1]
     assert steps(second)[0] == saved + 1
 
 
 def test_of_a_killed_driver_no_process_is_left_and_doctor_finds_its_files(killed, monkeypatch) -> None:
-    *_, cleaned, held, alive = killed
-    assert not alive
-    assert not any(path.exists() for path in cleaned), "of the run whose driver lived on"
+    of_worker, of_driver = killed[3]
+    assert not of_worker.alive
+    assert not of_driver.alive
+    assert of_worker.held
+    assert not of_worker.shared_memory, "of the run whose driver lived on"
     monkeypatch.setattr(leftovers, "QUIET_SECONDS", 0.0)
-    left = {path for path in held if path.exists()}
+    left = {path for path in of_driver.shared_memory if path.exists()}
     found = {each.path: each.identity for each in leftovers.find() if each.path in left}
     assert set(found) == left
     assert not leftovers.remove(found)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
 from launch import started
+from measured import own_tmp, suffered
 from ray.cluster_utils import Cluster
 from test_faults import beginner as beginner
-from test_faults import ended, play, steps, until_step
-
+from test_faults import play, steps, until_step
 
 NODE_SECONDS = 240
 
@@ -51,6 +52,13 @@ def on(node) -> list[str]:
     return sorted(title for title in titles if title.startswith(("ray::AgentLoopWorker", "ray::EnvHost")))
 
 
+def below(node) -> list[psutil.Process]:
+    """The processes that a node runs for a run: its own agents stay."""
+    [raylet] = node.all_processes["raylet"]
+    family = psutil.Process(raylet.process.pid).children(recursive=True)
+    return [each for each in family if "agent" not in " ".join(each.cmdline()[:4])]
+
+
 @pytest.fixture(scope="module")
 def seen(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """A run of which a node is killed after its first step, and the run that resumes on what is left."""
@@ -62,11 +70,12 @@ def seen(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFact
         "turnkey.stop.patience=20",
     )
     head, other = cluster.head_node, next(iter(cluster.worker_nodes))
-    with started(first, *play(first, beginner, *both), cluster=cluster.address) as process:
+    lose = partial(cluster.remove_node, other, allow_graceful=False)
+    with own_tmp() as env, started(first, *play(first, beginner, *both), cluster=cluster.address) as process:
         until_step(first, process)
         beside = [on(head), on(other)]
-        cluster.remove_node(other, allow_graceful=False)
-        code = ended("a node is lost", process)
+        family = below(head)
+        code = suffered("node lost", process, first, env, lose, "a process of the run is dead", family).code
     last = steps(first)[-1]
     rest = play(second, beginner, *both, f"trainer.total_training_steps={last + 2}")
     with started(second, *rest, cluster=cluster.address) as process:

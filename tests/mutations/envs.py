@@ -10,6 +10,7 @@ ACTIONS, BASE, HOSTS, PROMPTS = (
 RUNNER = f"{HOSTS} {U}/test_registry.py"
 RAY = "tests/contract/envs/hosting/test_hosts_ray.py"
 REWARDS = f"{U}/rewards"
+RETIRING = "tests/contract/envs/hosting/test_retiring.py"
 TESTS = {
     "envs/prompting/actions.py": ACTIONS,
     "envs/answers.py": f"{U}/test_answers.py {U}/checking/test_check.py",
@@ -103,9 +104,10 @@ MUTATIONS = [
     ("envs/hosting/admission.py", "self._taken + cost > self._room", "self._taken + cost >= self._room"),
     (
         "envs/hosting/host.py",
-        "                instance.worker.kill()\n            self._admission.leave(env_id, cost)\n",
-        "                instance.worker.kill()\n",
+        "                self._admission.leave(env_id, cost)\n                raise\n",
+        "                raise\n",
     ),
+    ("envs/hosting/host.py", "if instance.released and", "if False and", RETIRING),
     ("envs/hosting/admission.py", "self.leave(env_id, cost - settled)", "self.leave(env_id, 0)"),
     (
         "envs/hosting/host.py",

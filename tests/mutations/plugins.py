@@ -419,6 +419,7 @@ MUTATIONS = [
     ("plugins/trainer/checkpoints.py", "self.on_sample_end()  # verl saves", "pass  # verl saves", TRAINERS),
     ("plugins/trainer/checkpoints.py", "self._saved == step", "self._saved == step + 1", TRAINERS),
     ("plugins/trainer/checkpoints.py", "            self.credit_state = found\n", "            pass\n", CHECKPOINTS),
+    ("plugins/checks/checkpoints.py", "trainer[key] = whole + 1", "trainer[key] = whole"),
     ("plugins/checks/checkpoints.py", "            if folder.name == named:\n", "            if True:\n"),
     ("plugins/trainer/checkpoints.py", "            before.replace(tracker)\n", "            pass\n", CHECKPOINTS),
     ("plugins/trainer/stopping.py", "            self._save_stopping(done)\n", ""),

@@ -24,3 +24,15 @@ def test_the_node_of_the_page(monkeypatch: pytest.MonkeyPatch):
     assert f"| {hosts} |" in page
     assert f"| {calls} per host, {hosts * calls} together |" in page
     assert f"ALFWorld, {megabytes} MB: {places} per host, {hosts * places:,} together |" in page
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 8])
+def test_several_such_nodes(monkeypatch: pytest.MonkeyPatch, nodes: int):
+    monkeypatch.setattr(capacity, "cpus", lambda: 64)
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 512 * 1024)
+    workers = 8 // nodes
+    hosts = workers * capacity.hosts(workers)
+    calls = capacity.calls_at_once(hosts)
+    places = capacity.memory_for_a_host_mb(hosts) // ALFWorldText.metadata["memory_mb"]
+    row = [nodes, workers, *(f"{nodes * each:,}" for each in (hosts, hosts * calls, hosts * places))]
+    assert f"| {' | '.join(map(str, row))} |" in PAGE.read_text(encoding="utf-8")

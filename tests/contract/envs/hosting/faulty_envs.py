@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import gymnasium
 import numpy as np
 
 MADE: list[Faulty] = []
+EATEN: list[bytes] = []
 RUNNING = {"now": 0, "most": 0}
 _LOCK = threading.Lock()
 
@@ -154,6 +156,22 @@ class Faulty(gymnasium.Env[str, str]):
     def do_crash(self, _: str) -> Any:
         os.kill(os.getpid(), signal.SIGSEGV)
         return "fine", 0.0
+
+    def do_kill(self, _: str) -> Any:  # as the kernel when memory runs out
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "fine", 0.0
+
+    def do_eat(self, then: str) -> Any:
+        """Allocate what the process may still have; ``abort``: end as C++ does of an allocation that fails."""
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + (200 << 20), resource.RLIM_INFINITY))
+        try:
+            while True:
+                EATEN.append(bytes(1 << 20))
+        except MemoryError:
+            if then == "abort":
+                os.abort()
+            raise
 
     def do_hang_up(self, _: str) -> Any:
         os.closerange(3, 100)

@@ -94,3 +94,42 @@ def test_a_process_that_grew_is_not_used_again(modules):
         await host.shutdown()
 
     run(main)
+
+
+LEAKING = """
+import os, resource
+from pathlib import Path
+import gymnasium
+
+KEPT = []
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (250 << 20), resource.RLIM_INFINITY))
+
+class Leaking(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        KEPT.append(bytes(80 << 20))
+        return str(os.getpid()), {}
+    def step(self, action):
+        return "over", 0.0, True, False, {}
+
+gymnasium.register("test/Leaking-v0", entry_point=Leaking)
+"""
+
+
+def test_what_a_used_process_cannot_reset_a_new_one_can(tmp_path: Path):
+    """Where the leak is too small to be seen at the end of an episode."""
+    (tmp_path / "leaking.py").write_text(LEAKING)
+
+    async def main():
+        host = EnvHost([str(tmp_path / "leaking.py")], places=2)
+        pids = []
+        for n in range(7):
+            pids.append(int((await host.start(str(n), "test/Leaking-v0", {}, 1, 60))[0]))
+            await host.step(str(n), "", 20)
+        assert len(set(pids)) < len(pids), "no process was used again"
+        assert len(set(pids)) > 1, "no process was replaced"
+        assert not alive(pids[0])
+        assert (await host.measure())["lost"] == 0
+        await host.shutdown()
+
+    run(main)

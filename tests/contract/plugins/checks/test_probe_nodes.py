@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +20,11 @@ import os
 import gymnasium
 
 class Mounted(gymnasium.Env):
+    def __init__(self, games="/mnt/games"):
+        self.games = games
     def reset(self, *, seed=None, options=None):
-        if os.environ["GAMES"] != "here":
-            raise FileNotFoundError("/mnt/games")
+        if self.games not in os.environ["GAMES"].split(":"):
+            raise FileNotFoundError(self.games)
         return "a room", {}
     def step(self, action):
         return "a room", 0.0, False, False, {}
@@ -28,49 +32,77 @@ class Mounted(gymnasium.Env):
 gymnasium.register("own/Mounted-v0", entry_point=Mounted)
 """
 SCRIPT = """
-import sys
+import json, os, sys
 import ray
 from ray.cluster_utils import Cluster
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import Task, write_parquet
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig
 from verl_turnkey.plugins.checks.probe import probe_nodes
 
-module, file, second = sys.argv[1:]
+homes, file = sys.argv[1:3], sys.argv[3]
 write_parquet(file, [Task("own/Mounted-v0", 3)], "x", "train")
 cluster = Cluster()
-for games in ("here", second):
-    cluster.add_node(num_cpus=2, env_vars={"GAMES": games}, include_dashboard=False)
+for home, games in zip(homes, ("/mnt/games:/mnt/more", "/mnt/games"), strict=True):
+    paths = f"{home}:{os.environ['PYTHONPATH']}"
+    seen = {"HOME": home, "PYTHONPATH": paths, "GAMES": games}
+    cluster.add_node(num_cpus=2, env_vars=seen, node_name=os.path.basename(home), include_dashboard=False)
 ray.init(address=cluster.address, log_to_driver=False)
-try:
-    probe_nodes(TurnkeyConfig(modules=[module]), file)
-    print("played on", len(ray.nodes()))
-except ConfigError as error:
-    print("refused:", error)
-finally:
-    ray.shutdown()
-    cluster.shutdown()
+
+def probed(module, **kwargs):
+    try:
+        probe_nodes(TurnkeyConfig(modules=[module], env=EnvConfig(kwargs=kwargs)), file)
+        return f"played on {len(ray.nodes())}"
+    except ConfigError as error:
+        return f"refused: {error}"
+
+found = {
+    "all": probed("~/both.py"),
+    "data": probed("~/both.py", games="/mnt/more"),
+    "file": probed("~/first_alone.py"),
+    "module": probed("first_alone"),
+}
+print("found " + json.dumps(found))
+ray.shutdown()
+cluster.shutdown()
 """
 
 
-def probed(tmp_path: Path, second: str) -> str:
-    module = tmp_path / "mounted.py"
-    module.write_text(ENVIRONMENT)
-    command = [sys.executable, "-c", SCRIPT, str(module), str(tmp_path / "t.parquet"), second]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the probe says in a cluster of the nodes ``first`` and ``second``, which lacks some of what is asked for."""
+    folder = tmp_path_factory.mktemp("nodes")
+    homes = [folder / "first", folder / "second"]
+    for home in homes:
+        home.mkdir()
+        (home / "both.py").write_text(ENVIRONMENT)
+    (homes[0] / "first_alone.py").write_text(ENVIRONMENT)
+    command = [sys.executable, "-c", SCRIPT, *map(str, homes), str(folder / "t.parquet")]
+    environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    return {**json.loads(line.removeprefix("found ")), "second": str(homes[1])}
 
 
-def test_what_one_node_lacks_is_named_with_the_node(tmp_path: Path):
-    said = probed(tmp_path, "elsewhere")
-    assert "refused: environment 'own/Mounted-v0' with seed 3 cannot be played on node " in said
-    assert "FileNotFoundError: /mnt/games" in said
-    assert "turnkey.env.probe=false" in said
+def test_all_nodes_can_play(found):
+    assert found["all"] == "played on 2"
 
 
-def test_all_nodes_can_play(tmp_path: Path):
-    assert "played on 2" in probed(tmp_path, "here")
+LACKS = {
+    "data": "FileNotFoundError: /mnt/more",
+    "file": "cannot import '~/first_alone.py' (FileNotFoundError: there is no file {second}/first_alone.py)",
+    "module": "cannot import 'first_alone' (ModuleNotFoundError: No module named 'first_alone')",
+}
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_what_one_node_lacks_is_named_with_the_node(found, what: str):
+    first, _, rest = found[what].partition("\n")
+    assert first.startswith("refused: environment 'own/Mounted-v0' with seed 3 cannot be played on node ")
+    assert " (second) (reset): " in first
+    assert LACKS[what].format(second=found["second"]) in first
+    assert "turnkey.env.probe=false" in rest
 
 
 def test_the_trainer_asks_before_its_first_step(ray_queue, trainer, tmp_path):

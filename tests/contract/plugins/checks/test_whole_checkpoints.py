@@ -199,16 +199,32 @@ def test_safetensors_are_judged_by_their_header(tmp_path: Path):
         assert "is truncated" in checkpoints.damage(file)
 
 
-def test_verl_never_keeps_a_single_one(compose: Compose, tmp_path: Path):
-    """With one, verl deletes the old actor when the new one is written, and the data and the tracker are not."""
-    config = composed(compose, tmp_path, "trainer.max_actor_ckpt_to_keep=1", "trainer.max_critic_ckpt_to_keep=3")
-    (said,) = check(config)
-    assert said.startswith("trainer.max_actor_ckpt_to_keep=1: verl would delete the only whole checkpoint")
-    assert (config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep) == (2, 3)
-    config = composed(compose, tmp_path, "+trainer.remove_previous_ckpt_in_save=true")
-    (said,) = check(config)
-    assert (config.trainer.max_actor_ckpt_to_keep, config.trainer.max_critic_ckpt_to_keep) == (2, 2)
-    assert not config.trainer.remove_previous_ckpt_in_save
+ACTORS, CRITICS = "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept", "said"),
+    [
+        ([f"trainer.{ACTORS}=1", f"trainer.{CRITICS}=3"], (3, 3), f"trainer.{ACTORS}=1: raised to 3, so that 2 whole"),
+        ([f"trainer.{ACTORS}=2", f"trainer.{CRITICS}=2"], (3, 3), f"{ACTORS}=2 and trainer.{CRITICS}=2: raised to 3"),
+        (["+trainer.remove_previous_ckpt_in_save=true"], (3, 3), "remove_previous_ckpt_in_save=true: raised to 3"),
+        ([f"trainer.{ACTORS}=1", "turnkey.stop.whole_checkpoints=1"], (2, None), "=1: raised to 2, so that 1 whole"),
+        ([f"trainer.{ACTORS}=2", "turnkey.stop.whole_checkpoints=1"], (2, None), None),
+        ([f"trainer.{ACTORS}=3", f"trainer.{CRITICS}=5"], (3, 5), None),
+        ([f"trainer.{ACTORS}=1", "trainer.save_freq=-1"], (1, None), None),
+        ([], (None, None), None),
+    ],
+)
+def test_verl_keeps_one_more_than_are_to_be_whole(
+    compose: Compose, tmp_path: Path, asked: list[str], kept: tuple[int | None, int | None], said: str | None
+):
+    """Before it writes the next one, verl deletes the oldest."""
+    config = composed(compose, tmp_path, *asked)
+    found = check(config)
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+    assert (config.trainer[ACTORS], config.trainer[CRITICS]) == kept
+    assert not config.trainer.get("remove_previous_ckpt_in_save")
 
 
 @pytest.mark.parametrize("keep", [2, 3])

@@ -90,3 +90,15 @@ def test_another_error_is_left_alone_and_shared_memory_of_the_run_is_not(tmp_pat
     assert code == 1
     assert "ValueError: as it was" in said
     assert "To resume" not in said
+
+
+def test_a_process_that_ray_kills_where_memory_runs_out_is_a_dead_one(tmp_path: Path, monkeypatch):
+    """Ray's own monitor, for which this machine has hardly any memory."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    code, said = run(tmp_path, "sleeps")
+    assert code == 69
+    last = said.rsplit("verl-turnkey: ", 1)[1]
+    assert last.startswith("a process of the run is dead: ")
+    assert "were killed due to the node running low on memory" in last
+    assert last.rstrip().endswith("trainer.resume_mode=auto")

@@ -1,0 +1,74 @@
+"""A server behind the environments that goes away and comes back costs time, and the run nothing else."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from whole_runs import BATCH, STEPS, Runs
+from whole_runs import runs as runs
+
+from verl_turnkey.envs.adapters.webshop import server as webshop_server
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.seeing.reading import read
+
+SHOP = Path(__file__).parents[3] / "unit" / "envs" / "adapters"
+DOWN_SECONDS = 5.0
+
+
+class Server:
+    """WebShop's server on a small shop, at one port."""
+
+    def __init__(self) -> None:
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, webshop_server.__file__, "--port", str(self.port), "--factory", "shop:make"]
+        self.process = subprocess.Popen(command, cwd=SHOP, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split()[-1]
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_server_that_comes_back_lets_the_run_go_on(runs: Runs, server: Server, tmp_path: Path, caplog, mode: str):
+    runs.write([Task("turnkey/WebShop-v0", seed, {"url": server.url}) for seed in range(10)])
+    back = threading.Timer(DOWN_SECONDS, server.start)
+
+    def restart(step: int) -> None:
+        if step == 2:
+            server.stop()
+            back.start()
+
+    runs.start(mode, "run", "turnkey.env.patience=120", action="search[lamp]", on_update=restart)
+    back.join()
+    said = [record.getMessage() for record in caplog.records if "Trying again in" in record.getMessage()]
+    assert said
+    assert f"ServerError: the server at {server.url}/" in said[0]
+    assert "cannot be reached" in said[0]
+    log = tmp_path / "run" / "log"
+    episodes, credit = read(log, "episodes"), read(log, "credit")
+    print(f"{mode}: away for {DOWN_SECONDS:g} s, {episodes['failed'].notna().sum()} episodes failed, {len(said)} pauses")
+    assert episodes["failed"].notna().any()
+    assert not credit.duplicated(["episode", "turn"]).any()
+    trained = credit.merge(episodes[["episode", "group"]]).groupby("train_step")["group"].nunique()
+    assert trained.to_dict() == dict.fromkeys(range(1, STEPS + 1), BATCH)
