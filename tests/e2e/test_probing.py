@@ -30,10 +30,10 @@ def probe(out: Path, model: Path, *overrides: str, rollouts: int) -> Run:
     data.to_parquet(out / "train.parquet")
     return train(
         out,
+        *overrides,
         "+turnkey/env=babyai",
         "+turnkey/device=cpu",
         *tasks,
-        *overrides,
         f"actor_rollout_ref.model.path={model}",
         f"actor_rollout_ref.rollout.n={rollouts}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
