@@ -101,8 +101,8 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
         parts = {"episode_level": of_group * (leaves if params.shared == "sum" else 1)}
         groups = {"episode_level": found.group}
     elif params.rule == "spo":
-        value = child_means(found, outcome)
-        parts, groups = {"parent_level": against(steps, found.up, value)}, {"parent_level": found.up}
+        value = means = child_means(found, outcome)
+        parts, groups = {"parent_level": against(steps, found.up, means)}, {"parent_level": found.up}
     else:
         fork = params.fork_w * against(steps, found.up, value)
         parts = {"episode_level": params.trajectory_w * of_group, "fork_level": fork}
