@@ -58,9 +58,7 @@ def given(preset: presets.Preset, model: Path) -> list[str]:
 def test_a_preset_passes_and_arrives(run: Run, model_dir: Path, name: str):
     preset = presets.read(name)
     plays = preset.env or any(setting.key == "turnkey.env.id" for setting in preset.settings)
-    config, printed = run(
-        *preset.switches, *given(preset, model_dir), tasks="recipes" if plays else "own"
-    )
+    config, printed = run(*preset.switches, *given(preset, model_dir), tasks="recipes" if plays else "own")
     for setting in preset.settings:
         value = OmegaConf.select(config, setting.key, throw_on_missing=True)
         value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
