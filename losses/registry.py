@@ -189,10 +189,16 @@ def token_loss(
 
 
 def weight_share(
-    spec: LossSpec, params: Any, *, old_log_prob: Tensor, response_mask: Tensor, extra: dict[str, Tensor]
+    spec: LossSpec,
+    params: Any,
+    *,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    extra: dict[str, Tensor],
 ) -> Tensor | None:
     """The value of :data:`WEIGHT_SHARE` for each row of this batch (a scalar); None when the loss has no weights."""
-    inputs = clean_inputs(spec, old_log_prob, old_log_prob, torch.zeros_like(old_log_prob), response_mask, extra)
+    inputs = clean_inputs(spec, old_log_prob, old_log_prob, advantages, response_mask, extra)
     weight = _weight(spec, params, inputs)
     return None if weight is None else _share(inputs.mask, weight)
 
@@ -200,8 +206,9 @@ def weight_share(
 def weighs(spec: LossSpec, params: Any) -> bool:
     """Whether the loss has weights of its own with these params, found by calling it on two tokens."""
     two = torch.zeros(1, 2)
+    given = {"old_log_prob": two, "advantages": two}
     extra = {key: torch.zeros(1) for key in spec.inputs}
-    return weight_share(spec, params, old_log_prob=two, response_mask=two == 0, extra=extra) is not None
+    return weight_share(spec, params, **given, response_mask=two == 0, extra=extra) is not None
 
 
 def _weight(spec: LossSpec, params: Any, inputs: LossInputs) -> Tensor | None:

@@ -18,6 +18,7 @@ class SegmentMaskParams:
     threshold: float = 0.9  # tokens with at least this old probability are excluded
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2  # see clip_low
+    drop_zeros: bool = False  # tokens with an advantage of 0 are excluded as well, as SPO drops such edges of a tree
 
     def __post_init__(self) -> None:
         check(0 < self.threshold <= 1, "threshold", "a number in (0, 1]", self.threshold)
@@ -25,8 +26,9 @@ class SegmentMaskParams:
 
 
 def trained(inputs: LossInputs, params: SegmentMaskParams) -> Tensor:
-    """The tokens with an old probability below the threshold."""
-    return inputs.mask & (inputs.old_log_prob.exp() < params.threshold)
+    """The tokens with an old probability below the threshold, and a credit where ``drop_zeros`` asks for one."""
+    unsure = inputs.mask & (inputs.old_log_prob.exp() < params.threshold)
+    return unsure & (inputs.advantages != 0) if params.drop_zeros else unsure
 
 
 @register_loss(
@@ -37,10 +39,11 @@ def trained(inputs: LossInputs, params: SegmentMaskParams) -> Tensor:
     summary="PPO's clipped loss over the tokens whose old probability is below a threshold",
 )
 def segment_mask(inputs: LossInputs, params: SegmentMaskParams) -> TokenLoss:
-    """Token PPO, averaged over the tokens with ``pi_old < threshold``; so are the metrics.
+    """Token PPO, averaged over the tokens with ``pi_old < threshold`` (:func:`trained`); so are the metrics.
 
     Source: arXiv:2505.23564 and its code, where segments begin at such tokens, and the credit between them is
-    assigned to them alone.
+    assigned to them alone. Its tree trains on the edges that change the value: ``drop_zeros``, with ``threshold=1``
+    where the probability is not to count.
     """
     ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob).exp()
     loss = surrogate(ratio, inputs.advantages, params.clip_low, params.clip_high)

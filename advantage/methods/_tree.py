@@ -116,6 +116,15 @@ def leaf_means(tree: Tree, outcome: Floats) -> tuple[Floats, Ints]:
     return total / np.maximum(count, 1), count
 
 
+def child_means(tree: Tree, outcome: Floats) -> Floats:
+    """The outcome of each leaf, and of each other node the mean over its children, each counted once (N,)."""
+    value = np.where(np.isin(np.arange(len(tree.up)), tree.leaf), outcome, 0.0)
+    for nodes in tree.levels[:0:-1]:  # from the deepest up to the first steps
+        above, place = np.unique(tree.up[nodes], return_inverse=True)
+        value[above] = group_stats(value[nodes], place.reshape(-1), len(above)).mean
+    return value
+
+
 def _error(batch: StepBatch, row: int, what: str) -> ConfigError:
     trajectory = batch.ids["trajectory"][batch.trajectory[row]]
     return ConfigError(

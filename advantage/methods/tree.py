@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm, equal, group_stats, normalize
-from verl_turnkey.advantage.methods._tree import leaf_means, leaf_outcomes, read_tree
+from verl_turnkey.advantage.methods._tree import child_means, leaf_means, leaf_outcomes, read_tree
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -18,9 +18,10 @@ from verl_turnkey.advantage.registry import register_estimator
 class TreeParams:
     """Parameters of ``tree``."""
 
-    rule: Literal["siblings", "treerl", "tree_grpo", "arpo"] = "siblings"
+    rule: Literal["siblings", "treerl", "tree_grpo", "arpo", "spo"] = "siblings"
     """the fork against its siblings (our reading of PORTool's idea); TreeRL's differences of values; Tree-GRPO's, the
-    leaf against those of its group and of its tree; or ARPO's, the leaf against those of its group"""
+    leaf against those of its group and of its tree; ARPO's, the leaf against those of its group; or SPO's, what the
+    step adds to the value of its parent (with norm=mean; mean_std also divides by the std of the siblings)"""
     trajectory_w: float = 1.0  # siblings: weight of the outcome against the group's leaves
     fork_w: float = 1.0  # siblings: weight of the step against its siblings
     norm: Norm = "mean_std"  # all but treerl: divide by the sample std, or only subtract the mean
@@ -40,7 +41,8 @@ class TreeParams:
     params=TreeParams,
     needs=("extra.parent",),
     before=("extra.parent",),
-    paper="tree advantage; TreeRL, arXiv:2506.11902; Tree-GRPO, arXiv:2509.21240; ARPO, arXiv:2507.19849",
+    paper="tree advantage; TreeRL, arXiv:2506.11902; Tree-GRPO, arXiv:2509.21240; ARPO, arXiv:2507.19849; "
+    "SPO, arXiv:2505.23564",
     summary="compares each branch of a tree of episodes with its siblings, by the outcomes of the leaves below it",
 )
 def tree(batch: StepBatch, params: TreeParams) -> Credit:
@@ -53,12 +55,14 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
         A(s) = ((V(s) - V(root)) + (V(s) - V(parent of s))) / sqrt(leaves below s)                rule="treerl"
         A(s) = (V(s) - mean_g) / F_g + (V(s) - mean_t) / F_t                                      rule="tree_grpo"
         A(s) = (V(s) - mean_g) / F_g, with shared="sum" times the leaves below s                  rule="arpo"
+        A(s) = (W(s) - W(parent of s)) / F_b                                                      rule="spo"
+        W(s) = mean of W over the children of s, each once, or R of the leaf s itself
         and in each, minus the step's own penalty
 
     ``g``: all leaves of the group, ``t``: those of the step's tree, ``b``: the step and its siblings, each once; ``F``
-    the sample std plus epsilon (``norm="mean_std"``) or 1. ``V(root)`` is the mean over the group's leaves. A step
-    without siblings has no fork part; a group of one leaf, and one whose leaves are all equal, get 0. Which steps are
-    siblings ``extra.parent`` says: equal keys, the same node (:func:`._tree.read_tree`).
+    the sample std plus epsilon (``norm="mean_std"``) or 1, ``F_b`` that of V or W over ``b``. ``V(root)`` is the mean
+    over the group's leaves. A step without siblings has no fork part; a group of one leaf, and one whose leaves are all
+    equal, get 0. Which steps are siblings ``extra.parent`` says: equal keys, the same node (:func:`._tree.read_tree`).
 
     Source: "siblings" is our own, after PORTool (arXiv:2510.26020), whose aggregation and weights were not to be had.
     "treerl": TreeRL, arXiv:2506.11902, from a third-party note. "tree_grpo": Tree-GRPO, arXiv:2509.21240, released
@@ -66,7 +70,9 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     these is what the one step gets here. It gives a tree of one leaf its raw score, we give 0. "arpo": ARPO,
     arXiv:2507.19849, from detailed restatements: the mean over the leaves below of their GRPO advantages. Its soft
     default trains each leaf's copy of a shared step with that leaf's advantage. These copies have the same ratio, so
-    that their gradients add up to that of ``shared="sum"`` where none is clipped.
+    that their gradients add up to that of ``shared="sum"`` where none is clipped. "spo": the tree of SPO,
+    arXiv:2505.23564, released code, whose nodes are segments of a text. Which std it may divide by is not said. It
+    leaves edges of 0 out of the loss: ``segment_mask`` with ``drop_zeros``.
     """
     found = read_tree(batch)
     n = len(found.up)
@@ -94,6 +100,9 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     elif params.rule == "arpo":
         parts = {"episode_level": of_group * (leaves if params.shared == "sum" else 1)}
         groups = {"episode_level": found.group}
+    elif params.rule == "spo":
+        value = means = child_means(found, outcome)
+        parts, groups = {"parent_level": against(steps, found.up, means)}, {"parent_level": found.up}
     else:
         fork = params.fork_w * against(steps, found.up, value)
         parts = {"episode_level": params.trajectory_w * of_group, "fork_level": fork}
@@ -109,6 +118,6 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
         {name: part[found.node] for name, part in parts.items()},
         batch.penalty,
         metrics=metrics,
-        levels={"leaf_mean": value[found.node]},
+        levels={"child_mean" if params.rule == "spo" else "leaf_mean": value[found.node]},
         groups={name: group[found.node] for name, group in groups.items()},
     )

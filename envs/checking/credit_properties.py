@@ -26,8 +26,10 @@ def state_key(record: Record, limits: Limits) -> Verdict:
 def key_stable(record: Record, limits: Limits) -> Verdict:
     """The same state gives the same key, on every instance and in every process."""
     places = {"another instance": record.fresh, "an instance that had played before": record.reused, **record.elsewhere}
-    for place, traces in places.items():
-        for one, other in zip(record.first, traces, strict=True):
+    first = {trace.seed: trace for trace in record.first}
+    for place, traces in (*places.items(), ("a clone", record.clones[1])):
+        for other in traces:
+            one = first[other.seed]
             for t, (a, b) in enumerate(zip(one.answers, other.answers, strict=False)):
                 if a.state_key != b.state_key and world(a) == world(b):
                     return "fail", (

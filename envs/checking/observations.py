@@ -54,8 +54,8 @@ class Record:
     """the actions of ``first`` once more, on the instance that played everything else"""
     elsewhere: dict[str, list[Trace]] = field(default_factory=dict)
     """the actions of ``first`` in other processes"""
-    clones: list[Trace] = field(default_factory=list)
-    """the actions of ``first`` on a copy made half-way and on what it was made from, in turn; empty: no copies"""
+    clones: tuple[str, list[Trace]] = ("", [])
+    """how they were made; the actions of ``first`` on a clone made half-way and on what it was made from, in turn"""
     threads: list[Trace] | None = None
     probes: list[Probe] = field(default_factory=list)
     after_end: str | None = None

@@ -23,11 +23,10 @@ from gymnasium.utils.env_checker import check_env
 from verl_turnkey.envs import errors
 from verl_turnkey.envs.answers import shown
 from verl_turnkey.envs.base import AnyText
-from verl_turnkey.envs.checking.clones import clones
+from verl_turnkey.envs.checking.clones import Elsewhere, clones
 from verl_turnkey.envs.checking.memory import tree_memory_mb
 from verl_turnkey.envs.checking.observations import Probe
 from verl_turnkey.envs.checking.traces import Calls, Env, Tell, Trace, drawn, play, replay, said, shorten
-from verl_turnkey.envs.copies import offers_copies
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import import_modules
 
@@ -61,13 +60,15 @@ class _Enough(Exception):
     """The environment cannot be played any further; why is noted."""
 
 
-def examine(job: Job, tell: Tell, printed: Callable[[], str]) -> None:
+def examine(job: Job, tell: Tell, printed: Callable[[], str], other: Elsewhere | None = None) -> None:
     """Do the job. ``tell("set", name, value)`` fills the record, ``tell("call", kind, what)`` announces a call.
+
+    ``other``: plays episodes once more in another process; None: there is this one alone.
 
     Raises the errors of ``make`` that are the user's, not the environment's: unknown id, package, arguments.
     """
     import_modules(job.modules, "--module")
-    examination = _Examination(job, tell)
+    examination = _Examination(job, tell, other)
     with contextlib.suppress(_Enough):
         if job.replays:
             examination.repeat()
@@ -78,8 +79,8 @@ def examine(job: Job, tell: Tell, printed: Callable[[], str]) -> None:
 class _Examination:
     """All stages, in the order that tells most: the first episodes are played by instances that nothing has used."""
 
-    def __init__(self, job: Job, tell: Tell) -> None:
-        self.job, self.tell = job, tell
+    def __init__(self, job: Job, tell: Tell, other: Elsewhere | None) -> None:
+        self.job, self.tell, self.other = job, tell, other
         self.calls = Calls(tell)
         self.faults: list[tuple[str, str]] = []
         self.making: list[float] = []
@@ -137,9 +138,8 @@ class _Examination:
             self.close(env)
         note("fresh", fresh)
         note("making", self.making)
-        if thread_safe and offers_copies(type(envs[0].unwrapped)):
-            with self.guarded("clone", "a copy made half-way"):
-                note("clones", [clone for trace in first for clone in clones(self.make, trace, calls)])
+        with self.guarded("clone", "a clone made half-way"):
+            note("clones", clones(self.make, type(envs[0].unwrapped), first, calls, self.other))
 
         env = envs[0]
         oracle = note("oracle", self.oracle(env))

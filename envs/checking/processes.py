@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from verl_turnkey.envs import errors
 from verl_turnkey.envs.checking.observations import Limits, Record
 from verl_turnkey.envs.checking.play import USER_ERRORS, Job, examine
+from verl_turnkey.envs.checking.traces import Trace
 
 _GRACE_SECONDS = 3.0  # what a process may spend between two calls before it counts as lost
 _OTHER_SECONDS = 600.0  # stages of many calls: gymnasium's checker, threads
@@ -52,6 +55,7 @@ def play_apart(job: Job, record: Record, limits: Limits, hash_seed: int) -> list
         kind, what = "other", "starting"
         try:
             ours.send((sys.path, job))
+            stopped: list[tuple[str, str]] = []
             while True:
                 allowed = seconds_of.get(kind, _OTHER_SECONDS)
                 if not ours.poll(allowed + _GRACE_SECONDS):
@@ -63,12 +67,17 @@ def play_apart(job: Job, record: Record, limits: Limits, hash_seed: int) -> list
                     kind, what = message[1:]
                 elif message[0] == "set":
                     setattr(record, *message[1:])
+                elif message[0] == "elsewhere":
+                    clone = Record()
+                    found = play_apart(replace(job, replays=message[1]), clone, limits, hash_seed)
+                    stopped += [("clone", f"in another process: {evidence}") for _, evidence in (*found, *clone.faults)]
+                    ours.send(clone.first)
                 elif message[0] == "refused":
                     raise getattr(errors, message[1])(message[2])
                 elif message[0] == "bug":
                     raise RuntimeError(f"the check itself broke down, please report this:\n{message[1]}")
                 else:
-                    return []
+                    return stopped
         except (EOFError, BrokenPipeError, ConnectionResetError):
             code = process.wait()
             err.seek(0, io.SEEK_END)
@@ -96,8 +105,12 @@ def main() -> None:
         sys.stdout.flush()
         return os.pread(1, 10_000, 0).decode(errors="replace")
 
+    def other(traces: Sequence[Trace]) -> list[Trace]:
+        tell("elsewhere", tuple(traces))
+        return pipe.recv()
+
     try:
-        examine(job, tell, printed)
+        examine(job, tell, printed, other)
     except USER_ERRORS as error:
         tell("refused", type(error).__name__, str(error))
     except Exception:

@@ -156,7 +156,6 @@ PROPERTIES: dict[str, Callable[[Record, Limits], Verdict]] = {
         seeds.seed,
         seeds.reuse,
         seeds.processes,
-        seeds.clone,
         seeds.seeds_differ,
         credit.state_key,
         credit.key_stable,
@@ -170,6 +169,7 @@ PROPERTIES: dict[str, Callable[[Record, Limits], Verdict]] = {
         global_rng,
         stdout,
         seeds.threads,
+        seeds.clone,
         memory,
     )
 }
@@ -182,8 +182,8 @@ _AFTER = {
     "seed": ("runs", "group"),
     "reuse": ("runs", "group", "seed"),
     "processes": ("runs", "group", "seed"),
-    "clone": ("runs", "group", "seed"),
     "threads": ("runs", "group", "seed"),
+    "clone": ("runs", "group", "seed", "threads"),
     "key_stable": ("state_key", "group", "seed"),
     "key_coarse": ("state_key", "key_stable", "group", "seed"),
     "key_repeats": ("state_key", "key_stable"),

@@ -53,14 +53,16 @@ def seeds_differ(record: Record, limits: Limits) -> Verdict:
 
 def clone(record: Record, limits: Limits) -> Verdict:
     """A clone made in the middle goes on as the original does, and neither disturbs the other."""
-    if not record.clones:
-        return "pass", "by a reset and a replay, which `seed` judges"
-    for number, who in enumerate(("a copy made half-way", "what was copied half-way")):
-        advice = "clone() or a deep copy must take everything along and share nothing"
-        found = _same(record.first, record.clones[number::2], who, advice)
+    how, clones = record.clones
+    if not clones:
+        return "skip", "one process only"
+    first = {trace.seed: trace for trace in record.first}
+    advice = f"it was made by {how}, which must take everything along and share nothing"
+    for number, who in enumerate(("a clone made half-way", "what was cloned half-way")):
+        found = _same([first[trace.seed] for trace in clones[number::2]], clones[number::2], who, advice)
         if found[0] != "pass":
             return found
-    return "pass", f"by a copy: {len(record.clones) // 2} made, {found[1]}"
+    return "pass", f"by {how}: {len(clones) // 2} made, {found[1]}"
 
 
 def threads(record: Record, limits: Limits) -> Verdict:

@@ -116,11 +116,13 @@ def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KV
     found = columns(spec, made_of)
     if weighs(spec, params):
         # Computed before the update and over the whole batch: independent of the split into mini-batches.
-        now = tq.kv_batch_get(**rows, select_fields=["old_log_probs", "response_mask"]).to_padded_tensor()
+        fields = ["old_log_probs", "advantages", "response_mask"]
+        now = tq.kv_batch_get(**rows, select_fields=fields).to_padded_tensor()
         share = weight_share(
             spec,
             params,
             old_log_prob=now["old_log_probs"],
+            advantages=now["advantages"],
             response_mask=now["response_mask"],
             extra=read(found, spec.inputs),
         )

@@ -96,11 +96,15 @@ def row_metrics(
     reasons = Counter(str(why) for row in held if (why := extra_fields[row].get(BREAK)) not in (None, "first"))
     trained = float(rows.steps.tokens.sum())
     cached = [share for row in held for share in extra_fields[row].get(CACHED) or ()]
+    first = rows.steps.first_rows
+    begins = rows.row[first[rows.branch[first] > 0]].tolist()  # rows of trained branches that begin at their fork
+    forked = [share for row in begins for share in (extra_fields[row].get(CACHED) or ())[:1]]
     return {
         "rows/per_episode": len(held) / len(np.unique(rows.steps.trajectory[rows.branch == 0])),
         "rows/trained_tokens": trained,
         "rows/masked_tokens": sum(tags[row]["seq_len"] for row in held) - trained,
         **({"rows/cached_prompt_share": float(np.mean(cached))} if cached else {}),
+        **({f"{BRANCHING}cached_prompt_share": float(np.mean(forked))} if forked else {}),
         **{f"{BREAKS}{why}": float(number) for why, number in sorted(reasons.items())},
     }
 

@@ -1,4 +1,7 @@
-"""IGPO on MiniGrid: the server tells how probable an answer is before each turn, and places in a group are outcomes."""
+"""On MiniGrid the server tells how probable an answer is (IGPO), or the model answers (VSRM), before each turn.
+
+With IGPO the outcomes are places in a group.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,70 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 POLICY = Path(__file__).with_name("word_policy.py")
 TURNS, STEPS, ROLLOUTS = 4, 2, 4
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": TURNS}
-ANSWER = "go forward"
+ANSWER, ANSWERS = "go forward", 4
 
 
-@pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    out = tmp_path_factory.mktemp("probing")
+def probe(out: Path, model: Path, *overrides: str, rollouts: int) -> Run:
+    """Each task has the same right answer."""
     tasks = minigrid(out, LEVEL, train=8, val=4, seed=3)
     data = pd.read_parquet(out / "train.parquet")
     data["reward_model"] = [{**given, "ground_truth": ANSWER} for given in data["reward_model"]]
     data.to_parquet(out / "train.parquet")
     return train(
         out,
-        "+turnkey=information_gain",
+        *overrides,
         "+turnkey/env=babyai",
         "+turnkey/device=cpu",
         *tasks,
-        'turnkey.rollout.strategy={name: probe_gold, text: ""}',
-        f"turnkey.rewards=[{{name: arena, compare: '{POLICY}:ahead'}}]",
         f"actor_rollout_ref.model.path={model}",
-        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        f"actor_rollout_ref.rollout.n={rollouts}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.optim.lr=1e-4",
         f"trainer.total_training_steps={STEPS}",
     )
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return probe(
+        tmp_path_factory.mktemp("probing"),
+        model,
+        "+turnkey=information_gain",
+        'turnkey.rollout.strategy={name: probe_gold, text: ""}',
+        f"turnkey.rewards=[{{name: arena, compare: '{POLICY}:ahead'}}]",
+        rollouts=ROLLOUTS,
+    )
+
+
+@pytest.fixture(scope="module")
+def answering(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return probe(
+        tmp_path_factory.mktemp("answering"),
+        model,
+        "+turnkey=progress",
+        "turnkey.credit.alpha=0",
+        f'turnkey.rollout.strategy={{name: probe, text: "", answers: {ANSWERS}, tokens: 4, temperature: 1.0}}',
+        f"turnkey.rewards=[{{name: '{POLICY}:forward'}}]",
+        rollouts=1,
+    )
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_credit_is_what_a_turn_changes_of_the_share_of_right_answers(answering: Run, step: int) -> None:
+    answering.agrees_with(lambda steps: naive.progress([each | each["extra"] for each in steps], alpha=0), step)
+    extra = [each["extra"] for each in answering.steps() if each["global_step"] == step]
+    assert {each["value_rollouts"] for each in extra} == {ANSWERS}
+    assert {each["turn_value"] * ANSWERS for each in extra} <= set(range(ANSWERS + 1))
+    metrics = answering.metrics[step]
+    assert metrics["branching/forks"] == metrics["episode/length/mean"]
+    assert metrics["branching/measured"] == ANSWERS * metrics["episode/length/mean"]
+    assert 0 < metrics["branching/measured_tokens"] <= 4 * metrics["branching/measured"]
+    assert metrics["branching/measured_steps"] == metrics["branching/failed"] == 0
+    assert metrics["actor/grad_norm"] > 0
+
+
+def test_some_answers_are_right(answering: Run) -> None:
+    assert len({each["extra"]["turn_value"] for each in answering.steps()}) > 1
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))

@@ -220,6 +220,12 @@ MUTATIONS = [
         "+= 0 * total[tree.origin[batch.first_rows]]",
         f"{T}/methods/test_tree.py",
     ),
+    (
+        "advantage/methods/_tree.py",
+        "value[above] = group_stats(value[nodes]",
+        "value[above] = group_stats(outcome[nodes]",
+        f"{T}/methods/test_tree.py",
+    ),
     ("advantage/methods/_tree.py", "parent >= len(ids)", "parent > len(ids)", f"{T}/methods/test_tree.py"),
     ("advantage/methods/_tree.py", "following != origin", "following == following", f"{T}/methods/test_tree.py"),
     (

@@ -16,6 +16,7 @@ TESTS = {
     "envs/answers.py": f"{U}/test_answers.py {U}/checking/test_check.py",
     "envs/adapters/appworld.py": f"{U}/adapters/test_appworld.py",
     "envs/base.py": f"{BASE} {U}/adapters/test_toytext.py {U}/adapters/test_minigrid.py",
+    "envs/checking/clones.py": f"{U}/checking/test_check.py",
     "envs/checking/credit_properties.py": f"{U}/checking/test_check.py",
     "envs/checking/observations.py": f"{U}/checking/test_check.py",
     "envs/hosting/admission.py": HOSTS,

@@ -57,6 +57,7 @@ MUTATIONS = [
         "inputs.log_prob.exp() < params.threshold",
     ),
     ("losses/segment_mask.py", "seen = replace(inputs, mask=kept)", "seen = inputs"),
+    ("losses/segment_mask.py", "if params.drop_zeros else unsure", "if not params.drop_zeros else unsure"),
     ("losses/st_ppo.py", 'if self.divide == "above_one" else norm', 'if self.divide == "always" else norm'),
     (
         "losses/st_ppo.py",

@@ -12,9 +12,11 @@ import math
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -384,6 +386,37 @@ class CannotBeCopied(Copied):
         raise TypeError("cannot pickle a socket")
 
 
+class PositionOfTheThread(Corridor):
+    """Healthy in threads of their own; two instances in one thread, as a clone and its original, stand at one place."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True}
+    place: ClassVar[threading.local] = threading.local()
+
+    @property
+    def position(self) -> int:
+        return getattr(self.place, "position", 0)
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self.place.position = value
+
+
+class PositionInAFile(Corridor):
+    """All processes of a check stand at one place, so that a clone's reset moves the original."""
+
+    @property
+    def position(self) -> int:
+        return int(self._file.read_text() or 0)
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._file.write_text(str(value))
+
+    @property
+    def _file(self) -> Path:
+        return Path(tempfile.gettempdir()) / f"corridor-{os.getppid()}"
+
+
 class OneThreadOnly(Corridor):
     """Says that it may run in threads, and remembers which one it was made in."""
 
@@ -431,9 +464,10 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (GlobalRandom, "global_rng", "warn", "random in step("),
     (GlobalRandomAndThreads, "global_rng", "fail", "thread_safe must be False"),
     (Prints, "stdout", "warn", "step "),
-    (CopyForgets, "clone", "fail", "a copy made half-way, seed"),
-    (CopyShares, "clone", "fail", "clone() or a deep copy must take everything along and share nothing"),
-    (CannotBeCopied, "clone", "fail", "a copy made half-way raised TypeError"),
+    (CopyForgets, "clone", "fail", "a clone made half-way, seed"),
+    (CopyShares, "clone", "fail", "made by a copy, which must take everything along and share nothing"),
+    (CannotBeCopied, "clone", "fail", "a clone made half-way raised TypeError"),
+    (PositionOfTheThread, "clone", "fail", "made by a reset and a replay, which must"),
     (OneThreadOnly, "threads", "fail", "make me in the main thread"),
     (SharedPosition, "threads", "fail", "thread_safe'] must be False"),
 )
@@ -441,6 +475,7 @@ IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (OrderOfASet, "processes", "fail", "PYTHONHASHSEED=1"),
     (KeyIsAHash, "key_stable", "fail", "PYTHONHASHSEED=1"),
     (DiesElsewhere, "processes", "fail", "exit status 9"),
+    (PositionInAFile, "clone", "fail", "what was cloned half-way, seed"),
     (AloneInTheWorld, "processes", "fail", "the port is taken"),
     (PrintsFromC, "stdout", "warn", "libgame says hello"),
     (Greedy, "memory", "warn", "of 5 MB declared"),

@@ -17,6 +17,7 @@ from verl_turnkey.advantage import estimators
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.cli import recipes, tables
 from verl_turnkey.plugins.config.schema import MODIFY, TurnkeyConfig
+from verl_turnkey.plugins.rollout.strategies import strategies
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
@@ -42,6 +43,9 @@ def known_key(dotted: str) -> bool:
     if head == "credit" and rest:
         names = {entry.name for spec in estimators().values() for entry in fields(spec.params)}
         return rest in {*names, MODIFY}
+    if dotted.startswith("rollout.strategy."):
+        names = {entry.name for spec in strategies().values() for entry in fields(spec.cls)}
+        return dotted.removeprefix("rollout.strategy.") in {"name", *names}
     for part in dotted.split("."):
         if isinstance(node, dict):
             return True  # free arguments, such as those of an environment

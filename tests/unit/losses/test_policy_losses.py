@@ -28,6 +28,7 @@ VARIANTS = {
     "turn_ratio/turns": ("turn_ratio", {"aggregate": "turns", "dual_clip": 3.0}),
     "turn_ratio/token": ("turn_ratio", {"gradient": "token"}),
     "segment_mask/half": ("segment_mask", {"threshold": 0.5}),
+    "segment_mask/zeros": ("segment_mask", {"threshold": 1.0, "drop_zeros": True}),
 }
 
 OWN_WEIGHTS = {"segment_mask/half", "hdpo", "turn_ratio/turns"}
@@ -361,7 +362,7 @@ def test_parts_of_a_batch_add_up_with_its_share(name):
     given = inputs()
     spec, fixed = losses()[VARIANTS[name][0]], VARIANTS[name][1]
     extra = {key: given[key] for key in spec.needs}
-    columns = {"old_log_prob": given["old_log_prob"], "response_mask": MASK, "extra": extra}
+    columns = {key: given[key] for key in ("old_log_prob", "advantages", "response_mask")} | {"extra": extra}
     share = weight_share(spec, spec.params(**fixed), **columns)
     assert share.item() > 1.1
     whole, parts = compute(name, given)[0].item(), []
@@ -422,6 +423,18 @@ def test_segment_mask_counts_trained_tokens_only():
     _, metrics = policy_loss("segment_mask", log_prob=old - torch.tensor([[2.0, 0.1]]), **given)
     assert metrics["ppo_kl"] == pytest.approx(0.1)
     assert metrics["share_of_tokens_trained"] == 0.5
+
+
+def test_segment_mask_drops_tokens_without_credit():
+    """As SPO drops the edges of a tree that change nothing: the mean is over the others."""
+    given = inputs(spread=0.0)
+    given["advantages"][0] = 0.0
+    others = MASK.clone()
+    others[0] = 0
+    found = gradient("segment_mask/zeros", given)
+    torch.testing.assert_close(found, -given["advantages"] * others / others.sum())
+    share = compute("segment_mask/zeros", given)[1]["share_of_tokens_trained"]
+    assert share == pytest.approx(others.sum().item() / MASK.sum().item())
 
 
 def test_dual_clip_bounds_the_loss_of_a_bad_token():

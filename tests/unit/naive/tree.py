@@ -42,6 +42,10 @@ def tree(rows, rule="siblings", trajectory_w=1.0, fork_w=1.0, norm="mean_std", e
     def value(place):
         return mean([outcome(leaf) for leaf in leaves(place)])
 
+    @cache
+    def of_children(place):
+        return mean([of_children(child) for child in children[place]]) if place in children else outcome(place)
+
     def above(a, b):
         return 0.0 if same(a, b) else a - b
 
@@ -58,6 +62,9 @@ def tree(rows, rule="siblings", trajectory_w=1.0, fork_w=1.0, norm="mean_std", e
         if rule == "arpo":
             of_leaves = [standardise(outcome(leaf), everyone, norm, epsilon) for leaf in leaves(node[i])]
             result.append(math.fsum(of_leaves) if shared == "sum" else mean(of_leaves))
+        elif rule == "spo":
+            siblings = [of_children(child) for child in children[origin[i]]]
+            result.append(standardise(of_children(node[i]), siblings, norm, epsilon))
         elif rule == "treerl":
             both = above(own, mean(everyone)) + above(own, parent)
             result.append(both / math.sqrt(len(leaves(node[i]))))

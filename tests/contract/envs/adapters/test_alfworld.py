@@ -16,6 +16,7 @@ import gymnasium
 import pytest
 from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
 from alfworld.gen import constants
+from clones_of import forks_alike
 from gymnasium.utils.env_checker import check_env
 from typer.testing import CliRunner
 
@@ -324,3 +325,7 @@ def test_the_command_makes_problems_once(tmp_path):
     second = CliRunner().invoke(app, arguments)
     assert second.exit_code == 2
     assert "already holds" in second.output
+
+
+def test_a_clone_goes_on_as_its_original_does(data):
+    assert forks_alike(ID, {"data": str(data)}) > 1

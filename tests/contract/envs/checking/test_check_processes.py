@@ -44,6 +44,7 @@ def test_the_healthy_one_in_processes(in_processes):
     report = in_processes["Corridor"]
     assert judged(report) == {}
     assert {f.property for f in report.findings if f.status == "skip"} == {"threads"}
+    assert report["clone"].evidence.startswith("by a reset and a replay in another process: 1 made, ")
     assert report["oracle"].evidence == "solved 2 of 2 episodes in 4 to 5 steps"
     measures = report.measures
     assert 0.3 < measures.anchor_rate <= 1.0

@@ -289,6 +289,7 @@ def test_levels_that_do_not_go_together_are_named(compose: Compose, overrides, w
 OPTIONS: list[tuple[str, dict[str, object]]] = [
     *((name, {}) for name in loss_names()),
     ("segment_mask", {"threshold": 0.5}),
+    ("segment_mask", {"threshold": 1.0, "drop_zeros": True}),
     *(("turn_ratio", {"ratio": r, "aggregate": "turns"}) for r in ("geometric", "product")),
     ("turn_ratio", {"gradient": "token", "dual_clip": 3.0}),
 ]
@@ -306,7 +307,7 @@ def test_micro_batches_add_up(inputs, name, options, parts, monkeypatch):
     spec = losses()[name]
     params = spec.params(**options)
     columns = {key: value for key, value in FURTHER.items() if key in spec.needs}
-    rows = {key: inputs[key] for key in ("old_log_prob", "response_mask")}
+    rows = {key: inputs[key] for key in ("old_log_prob", "advantages", "response_mask")}
     share = registry.weight_share(spec, params, **rows, extra=columns)
     travels = columns | ({} if share is None else {"weight_share": share.expand(4)})
     configure(worker(), (), name, params)
@@ -348,6 +349,15 @@ def test_the_trainer_sends_what_a_loss_with_weights_cannot_see_in_a_part(queue, 
     assert list(columns["turnkey_weight_share"].values()) == pytest.approx([share] * len(mask))
     tq.kv_clear(keys=list(mask), partition_id=PARTITION)
     assert columns_of(trainer("+turnkey/loss=turn_ratio"), EPISODES)[0] == {}
+
+
+def test_a_weight_may_depend_on_the_advantage(queue, trainer):
+    """The trainer knows it when it computes the share: group b has no credit, and its tokens do not count."""
+    columns, mask = columns_of(trainer("+turnkey/loss=segment_mask", "turnkey.loss.drop_zeros=true"), EPISODES)
+    tokens = [(key, i) for key, row in mask.items() for i, m in enumerate(row) if m]
+    left = [(key, i) for key, i in tokens if key[0] == "a" and (key[2], i) != ("1", 0)]
+    assert 0 < len(left) < len(tokens) - 1
+    assert list(columns["turnkey_weight_share"].values()) == pytest.approx([len(tokens) / len(left)] * len(mask))
 
 
 def rejecting(*overrides: str) -> list[str]:

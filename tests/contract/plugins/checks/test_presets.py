@@ -21,6 +21,8 @@ GIVEN = {
     "data.train_batch_size": "256",
     "actor_rollout_ref.rollout.n": "8",
     "turnkey.rollout.max_tokens_per_turn": "4096",
+    "actor_rollout_ref.actor.optim.lr": "1e-6",
+    "actor_rollout_ref.actor.kl_loss_coef": "0.001",
 }
 
 Run = Callable[..., tuple[DictConfig, str]]
@@ -55,9 +57,8 @@ def given(preset: presets.Preset, model: Path) -> list[str]:
 @pytest.mark.parametrize("name", presets.names())
 def test_a_preset_passes_and_arrives(run: Run, model_dir: Path, name: str):
     preset = presets.read(name)
-    config, printed = run(
-        *preset.switches, *given(preset, model_dir), tasks="own" if name == "hdpo_tools_8b" else "recipes"
-    )
+    plays = preset.env or any(setting.key == "turnkey.env.id" for setting in preset.settings)
+    config, printed = run(*preset.switches, *given(preset, model_dir), tasks="recipes" if plays else "own")
     for setting in preset.settings:
         value = OmegaConf.select(config, setting.key, throw_on_missing=True)
         value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 
-RULE = st.sampled_from(["siblings", "treerl", "tree_grpo", "arpo"])
+RULE = st.sampled_from(["siblings", "treerl", "tree_grpo", "arpo", "spo"])
 SHARED = st.sampled_from(["mean", "sum"])
 WEIGHT = st.sampled_from([0.0, 0.5, 1.0])
 
@@ -71,11 +71,30 @@ COPIES = {
         ("treerl", 2 * (1 / 6) / 2**0.5, 2 / 3 + 1 / 2, -1 / 3 - 1 / 2, -2 / 3),
         ("tree_grpo", 1 / 3, 4 / 3, -2 / 3, -2 / 3),
         ("arpo", 1 / 6, 2 / 3, -1 / 3, -1 / 3),
+        # x against the mean of x and y, 1/4
+        ("spo", 1 / 4, 1 / 2, -1 / 2, -1 / 4),
     ],
 )
 def test_a_fork_by_hand(rule, x, won, lost, y):
     np.testing.assert_allclose(credit(**FORK, rule=rule, norm="mean"), [x, won, lost, y], atol=1e-12)
     np.testing.assert_allclose(credit(**COPIES, rule=rule, norm="mean"), [x, won, x, lost, y], atol=1e-12)
+
+
+def test_check_values_of_a_tree_by_the_means_of_children():
+    """Nodes with the leaves {1 1}, {1 0} and {0 0}: 1, 1/2 and 0 against their mean, and each leaf against its node."""
+    tree = {"parent": [*"sxxsyyszz"], "trajectory": [*"aabcceffh"], "step": [0, 1, 0, 0, 1, 0, 0, 1, 0]}
+    outcomes = [0, 1, 1, 0, 1, 0, 0, 0, 0]
+    got = credit(**tree, outcomes=outcomes, rule="spo")
+    np.testing.assert_allclose(got, [0.999998, 0, 0, 0, 0.707106, -0.707106, -0.999998, 0, 0], atol=1e-6)
+    got = credit(**tree, outcomes=outcomes, rule="spo", norm="mean")
+    np.testing.assert_allclose(got, [0.5, 0, 0, 0, 0.5, -0.5, -0.5, 0, 0], atol=1e-12)
+
+
+def test_a_child_counts_once_however_many_leaves_are_below_it():
+    """x has the leaves 1, 1 and 0, y is the leaf 0: the start is worth 1/3, not 1/2, and an edge with nothing new 0."""
+    tree = {"parent": [*"sxxxsy"], "trajectory": [*"aabcdd"], "step": [0, 1, 0, 0, 0, 1]}
+    got = credit(**tree, outcomes=[0, 1, 1, 0, 0, 0], rule="spo", norm="mean")
+    np.testing.assert_allclose(got, [1 / 3, 1 / 3, 1 / 3, -2 / 3, -1 / 3, 0], atol=1e-12)
 
 
 def test_the_step_that_all_branches_share_is_not_compared_with_its_copies():
@@ -155,7 +174,7 @@ def test_groups_are_apart():
     assert compute_credit("tree", batch).advantage[2:].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("rule", ["siblings", "treerl", "tree_grpo"])
+@pytest.mark.parametrize("rule", ["siblings", "treerl", "tree_grpo", "arpo", "spo"])
 def test_leaves_that_differ_by_rounding_are_equal(rule):
     got = credit([*["s"] * 3, *["t"] * 3], [0.1 + 0.2, 0.3, 0.3, 0.3, 0.3, 0.1 + 0.2], rule=rule)
     assert not got.any()

@@ -32,15 +32,15 @@ def test_the_healthy_one_passes_everything_that_is_judged_in_one_process():
     assert judged(report) == {}
     assert report.ok
     skipped = {finding.property for finding in report.findings if finding.status == "skip"}
-    assert skipped == {"processes", "threads", "memory"}
+    assert skipped == {"processes", "threads", "clone", "memory"}
 
 
 def test_how_it_is_cloned_is_said():
     copied = check("defect/Copied-v0", processes=0, **SMALL)
     assert judged(copied) == {}
     assert copied["clone"].evidence.startswith("by a copy: 2 made, ")
-    replayed = check("defect/Corridor-v0", processes=0, **SMALL)["clone"]
-    assert (replayed.status, replayed.evidence) == ("pass", "by a reset and a replay, which `seed` judges")
+    replayed = check("turnkey/FrozenLake-v0", processes=0, **SMALL)["clone"]
+    assert replayed.evidence.startswith("by a reset and a replay: 1 made, ")
 
 
 @pytest.mark.parametrize(("env", "property", "status", "words"), DEFECTS, ids=[env.__name__ for env, *_ in DEFECTS])

@@ -115,6 +115,12 @@ def test_of_a_rollout_that_forked_the_first_trajectory_counts():
     assert reward_metrics(table, keys, extra_fields) == {"episode/reward/step": 1.0, "branching/branches": 2.0}
     tags = [{"seq_len": 9}] * 4
     assert row_metrics(table, tags, extra_fields)["rows/per_episode"] == 2
+    assert "branching/cached_prompt_share" not in row_metrics(table, tags, extra_fields)
+    for fields, shares in zip(extra_fields, ([0.5], [0.9, 0, 0, 0], [0, 0, 0], [0]), strict=True):
+        fields["turnkey_cached"] = shares
+    found = row_metrics(table, tags, extra_fields)
+    assert found["branching/cached_prompt_share"] == 0.7  # of the branches' first turns
+    assert found["rows/cached_prompt_share"] == pytest.approx(1.4 / 9)
 
 
 def test_what_rows_hold():
