@@ -1,7 +1,8 @@
 """Environments that are not thread-safe: one process each, watched and killed by its host.
 
-A process is started afresh, not forked, so that it inherits neither Ray nor CUDA nor threads. It leads a session of its
-own and has no stdin. What it and its descendants print goes into a ring buffer, whose end is shown on a failure.
+A process is started afresh, or copied from a template that was, so that it inherits neither Ray nor CUDA nor threads.
+It leads a session of its own and has no stdin. What it and its descendants print goes into a ring buffer, whose end is
+shown on a failure.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from uuid import uuid4
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import reaper
 from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
+from verl_turnkey.envs.hosting.template import Copy, Template
 from verl_turnkey.envs.hosting.threads import deadline_exceeded
 
 BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
@@ -36,7 +38,7 @@ _BOOT = """
 import json, sys
 fd, modules, sys.path[:] = json.loads(sys.argv[1])
 sys.argv = ["turnkey-environment"]
-from verl_turnkey.envs.hosting.process_main import main
+from verl_turnkey.envs.hosting.{0} import main
 main(fd, modules)
 """
 _numbers = itertools.count()
@@ -55,10 +57,102 @@ def _start_reaper() -> tuple[str, IO[bytes]]:
     return mark, started.stdin  # cached, so it stays open until this process ends
 
 
+class _Fresh:
+    """A process that this one has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid, self._process = process.pid, process
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the id is still this group's
+
+    def reap(self) -> None:
+        self._process.wait()
+
+    async def status(self) -> int | None:
+        """As of a :class:`Copy`; does not reap it."""
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        for _ in range(round(_EXIT_SECONDS / 0.02)):
+            with contextlib.suppress(ChildProcessError):
+                if (found := os.waitid(os.P_PID, self.pid, flags)) is not None:
+                    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            await asyncio.sleep(0.02)
+        return None
+
+
+def _start(main: str, mark: str, connection: socket.socket, modules: Sequence[str], output: int) -> _Fresh:
+    """Start ``main`` of a module of this folder in an interpreter of its own. Raises OSError."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    variables |= {reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}
+    variables.setdefault("OMP_NUM_THREADS", "1")
+    paths = [str(path) for path in sys.path]  # some programs put Path objects there
+    argument = json.dumps([connection.fileno(), list(modules), paths])
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", _BOOT.format(main), argument],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=variables,
+        pass_fds=(connection.fileno(),),
+        start_new_session=True,
+    )
+    return _Fresh(process)
+
+
+def _new_mark() -> str:
+    return f"{_start_reaper()[0]}.{next(_numbers):09d}."  # all of one length
+
+
+class Templates:
+    """The template of a host, started when it is first needed and again when it has died."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._started: tuple[_Fresh, Template] | None = None
+        self._one = asyncio.Lock()
+
+    async def copy(self, mark: str, connection: socket.socket, output: int) -> Copy | None:
+        """A process that serves ``connection``; None if there is no template to be had."""
+        try:
+            async with self._one:
+                template = self._started[1] if self._started else await self._start()
+            return await template.copy(mark, connection.fileno(), output)
+        except (asyncio.TimeoutError, OSError):  # the former is none before Python 3.11
+            await self.close()
+            return None
+
+    async def _start(self) -> Template:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = _start("template", _new_mark(), theirs, self._modules, subprocess.DEVNULL)
+        template = Template(ours)
+        try:
+            await asyncio.wait_for(template.ready(), BOOT_SECONDS)
+        except BaseException:  # also of who does not wait any more
+            template.close()
+            process.kill()
+            process.reap()
+            raise
+        self._started = process, template
+        return template
+
+    async def close(self) -> None:
+        """End the template; what was copied from it goes on."""
+        if self._started is not None:
+            (process, template), self._started = self._started, None
+            template.close()
+            with contextlib.suppress(OSError):
+                process.kill()
+            await asyncio.get_running_loop().run_in_executor(None, process.reap)
+
+
 class ProcessWorker:
     """A process with one ``EnvRunner`` in it. Make it with ``spawn``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], mark: str, output: int) -> None:
+    def __init__(self, process: _Fresh | Copy, mark: str, output: int) -> None:
         self._process = process
         self._mark = mark
         self._output = output
@@ -70,33 +164,27 @@ class ProcessWorker:
         asyncio.get_running_loop().add_reader(output, self._collect)
 
     @classmethod
-    async def spawn(cls, modules: Sequence[str] = ()) -> ProcessWorker:
+    async def spawn(cls, modules: Sequence[str] = (), templates: Templates | None = None) -> ProcessWorker:
         """Start a process and wait until it is ready for requests.
+
+        ``templates``: where it is copied from; None, or without one to be had: it is started afresh.
 
         Raises:
             EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.
         """
-        mark = f"{_start_reaper()[0]}.{next(_numbers)}."
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        variables |= {reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}
-        variables.setdefault("OMP_NUM_THREADS", "1")
-        paths = [str(path) for path in sys.path]  # some programs put Path objects there
+        mark = _new_mark()
         ours, theirs = socket.socketpair()
         output, their_output = os.pipe()
-        argument = json.dumps([theirs.fileno(), list(modules), paths])
+        process: _Fresh | Copy | None = None
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _BOOT, argument],
-                stdin=subprocess.DEVNULL,
-                stdout=their_output,
-                stderr=their_output,
-                env=variables,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError as error:
+            if templates is not None:
+                process = await templates.copy(mark, theirs, their_output)
+            process = process or _start("process_main", mark, theirs, modules, their_output)
+        except BaseException as error:
             ours.close()
             os.close(output)
+            if not isinstance(error, OSError):
+                raise
             raise EnvironmentFailure("process", f"no process could be started for an environment: {error}") from None
         finally:
             theirs.close()
@@ -135,7 +223,7 @@ class ProcessWorker:
             failure, result = await asyncio.wait_for(self._exchange(method, args), timeout)
         except (asyncio.TimeoutError, TimeoutError):
             with contextlib.suppress(OSError):
-                self._process.send_signal(DUMP_SIGNAL)  # faulthandler prints its stacks
+                self._process.signal(DUMP_SIGNAL)  # faulthandler prints its stacks
             await asyncio.sleep(_DUMP_SECONDS)
             tail = self._tail()
             self.kill()
@@ -168,11 +256,11 @@ class ProcessWorker:
         if hasattr(self, "_writer"):
             self._writer.transport.abort()
         with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the id is still this group's
+            self._process.kill()
         loop.run_in_executor(None, self._reap)
 
     def _reap(self) -> None:
-        self._process.wait()
+        self._process.reap()
         reaper.sweep(self._mark)
 
     async def _end(self) -> None:
@@ -198,20 +286,13 @@ class ProcessWorker:
 
     async def _died(self, what: str) -> EnvironmentFailure:
         """The failure that says how the process ended and what it printed last."""
-        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG  # does not reap it
-        status = None
-        for _ in range(round(_EXIT_SECONDS / 0.02)):
-            with contextlib.suppress(ChildProcessError):
-                status = os.waitid(os.P_PID, self._process.pid, flags)
-            if status is not None:
-                break
-            await asyncio.sleep(0.02)
+        status = await self._process.status()
         if status is None:
             how = "closed its connection to the host"
-        elif status.si_code == os.CLD_EXITED:
-            how = f"ended with exit status {status.si_status}"
+        elif status >= 0:
+            how = f"ended with exit status {status}"
         else:
-            how = f"was killed by {_signal_name(status.si_status)}"
+            how = f"was killed by {_signal_name(-status)}"
         tail = self._tail()
         self.kill()
         return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")
