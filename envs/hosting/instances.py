@@ -12,9 +12,10 @@ from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
 from verl_turnkey.envs.hosting.admission import Admission
 from verl_turnkey.envs.hosting.measures import Measures
-from verl_turnkey.envs.hosting.process import ProcessWorker, Templates
+from verl_turnkey.envs.hosting.process import ProcessWorker
 from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.runner import Declared, EnvRunner
+from verl_turnkey.envs.hosting.template import Templates
 from verl_turnkey.envs.hosting.threads import ThreadWorker
 
 CLOSE_SECONDS = 5.0  # for the ``close`` of an environment that is no longer needed

@@ -9,150 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import itertools
-import json
 import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
-from uuid import uuid4
+from typing import Any
 
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import reaper
+from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, Fresh, new_mark, start
 from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
-from verl_turnkey.envs.hosting.template import Copy, Template
+from verl_turnkey.envs.hosting.template import Copy, Templates
 from verl_turnkey.envs.hosting.threads import deadline_exceeded
 
-BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
 _DUMP_SECONDS = 0.5  # on a busy machine the process may not run at once
-_EXIT_SECONDS = 1.0
 _RING_BYTES = 1 << 16
 _TAIL_CHARS = 2000
-_BOOT = """
-import json, sys
-fd, modules, sys.path[:] = json.loads(sys.argv[1])
-sys.argv = ["turnkey-environment"]
-from verl_turnkey.envs.hosting.{0} import main
-main(fd, modules)
-"""
-_numbers = itertools.count()
-
-
-@functools.cache
-def _start_reaper() -> tuple[str, IO[bytes]]:
-    """Start the reaper of this process. Returns the mark of the processes to kill, and the pipe whose end does it."""
-    mark = uuid4().hex
-    command = [sys.executable, "-I", "-S", reaper.__file__, f"{mark}."]
-    started = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    started.wait()  # short: the script forks, and its parent exits
-    assert started.stdin is not None
-    return mark, started.stdin  # cached, so it stays open until this process ends
-
-
-class _Fresh:
-    """A process that this one has started."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.pid, self._process = process.pid, process
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the id is still this group's
-
-    def reap(self) -> None:
-        self._process.wait()
-
-    async def status(self) -> int | None:
-        """As of a :class:`Copy`; does not reap it."""
-        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        for _ in range(round(_EXIT_SECONDS / 0.02)):
-            with contextlib.suppress(ChildProcessError):
-                if (found := os.waitid(os.P_PID, self.pid, flags)) is not None:
-                    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-            await asyncio.sleep(0.02)
-        return None
-
-
-def _start(main: str, mark: str, connection: socket.socket, modules: Sequence[str], output: int) -> _Fresh:
-    """Start ``main`` of a module of this folder in an interpreter of its own. Raises OSError."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    variables |= {reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}
-    variables.setdefault("OMP_NUM_THREADS", "1")
-    paths = [str(path) for path in sys.path]  # some programs put Path objects there
-    argument = json.dumps([connection.fileno(), list(modules), paths])
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", _BOOT.format(main), argument],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=variables,
-        pass_fds=(connection.fileno(),),
-        start_new_session=True,
-    )
-    return _Fresh(process)
-
-
-def _new_mark() -> str:
-    return f"{_start_reaper()[0]}.{next(_numbers):09d}."  # all of one length
-
-
-class Templates:
-    """The template of a host, started when it is first needed and again when it has died."""
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._modules = modules
-        self._started: tuple[_Fresh, Template] | None = None
-        self._one = asyncio.Lock()
-
-    async def copy(self, mark: str, connection: socket.socket, output: int) -> Copy | None:
-        """A process that serves ``connection``; None if there is no template to be had."""
-        try:
-            async with self._one:
-                template = self._started[1] if self._started else await self._start()
-            return await template.copy(mark, connection.fileno(), output)
-        except (asyncio.TimeoutError, OSError):  # the former is none before Python 3.11
-            await self.close()
-            return None
-
-    async def _start(self) -> Template:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = _start("template", _new_mark(), theirs, self._modules, subprocess.DEVNULL)
-        template = Template(ours)
-        try:
-            await asyncio.wait_for(template.ready(), BOOT_SECONDS)
-        except BaseException:  # also of who does not wait any more
-            template.close()
-            process.kill()
-            process.reap()
-            raise
-        self._started = process, template
-        return template
-
-    async def close(self) -> None:
-        """End the template; what was copied from it goes on."""
-        if self._started is not None:
-            (process, template), self._started = self._started, None
-            template.close()
-            with contextlib.suppress(OSError):
-                process.kill()
-            await asyncio.get_running_loop().run_in_executor(None, process.reap)
 
 
 class ProcessWorker:
     """A process with one ``EnvRunner`` in it. Make it with ``spawn``."""
 
-    def __init__(self, process: _Fresh | Copy, mark: str, output: int) -> None:
+    def __init__(self, process: Fresh | Copy, mark: str, output: int) -> None:
         self._process = process
         self._mark = mark
         self._output = output
@@ -172,14 +52,14 @@ class ProcessWorker:
         Raises:
             EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.
         """
-        mark = _new_mark()
+        mark = new_mark()
         ours, theirs = socket.socketpair()
         output, their_output = os.pipe()
-        process: _Fresh | Copy | None = None
+        process: Fresh | Copy | None = None
         try:
             if templates is not None:
                 process = await templates.copy(mark, theirs, their_output)
-            process = process or _start("process_main", mark, theirs, modules, their_output)
+            process = process or start("process_main", mark, theirs, modules, their_output)
         except BaseException as error:
             ours.close()
             os.close(output)

@@ -16,12 +16,14 @@ import random
 import select
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Sequence
 
 from verl_turnkey.envs.hosting import process_main, reaper
+from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, EXIT_SECONDS, Fresh, new_mark, start
 
 MOST_BYTES = 1 << 16  # of a message; each has its own bounds on a socket of this type
-_LOOKS = 50  # for the exit status of a copy, 20 ms apart
 Request = tuple[str, str | int]
 """``copy`` and the mark of the new process, or ``status`` and the id of one that has ended"""
 
@@ -55,7 +57,7 @@ class Copy:
 
     async def status(self) -> int | None:
         """Its exit status, or the number of the signal that ended it, negative; None if neither is known."""
-        for _ in range(_LOOKS):
+        for _ in range(round(EXIT_SECONDS / 0.02)):
             try:
                 found = await self._template.ask("status", self.pid)
             except OSError:
@@ -109,9 +111,55 @@ class Template:
         pid = await self.ask("copy", mark, connection, output)
         return None if pid is None else Copy(self, pid)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process; copies go on."""
-        self._connection.close()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # who waits for an answer gets none
+        async with self._one:
+            self._connection.close()
+
+
+class Templates:
+    """The template of a host, started when it is first needed and again when it has died."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._started: tuple[Fresh, Template] | None = None
+        self._one = asyncio.Lock()
+
+    async def copy(self, mark: str, connection: socket.socket, output: int) -> Copy | None:
+        """A process that serves ``connection``; None if there is no template to be had."""
+        try:
+            async with self._one:
+                template = self._started[1] if self._started else await self._start()
+            return await template.copy(mark, connection.fileno(), output)
+        except (asyncio.TimeoutError, OSError):  # the former is none before Python 3.11
+            await self.close()
+            return None
+
+    async def _start(self) -> Template:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = start("template", new_mark(), theirs, self._modules, subprocess.DEVNULL)
+        template = Template(ours)
+        try:
+            await asyncio.wait_for(template.ready(), BOOT_SECONDS)
+        except BaseException:  # also of who does not wait any more
+            await template.close()
+            process.kill()
+            process.reap()
+            raise
+        self._started = process, template
+        return template
+
+    async def close(self) -> None:
+        """End the template; what was copied from it goes on."""
+        if self._started is not None:
+            (process, template), self._started = self._started, None
+            await template.close()
+            with contextlib.suppress(OSError):
+                process.kill()
+            await asyncio.get_running_loop().run_in_executor(None, process.reap)
 
 
 def main(fd: int, modules: list[str]) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from verl_turnkey.envs import EnvironmentFailure
-from verl_turnkey.envs.hosting import process
+from verl_turnkey.envs.hosting import fresh
+from verl_turnkey.envs.hosting.fresh import Fresh
 from verl_turnkey.envs.hosting.host import EnvHost
-from verl_turnkey.envs.hosting.process import ProcessWorker, Templates, _Fresh
+from verl_turnkey.envs.hosting.process import ProcessWorker
 from verl_turnkey.envs.hosting.reaper import MARK
-from verl_turnkey.envs.hosting.template import Copy
+from verl_turnkey.envs.hosting.template import Copy, Templates
 
 FAULTY = str(Path(__file__).parent / "faulty_envs.py")
 ALONE = "test/Faulty-v0"
@@ -140,7 +141,7 @@ def test_a_template_that_dies_costs_nothing():
         os.kill(templates._started[0].pid, signal.SIGKILL)
         assert await worker.does("anything") == "fine"
         instead = await ProcessWorker.spawn([FAULTY], templates)
-        assert isinstance(instead._process, _Fresh)
+        assert isinstance(instead._process, Fresh)
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(EnvironmentFailure, match="during its step"):
             await worker.does("anything")
@@ -154,11 +155,11 @@ def test_a_template_that_dies_costs_nothing():
 
 
 def test_a_template_that_cannot_be_started_costs_nothing(monkeypatch):
-    monkeypatch.setattr(process, "_BOOT", "import sys\nif '{0}' == 'template': sys.exit(1)\n" + process._BOOT)
+    monkeypatch.setattr(fresh, "_BOOT", "import sys\nif '{0}' == 'template': sys.exit(1)\n" + fresh._BOOT)
 
     async def main():
         worker = await ProcessWorker.spawn([FAULTY], Templates([FAULTY]))
-        assert isinstance(worker._process, _Fresh)
+        assert isinstance(worker._process, Fresh)
         worker.kill()
 
     run(main)
@@ -190,7 +191,7 @@ def test_a_host_copies_what_it_knows_to_need_a_process_and_leaves_nothing():
         for name in "abc":
             await host.start(name, ALONE, {}, 1, 120.0)
         kinds = [type(host._open[name].instance.worker._process) for name in "abc"]
-        assert kinds == [_Fresh, Copy, Copy]
+        assert kinds == [Fresh, Copy, Copy]
         templates = host._instances._templates
         pids = [templates._started[0].pid, *(host._open[name].instance.worker._process.pid for name in "abc")]
         assert all(map(alive, pids))
