@@ -1,16 +1,19 @@
 """Many episodes at once through the real agent loop and real hosts, with a script for the model and the environment.
 
-    python benchmarks/rollout_scale.py                                 # threads: 32 to 2,048 episodes, a few minutes
-    python benchmarks/rollout_scale.py --place process --episodes 256  # a process for each environment
+    python benchmarks/rollout_scale.py                                    # threads: 32 to 2,048 episodes, ten minutes
+    python benchmarks/rollout_scale.py --place process --episodes 64,256  # a process for each environment
+    python benchmarks/rollout_scale.py --episodes 2048 --workers 2        # dealt to two agent-loop workers
 
 A turn of the model takes a log-normal time (median ``--turn-seconds``, one in twenty ``STRAGGLES`` times as long), a
 step of the environment 1 to 50 ms, in which it sleeps. All times are drawn beforehand from one seed, so two numbers are
 known without playing: the *ideal*, the slowest single episode, and *lock-step*, where all episodes wait in each turn
-for the slowest answer and then for the slowest environment; both without any cost of their own. One process plays all
-episodes, as one agent-loop worker would. A second wave (``--waves 2``) finds hosts and environments that are warm.
+for the slowest answer and then for the slowest environment; both without any cost of their own. Each worker is a Ray
+actor with an event loop and hosts of its own, as verl's agent-loop workers are. The first wave makes all environments,
+the second one finds hosts and environments that are warm, as every step but the first does.
 
-CPU is that of this process beside the tokenizer's and beside what verl needs to make an agent loop for each episode,
-which is a column of its own, and that of the hosts with their environments.
+CPU is that of the workers' processes beside the tokenizer's and beside what verl needs to make an agent loop for each
+episode, which is a column of its own, and that of the hosts with their environments. The memory of the workers is what
+their peak adds during the wave, that of the hosts what they hold after it, with the environments that they keep.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import os
 import resource
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,8 +109,8 @@ class Spent:
         setattr(owner, name, timed)
 
 
-def tokenizer_and_config(folder: Path, turns: int, hosts: str, calls: int, places: str) -> tuple[Any, Any]:
-    """A tokenizer of one token per byte, and the configuration of a run with it."""
+def tokenizer_and_config(folder: Path, settings: Settings, episodes: int) -> tuple[Any, Any]:
+    """A tokenizer of one token per byte, and the configuration of a run with it that plays ``episodes`` at once."""
     from hydra import compose, initialize_config_module
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -128,15 +132,15 @@ def tokenizer_and_config(folder: Path, turns: int, hosts: str, calls: int, place
         "+turnkey=gigpo",
         "+turnkey/device=cpu",
         f"turnkey.modules=[{__file__}]",
-        f"turnkey.env.hosts={hosts}",
-        f"turnkey.env.calls_per_host={calls}",
-        f"turnkey.env.instances_per_host={places}",
-        f"turnkey.rollout.max_turns={turns}",
+        f"turnkey.env.hosts={settings.hosts}",
+        f"turnkey.env.calls_per_host={settings.calls}",
+        f"turnkey.env.instances_per_host={episodes}",
+        f"turnkey.rollout.max_turns={settings.turns}",
         "turnkey.rollout.max_tokens_per_turn=64",
         "data.max_prompt_length=8192",
         "data.max_response_length=64",
         f"actor_rollout_ref.model.path={folder}",
-        "actor_rollout_ref.rollout.agent.num_workers=1",
+        f"actor_rollout_ref.rollout.agent.num_workers={settings.workers}",
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):
         return tokenizer, compose("ppo_trainer", overrides=overrides)
@@ -159,37 +163,109 @@ def usage(pids: list[int]) -> tuple[float, float]:
     return seconds, memory
 
 
-async def play(config: Any, tokenizer: Any, task_id: str, clients: list[Script], turns: int, first: int) -> int:
-    """Play one episode for each client at once, as verl's worker does. Returns how many failed."""
-    import hydra
-    from verl.experimental.agent_loop import agent_loop
-    from verl.utils.dataset.rl_dataset import RLHFDataset
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :func:`main` that a row does not change."""
 
-    from verl_turnkey.envs.tasks import Task
+    place: str
+    turns: int
+    turn_seconds: float
+    hosts: str
+    calls: int
+    workers: int
 
-    async def one(number: int, client: Script) -> bool:
+
+@dataclass
+class Used:
+    """What one worker used in a wave: CPU seconds, and MB."""
+
+    loop_cpu: float
+    hosts_cpu: float
+    making_cpu: float
+    loop_memory: float
+    hosts_memory: float
+    failed: int
+
+
+class Worker:
+    """One agent-loop worker, to be a Ray actor: verl makes a loop for each episode, all play in one event loop."""
+
+    def __init__(self, config: Any, tokenizer: Any, settings: Settings) -> None:
+        import hydra
+        import ray
+        import verl  # noqa: F401  loads the plugin
+
+        from verl_turnkey.plugins.rollout import worker
+
+        self._config, self._tokenizer, self._settings = config, tokenizer, settings
+        self._pool = worker.shared(config).pool
+        self._hosts = [one["process"] for one in ray.get(self._pool.measure())]
+        self._tokenizing, self._making = Spent(), Spent()
+        for name in ("decode", "apply_chat_template", "encode"):
+            self._tokenizing.wrap(tokenizer, name)
+        self._making.wrap(hydra.utils, "instantiate")
+
+    async def wave(self, seeds: list[int]) -> Used:
+        """Play the episodes of these seeds at once."""
+        import psutil
+
+        answer = [*self._tokenizer.encode(ADMISSIBLE[3]), self._tokenizer.eos_token_id]
+        turns, median = self._settings.turns, self._settings.turn_seconds
+        clients = {seed: Script(answer, model_seconds(seed, turns, median)) for seed in seeds}
+        self._tokenizing.seconds = self._making.seconds = 0.0
+        before, memory = usage(self._hosts), psutil.Process().memory_info().rss
+        cpu = time.process_time()
+        failed = await self._play(clients)
+        cpu = time.process_time() - cpu - self._tokenizing.seconds - self._making.seconds
+        after, most = usage(self._hosts), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return Used(
+            loop_cpu=cpu,
+            hosts_cpu=after[0] - before[0],
+            making_cpu=self._making.seconds,
+            loop_memory=max(0.0, most - memory) / 1e6,
+            hosts_memory=after[1] - before[1],
+            failed=failed,
+        )
+
+    async def _play(self, clients: dict[int, Script]) -> int:
+        played = await asyncio.gather(*(self._episode(seed, client) for seed, client in clients.items()))
+        return sum(not one for one in played)
+
+    async def _episode(self, seed: int, client: Script) -> bool:
+        """Play one episode as verl's worker does."""
+        import hydra
+        from verl.experimental.agent_loop import agent_loop
+        from verl.utils.dataset.rl_dataset import RLHFDataset
+
+        from verl_turnkey.envs.tasks import Task
+
         loop = hydra.utils.instantiate(
             config=agent_loop._agent_loop_registry["turnkey_env"],
-            trainer_config=agent_loop.DictConfigWrap(config=config),
+            trainer_config=agent_loop.DictConfigWrap(config=self._config),
             server_manager=client,
-            tokenizer=tokenizer,
+            tokenizer=self._tokenizer,
             processor=None,
             hf_model_type="qwen3",
             dataset_cls=RLHFDataset,
-            data_config=agent_loop.DictConfigWrap(config.data),
+            data_config=agent_loop.DictConfigWrap(self._config.data),
             tools=agent_loop.ToolListWrap([]),
         )
-        row = {"uid": str(number), "session_id": 0, "global_steps": 1}
-        row["turnkey_task"] = Task(task_id, first + number, {"turns": turns}).to_json()
-        rows = await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+        row = {"uid": str(seed), "session_id": 0, "global_steps": 1}
+        task = Task(PLACES[self._settings.place], seed, {"turns": self._settings.turns})
+        rows = await loop.run({"temperature": 1.0, "logprobs": True}, **row, turnkey_task=task.to_json())
         return rows[0].extra_fields["turnkey"]["failed"] is None
 
-    return sum(not played for played in await asyncio.gather(*(one(n, c) for n, c in enumerate(clients))))
+    def close(self) -> None:
+        """End the hosts."""
+        import ray
+
+        for host in self._pool._hosts:
+            ray.kill(host.actor)
 
 
 COLUMNS = (
     "episodes",
-    "hosts",
+    "environments",
     "wall s",
     "ideal s",
     "wall / ideal",
@@ -203,41 +279,23 @@ COLUMNS = (
 )
 
 
-def play_waves(config: Any, tokenizer: Any, place: str, count: int, turns: int, median: float, waves: int) -> None:
-    """Print rows of the table: ``waves`` of ``count`` episodes on the same hosts, which are new."""
-    import hydra
-    import psutil
+def play_waves(config: Any, tokenizer: Any, settings: Settings, count: int, waves: int) -> None:
+    """Print rows of the table: ``waves`` of ``count`` episodes in the same workers, which are new."""
     import ray
 
-    from verl_turnkey.plugins.rollout import worker
-
-    worker._process = None
-    pool = worker.shared(config).pool
-    hosts = [one["process"] for one in ray.get(pool.measure())]
-    tokenizing, making = Spent(), Spent()
-    for name in ("decode", "apply_chat_template", "encode"):
-        tokenizing.wrap(tokenizer, name)
-    instantiate = hydra.utils.instantiate
-    making.wrap(hydra.utils, "instantiate")
-    ids = [*tokenizer.encode(ADMISSIBLE[3]), tokenizer.eos_token_id]
+    actor = ray.remote(num_cpus=0)(Worker)
+    workers = [actor.remote(config, tokenizer, settings) for _ in range(settings.workers)]
+    ray.get([worker.__ray_ready__.remote() for worker in workers])
     for wave in range(waves):
-        seeds = range(wave * count, (wave + 1) * count)
-        drawn = np.stack([model_seconds(seed, turns, median) for seed in seeds])
-        environment = np.stack([env_seconds(seed, turns) for seed in seeds])
+        seeds = list(range(wave * count, (wave + 1) * count))
+        drawn = np.stack([model_seconds(seed, settings.turns, settings.turn_seconds) for seed in seeds])
+        environment = np.stack([env_seconds(seed, settings.turns) for seed in seeds])
         ideal = (drawn + environment).sum(1).max()
         lock_step = (drawn.max(0) + environment.max(0)).sum()
-        clients = [Script(ids, seconds) for seconds in drawn]
-        tokenizing.seconds = making.seconds = 0.0
-        hosts_cpu, hosts_memory = usage(hosts)
-        memory = psutil.Process().memory_info().rss
-        cpu, began = time.process_time(), time.perf_counter()
-        failed = asyncio.run(play(config, tokenizer, PLACES[place], clients, turns, seeds[0]))
+        began = time.perf_counter()
+        used = ray.get([worker.wave.remote(seeds[n :: len(workers)]) for n, worker in enumerate(workers)])
         wall = time.perf_counter() - began
-        cpu = time.process_time() - cpu - tokenizing.seconds - making.seconds
-        hosts_cpu, hosts_memory = (
-            after - before for after, before in zip(usage(hosts), (hosts_cpu, hosts_memory), strict=True)
-        )
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        per_turn = 1e3 / count / settings.turns
         found = (
             f"{count}",
             "warm" if wave else "new",
@@ -245,17 +303,17 @@ def play_waves(config: Any, tokenizer: Any, place: str, count: int, turns: int, 
             f"{ideal:.1f}",
             f"{wall / ideal:.2f}",
             f"{lock_step / wall:.1f}",
-            f"{1e3 * cpu / count / turns:.2f}",
-            f"{1e3 * hosts_cpu / count / turns:.2f}",
-            f"{1e3 * making.seconds / count:.1f}",
-            f"{max(0.0, most - memory) / 1e6 / count:.2f}",
-            f"{hosts_memory / count:.2f}",
-            f"{failed}",
+            f"{sum(one.loop_cpu for one in used) * per_turn:.2f}",
+            f"{sum(one.hosts_cpu for one in used) * per_turn:.2f}",
+            f"{1e3 * sum(one.making_cpu for one in used) / count:.1f}",
+            f"{sum(one.loop_memory for one in used) / count:.2f}",
+            f"{sum(one.hosts_memory for one in used) / count:.2f}",
+            f"{sum(one.failed for one in used)}",
         )
         print(f"| {' | '.join(found)} |", flush=True)
-    hydra.utils.instantiate = instantiate
-    for host in pool._hosts:
-        ray.kill(host.actor)
+    ray.get([worker.close.remote() for worker in workers])
+    for worker in workers:
+        ray.kill(worker)
 
 
 def left_behind() -> int:
@@ -273,34 +331,39 @@ def main(
     turn_seconds: float = 2.0,
     hosts: str = "auto",
     calls: int = 1024,
-    waves: int = 1,
+    waves: int = 2,
+    workers: int = 1,
 ) -> None:
     """Print the table.
 
     Args:
-        episodes: how many at once, a row or two each.
+        episodes: how many at once, ``waves`` rows each.
         place: thread or process, where environments run.
         turns: of each episode.
         turn_seconds: median of a turn of the model.
         hosts: ``turnkey.env.hosts``.
         calls: ``turnkey.env.calls_per_host``; many, since these environments only sleep.
-        waves: of each size, on the same hosts.
+        waves: of each size, in the same workers.
+        workers: ``actor_rollout_ref.rollout.agent.num_workers``.
     """
     import ray
 
     before = left_behind()
-    print(f"{len(os.sched_getaffinity(0))} CPUs, load average {os.getloadavg()[0]:.1f}, environments in a {place}\n")
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    settings = Settings(place, turns, turn_seconds, hosts, calls, workers)
+    print(
+        f"{len(os.sched_getaffinity(0))} CPUs, load average {os.getloadavg()[0]:.1f}, environments in a {place}", end=""
+    )
+    print(f", agent-loop workers: {workers}\n\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="tk", ignore_cleanup_errors=True) as folder:  # short: sockets go there
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         try:
             for count in map(int, episodes.split(",")):
-                tokenizer, config = tokenizer_and_config(Path(folder), turns, hosts, calls, str(count))
-                play_waves(config, tokenizer, place, count, turns, turn_seconds, waves)
+                tokenizer, config = tokenizer_and_config(Path(folder), settings, count)
+                play_waves(config, tokenizer, settings, count, waves)
         finally:
             ray.shutdown()
     time.sleep(2)
-    print(f"\nprocesses left behind: {left_behind() - before}")
+    print(f"\nload average {os.getloadavg()[0]:.1f}, processes left behind: {left_behind() - before}")
 
 
 if __name__ == "__main__":

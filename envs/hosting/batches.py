@@ -4,8 +4,9 @@ A remote call costs each side about half a millisecond of CPU, whatever it carri
 sent together, and so are their answers. Nobody waits for anybody: an answer goes back with the next remote call that
 has arrived, not with the one that brought its question, and a call that fails fails alone.
 
-A lonely call is sent at once. The more are under way, the longer a batch is collected, ``EACH`` for each of them, but
-never longer than ``LONGEST``: little beside a turn of a model.
+A batch is collected in a window: the longer, the more episodes are open, ``EACH`` for each of them, but never longer
+than ``LONGEST``. In a turn of some seconds that is about a hundredth. The calls under way would be the wrong measure:
+most episodes wait for the model at any time, so few calls are, and each would travel alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from uuid import uuid4
 
 from verl_turnkey.envs.errors import EnvironmentFailure
 
-EACH, LONGEST = 50e-6, 5e-3  # seconds
+EACH, LONGEST = 50e-6, 25e-3  # seconds
 MOST_TAKING = 4  # remote calls of one caller that wait in the host to take answers back: one would do
 
 Call = tuple[int | None, str, tuple[Any, ...]]
@@ -32,16 +33,16 @@ Answer = tuple[int, BaseException | None, Any]
 
 
 class _Pace:
-    """Calls ``send`` soon, and at most once in the time in which a batch is collected."""
+    """Calls ``send`` soon, and at most once in the window in which a batch is collected."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[], None]) -> None:
         self._loop, self._send = loop, send
         self._sent = 0.0
         self._handle: asyncio.Handle | None = None
 
-    def soon(self, under_way: int) -> None:
+    def soon(self, window: float) -> None:
         if self._handle is None:
-            wait = self._sent + min(LONGEST, EACH * under_way) - self._loop.time()
+            wait = self._sent + window - self._loop.time()
             later = self._loop.call_later
             self._handle = later(wait, self.now) if wait > 0 else self._loop.call_soon(self.now)
 
@@ -57,12 +58,17 @@ class BatchedCalls:
     """The end that calls: for one host, in one event loop.
 
     Args:
-        remote: sends a batch, under the name of this end; gives the answers that are there when it comes back.
+        remote: sends a batch, under the name of this end and with the window, in seconds, in which its answers may be
+            collected; gives the answers that are there when it comes back.
+        episodes: how many are open, those that are being opened included.
     """
 
-    def __init__(self, remote: Callable[[str, list[Call]], Future[list[Answer]]]) -> None:
+    def __init__(
+        self, remote: Callable[[str, float, list[Call]], Future[list[Answer]]], episodes: Callable[[], int]
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self._remote = remote
+        self._episodes = episodes
         self._name = uuid4().hex
         self._numbers = itertools.count()
         self._unsent: list[Call] = []
@@ -75,7 +81,7 @@ class BatchedCalls:
         number, future = next(self._numbers), self.loop.create_future()
         self._waiting[number] = future
         self._unsent.append((number, method, args))
-        self._pace.soon(len(self._waiting))
+        self._pace.soon(self._window())
         return future
 
     def tell(self, method: str, *args: Any) -> None:
@@ -83,13 +89,16 @@ class BatchedCalls:
         self._unsent.append((None, method, args))
         self._pace.now()
 
+    def _window(self) -> float:
+        return min(LONGEST, EACH * self._episodes())
+
     def _flush(self) -> None:
         batch, self._unsent = self._unsent, []
         self._send(batch)
 
     def _send(self, batch: list[Call]) -> None:
         try:
-            answer = self._remote(self._name, batch)
+            answer = self._remote(self._name, self._window(), batch)
         except Exception as error:  # an argument that cannot be sent fails its own call
             if len(batch) > 1:
                 for call in batch:
@@ -123,6 +132,7 @@ class _Caller:
     """What a host knows of one :class:`BatchedCalls`."""
 
     pace: _Pace
+    window: float = 0.0
     running: int = 0
     ready: list[Answer] = field(default_factory=list)
     taking: deque[asyncio.Future[list[Answer]]] = field(default_factory=deque)
@@ -141,8 +151,8 @@ class BatchServer:
         self._callers: dict[str, _Caller] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def exchange(self, name: str, batch: Sequence[Call]) -> list[Answer]:
-        """Start the calls of ``batch`` in their order, and give answers as soon as there are any, to whatever calls.
+    async def exchange(self, name: str, window: float, batch: Sequence[Call]) -> list[Answer]:
+        """Start the calls of ``batch`` in their order, and give the answers of a window, to whatever calls.
 
         Without an answer when none is to come.
         """
@@ -150,6 +160,7 @@ class BatchServer:
         if name not in self._callers:
             self._callers[name] = _Caller(_Pace(loop, lambda: self._give(name)))
         caller = self._callers[name]
+        caller.window = window
         for call in batch:
             caller.running += 1
             task = loop.create_task(self._run(caller, *call))
@@ -160,7 +171,7 @@ class BatchServer:
         while len(caller.taking) > MOST_TAKING:  # Ray bounds how many calls an actor holds
             _settle(caller.taking.popleft(), None, [])
         if caller.ready or not caller.running:
-            caller.pace.soon(caller.running)
+            caller.pace.soon(caller.window)
         return await taken
 
     async def _run(self, caller: _Caller, number: int | None, method: str, args: tuple[Any, ...]) -> None:
@@ -175,7 +186,7 @@ class BatchServer:
         caller.running -= 1
         if number is not None:
             caller.ready.append((number, failure, result))
-        caller.pace.soon(caller.running)
+        caller.pace.soon(caller.window)
 
     def _give(self, name: str) -> None:
         caller = self._callers[name]

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 _SHARE_OF_MEMORY = 0.5  # of the memory that is free when a host starts; the rest is for what grows later
+_KEPT_FREE = 0.1  # of the memory there is: with less free, what is only kept for later is given up
 _CPUS_PER_HOST = 4
 _MAX_HOSTS = 4
 _CGROUP = Path("/sys/fs/cgroup")
@@ -25,8 +26,20 @@ def cpus() -> int:
 
 def free_memory_mb() -> int:
     """Memory that is available: of the machine, or of this process's container when that is less. 4096 if unknown."""
-    lines = [line.split() for line in _text(Path("/proc/meminfo")).splitlines()]
-    free = next((int(line[1]) // 1024 for line in lines if line[0] == "MemAvailable:"), 4096)
+    return max(0, min((free for _, free in _memory_mb()), default=4096))
+
+
+def lacking_memory_mb() -> int:
+    """Memory that would have to be given up so that a tenth of it is free, of the machine's and of the container's."""
+    return max(
+        (round(_KEPT_FREE * whole) - free for whole, free in _memory_mb() if free < _KEPT_FREE * whole), default=0
+    )
+
+
+def _memory_mb() -> list[tuple[int, int]]:
+    """How much there is, and how much of that is free: of the machine, and of the control groups with a limit."""
+    lines = {line[0]: int(line[1]) // 1024 for line in map(str.split, _text(Path("/proc/meminfo")).splitlines())}
+    found = [(lines["MemTotal:"], lines["MemAvailable:"])] if {"MemTotal:", "MemAvailable:"} <= lines.keys() else []
     for group in _groups("memory"):
         limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
         used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
@@ -35,8 +48,8 @@ def free_memory_mb() -> int:
             stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
             names = ("inactive_file", "active_file")  # version 1 has the sums over its children beside its own
             cache = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
-            free = min(free, (int(limit[0]) - int(used[0]) + cache) >> 20)
-    return max(0, free)
+            found.append((int(limit[0]) >> 20, (int(limit[0]) - int(used[0]) + cache) >> 20))
+    return found
 
 
 def _groups(controller: str) -> list[Path]:

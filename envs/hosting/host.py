@@ -71,9 +71,9 @@ class EnvHost:
         self._open: dict[str, _Episode] = {}
         self._batches = BatchServer(self)
 
-    async def exchange(self, caller: str, batch: Sequence[Call]) -> list[Answer]:
+    async def exchange(self, caller: str, window: float, batch: Sequence[Call]) -> list[Answer]:
         """Many calls of the methods below in one; see :class:`BatchServer`."""
-        return await self._batches.exchange(caller, batch)
+        return await self._batches.exchange(caller, window, batch)
 
     async def start(
         self, name: str, env_id: str, kwargs: Mapping[str, Any] | None, seed: int | None, timeout: float

@@ -15,10 +15,12 @@ from verl_turnkey.envs.hosting.measures import Measures
 from verl_turnkey.envs.hosting.process import ProcessWorker
 from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.runner import Declared, EnvRunner
+from verl_turnkey.envs.hosting.template import Templates
 from verl_turnkey.envs.hosting.threads import ThreadWorker
 
 CLOSE_SECONDS = 5.0  # for the ``close`` of an environment that is no longer needed
 IDLE_SECONDS = 3600.0  # longest time that an environment is kept for another episode: more than an update takes
+LOOK_SECONDS = 60.0  # between two looks at what is idle
 GROWTH = 2.0  # a process that has grown by this factor since its first episode is not kept
 RESET_KEY, STEP_KEY = "turnkey.env.reset_timeout", "turnkey.env.step_timeout"
 
@@ -58,8 +60,10 @@ class InstancePool:
         budget: RestartBudget,
     ) -> None:
         self._modules = tuple(modules)
+        self._templates = Templates(self._modules)
         self._admission = admission
         self._budget = budget
+        self._sharers = sharers
         self._calls = asyncio.Semaphore(capacity.calls_at_once(sharers) if calls == "auto" else calls)
         self._starts = asyncio.Semaphore(capacity.starts_at_once(sharers))
         self._idle_threads: list[Any] = []
@@ -91,7 +95,7 @@ class InstancePool:
         instance.released = time.monotonic()
         self.idle.append(instance)
         if self._sweep is None:
-            self._sweep_in(IDLE_SECONDS)
+            self._sweep_in(LOOK_SECONDS)
 
     def clone(self, instance: Instance, runner: EnvRunner) -> Instance:
         """An instance for the copy of a thread-safe environment, which ``runner`` holds; its room is taken."""
@@ -119,17 +123,28 @@ class InstancePool:
             self._retire(self.idle.pop().worker)
         while self._background:
             await asyncio.wait(self._background)
+        await self._templates.close()
 
     def _sweep_in(self, seconds: float) -> None:
         self._sweep = asyncio.get_running_loop().call_later(seconds, self._retire_old)
 
     def _retire_old(self) -> None:
-        """Close what has been idle for too long, and come again when the next one will have been."""
+        """Close what has been idle for too long, and while memory is scarce what has been idle longest; come again."""
         self._sweep, now = None, time.monotonic()
         while self.idle and self.idle[0].released + IDLE_SECONDS <= now:
             self._retire(self.idle.pop(0).worker)
+        lack = capacity.lacking_memory_mb() / self._sharers if self.idle else 0.0
+        while self.idle and lack > 0:
+            lack -= self._memory_mb(self.idle[0])
+            self._retire(self.idle.pop(0).worker)
         if self.idle:
-            self._sweep_in(self.idle[0].released + IDLE_SECONDS - now)
+            self._sweep_in(LOOK_SECONDS)
+
+    def _memory_mb(self, instance: Instance) -> float:
+        """What its end frees: of a copy less, since it shares some; the next look takes what is still missing."""
+        if isinstance(instance.worker, ProcessWorker):
+            return instance.worker.resident_mb()
+        return self._admission.declared.get(instance.env_id, Declared()).memory_mb
 
     def _reuse(self, env_id: str, made_for: str) -> Instance | None:
         """An idle environment for these arguments; else None, with room made for a new one."""
@@ -156,8 +171,10 @@ class InstancePool:
         if not self._is_thread_safe(env_id):
             async with self._starts:
                 if not self._is_thread_safe(env_id):  # nor found thread-safe by another start meanwhile
+                    # Of a class that turns out to be thread-safe there is one process only, which needs no template.
+                    templates = self._templates if env_id in self._admission.declared else None
                     try:
-                        worker = await ProcessWorker.spawn(self._modules)
+                        worker = await ProcessWorker.spawn(self._modules, templates)
                     except EnvironmentFailure as failure:
                         self._budget.spend(str(failure))
                         raise

@@ -101,7 +101,8 @@ class _Host:
     def call(self, method: str, *args: Any) -> asyncio.Future[Any]:
         """The future answer of a method of the actor."""
         if self._calls is None or self._calls.loop is not asyncio.get_running_loop():
-            self._calls = BatchedCalls(lambda name, batch: self.actor.exchange.remote(name, batch).future())
+            remote = self.actor.exchange.remote
+            self._calls = BatchedCalls(lambda *batch: remote(*batch).future(), lambda: self.load)
         return self._calls.call(method, *args)
 
     def tell_close(self, name: str) -> None:

@@ -1,64 +1,38 @@
 """Environments that are not thread-safe: one process each, watched and killed by its host.
 
-A process is started afresh, not forked, so that it inherits neither Ray nor CUDA nor threads. It leads a session of its
-own and has no stdin. What it and its descendants print goes into a ring buffer, whose end is shown on a failure.
+A process is started afresh, or copied from a template that was, so that it inherits neither Ray nor CUDA nor threads.
+It leads a session of its own and has no stdin. What it and its descendants print goes into a ring buffer, whose end is
+shown on a failure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import itertools
-import json
 import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
-from uuid import uuid4
+from typing import Any
 
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting import reaper
+from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, Fresh, new_mark, start
 from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
+from verl_turnkey.envs.hosting.template import Copy, Templates
 from verl_turnkey.envs.hosting.threads import deadline_exceeded
 
-BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
 _DUMP_SECONDS = 0.5  # on a busy machine the process may not run at once
-_EXIT_SECONDS = 1.0
 _RING_BYTES = 1 << 16
 _TAIL_CHARS = 2000
-_BOOT = """
-import json, sys
-fd, modules, sys.path[:] = json.loads(sys.argv[1])
-sys.argv = ["turnkey-environment"]
-from verl_turnkey.envs.hosting.process_main import main
-main(fd, modules)
-"""
-_numbers = itertools.count()
-
-
-@functools.cache
-def _start_reaper() -> tuple[str, IO[bytes]]:
-    """Start the reaper of this process. Returns the mark of the processes to kill, and the pipe whose end does it."""
-    mark = uuid4().hex
-    command = [sys.executable, "-I", "-S", reaper.__file__, f"{mark}."]
-    started = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    started.wait()  # short: the script forks, and its parent exits
-    assert started.stdin is not None
-    return mark, started.stdin  # cached, so it stays open until this process ends
 
 
 class ProcessWorker:
     """A process with one ``EnvRunner`` in it. Make it with ``spawn``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], mark: str, output: int) -> None:
+    def __init__(self, process: Fresh | Copy, mark: str, output: int) -> None:
         self._process = process
         self._mark = mark
         self._output = output
@@ -70,33 +44,27 @@ class ProcessWorker:
         asyncio.get_running_loop().add_reader(output, self._collect)
 
     @classmethod
-    async def spawn(cls, modules: Sequence[str] = ()) -> ProcessWorker:
+    async def spawn(cls, modules: Sequence[str] = (), templates: Templates | None = None) -> ProcessWorker:
         """Start a process and wait until it is ready for requests.
+
+        ``templates``: where it is copied from; None, or without one to be had: it is started afresh.
 
         Raises:
             EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.
         """
-        mark = f"{_start_reaper()[0]}.{next(_numbers)}."
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        variables |= {reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}
-        variables.setdefault("OMP_NUM_THREADS", "1")
-        paths = [str(path) for path in sys.path]  # some programs put Path objects there
+        mark = new_mark()
         ours, theirs = socket.socketpair()
         output, their_output = os.pipe()
-        argument = json.dumps([theirs.fileno(), list(modules), paths])
+        process: Fresh | Copy | None = None
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _BOOT, argument],
-                stdin=subprocess.DEVNULL,
-                stdout=their_output,
-                stderr=their_output,
-                env=variables,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError as error:
+            if templates is not None:
+                process = await templates.copy(mark, theirs, their_output)
+            process = process or start("process_main", mark, theirs, modules, their_output)
+        except BaseException as error:
             ours.close()
             os.close(output)
+            if not isinstance(error, OSError):
+                raise
             raise EnvironmentFailure("process", f"no process could be started for an environment: {error}") from None
         finally:
             theirs.close()
@@ -135,7 +103,7 @@ class ProcessWorker:
             failure, result = await asyncio.wait_for(self._exchange(method, args), timeout)
         except (asyncio.TimeoutError, TimeoutError):
             with contextlib.suppress(OSError):
-                self._process.send_signal(DUMP_SIGNAL)  # faulthandler prints its stacks
+                self._process.signal(DUMP_SIGNAL)  # faulthandler prints its stacks
             await asyncio.sleep(_DUMP_SECONDS)
             tail = self._tail()
             self.kill()
@@ -168,11 +136,11 @@ class ProcessWorker:
         if hasattr(self, "_writer"):
             self._writer.transport.abort()
         with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the id is still this group's
+            self._process.kill()
         loop.run_in_executor(None, self._reap)
 
     def _reap(self) -> None:
-        self._process.wait()
+        self._process.reap()
         reaper.sweep(self._mark)
 
     async def _end(self) -> None:
@@ -198,21 +166,14 @@ class ProcessWorker:
 
     async def _died(self, what: str) -> EnvironmentFailure:
         """The failure that says how the process ended and what it printed last."""
-        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG  # does not reap it
-        status = None
-        for _ in range(round(_EXIT_SECONDS / 0.02)):
-            with contextlib.suppress(ChildProcessError):
-                status = os.waitid(os.P_PID, self._process.pid, flags)
-            if status is not None:
-                break
-            await asyncio.sleep(0.02)
+        status = await self._process.status()
         if status is None:
             how = "closed its connection to the host"
-        elif status.si_code == os.CLD_EXITED:
-            how = f"ended with exit status {status.si_status}"
+        elif status >= 0:
+            how = f"ended with exit status {status}"
         else:
-            how = f"was killed by {_signal_name(status.si_status)}"
-            if status.si_status == signal.SIGKILL:
+            how = f"was killed by {_signal_name(-status)}"
+            if status == -signal.SIGKILL:
                 how += " from outside, as the kernel does when memory runs out,"
         tail = self._tail()
         self.kill()

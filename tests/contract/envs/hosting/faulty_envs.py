@@ -202,6 +202,18 @@ class Faulty(gymnasium.Env[str, str]):
         """Something of its own, in another session: it outlives what does not look for it."""
         return str(subprocess.Popen(["sleep", "300"], start_new_session=True).pid), 0.0
 
+    def do_stray(self, _: str) -> Any:
+        """A fork that leaves its group, and starts no program: only its memory says whose it is."""
+        ours, theirs = os.pipe()
+        if not os.fork():
+            os.setsid()
+            if not os.fork():
+                os.write(theirs, str(os.getpid()).encode())
+                time.sleep(300)
+            os._exit(0)
+        os.wait()
+        return os.read(ours, 20).decode(), 0.0
+
     def do_known(self, _: str) -> Any:
         """What came along that should not have."""
         known = [name for name in sys.modules if name in ("ray", "torch", "verl")]

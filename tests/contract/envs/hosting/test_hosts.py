@@ -639,6 +639,14 @@ def test_sizes_follow_the_machine_or_its_container(cgroups):
     assert capacity.cpus() == 64
 
 
+def test_memory_is_scarce_when_less_than_a_tenth_is_free(cgroups):
+    at_least = capacity.lacking_memory_mb()  # of the machine that runs this
+    write(cgroups, memory__max=f"{400 << 20}", memory__current=f"{370 << 20}")
+    assert capacity.lacking_memory_mb() == max(10, at_least)
+    write(cgroups, memory__current=f"{350 << 20}")
+    assert capacity.lacking_memory_mb() == at_least
+
+
 def test_the_tightest_control_group_counts(cgroups):
     write(cgroups, membership="0::/slice/job")
     write(cgroups / "slice", cpu__max="300000 100000", memory__max=f"{50 << 20}", memory__current="0")

@@ -57,6 +57,7 @@ async def dead_soon(pid: int) -> bool:
 
 def test_environments_that_nobody_needs_are_closed(modules, monkeypatch):
     monkeypatch.setattr(instances, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(instances, "LOOK_SECONDS", 0.1)
 
     async def main():
         host = EnvHost(modules, places=4)
@@ -72,6 +73,31 @@ def test_environments_that_nobody_needs_are_closed(modules, monkeypatch):
         await host.step("c", "0", 20)
         assert await dead_soon(pids[1])
         assert (await host.load())["idle"] == 0
+        await host.shutdown()
+
+    run(main)
+
+
+def test_what_was_idle_longest_is_closed_while_memory_is_scarce(modules, monkeypatch):
+    monkeypatch.setattr(instances, "LOOK_SECONDS", 0.1)
+    looks = []
+
+    def lack() -> int:
+        looks.append(0)
+        return 10 if len(looks) == 1 else 0  # less than one process has; and the machine has two hosts
+
+    async def main():
+        host = EnvHost(modules, places=4, sharers=2)
+        pids = [int((await host.start(name, ENV, {}, 1, 60))[0]) for name in ("a", "b", "c")]
+        for name in ("b", "a", "c"):
+            await host.step(name, "0", 20)
+        monkeypatch.setattr(instances.capacity, "lacking_memory_mb", lack)
+        assert await dead_soon(pids[1])
+        while len(looks) < 3:
+            await asyncio.sleep(0.02)
+        assert alive(pids[0])
+        assert alive(pids[2])
+        assert (await host.load())["idle"] == 2
         await host.shutdown()
 
     run(main)

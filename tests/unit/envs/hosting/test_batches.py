@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting import batches
 from verl_turnkey.envs.hosting.batches import MOST_TAKING, BatchedCalls, BatchServer
 
 
@@ -46,14 +47,15 @@ class Wire:
         self.target = Target()
         self.server = BatchServer(self.target)
         self.sizes: list[int] = []
+        self.given: list[int] = []
         self.broken: Exception | None = None
 
-    def __call__(self, name: str, batch: list[Any]) -> Future[Any]:
+    def __call__(self, name: str, window: float, batch: list[Any]) -> Future[Any]:
         if any(threading.Lock in map(type, args) or "unsendable" in args for _, _, args in batch):
             raise TypeError("cannot be sent")
         self.sizes.append(len(batch))
         answer: Future[Any] = Future()
-        task = asyncio.ensure_future(self.server.exchange(name, batch))
+        task = asyncio.ensure_future(self.server.exchange(name, window, batch))
 
         def done(task: asyncio.Task[Any]) -> None:
             if task.cancelled():
@@ -61,10 +63,15 @@ class Wire:
             elif self.broken is not None:
                 answer.set_exception(self.broken)
             else:
+                self.given.append(len(task.result()))
                 answer.set_result(task.result())
 
         task.add_done_callback(done)
         return answer
+
+
+def batched(wire: Wire, episodes: int = 1) -> BatchedCalls:
+    return BatchedCalls(wire, lambda: episodes)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -77,7 +84,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 def test_calls_of_one_turn_of_the_loop_travel_together():
     async def main():
         wire = Wire()
-        calls = BatchedCalls(wire)
+        calls = batched(wire)
         texts = [str(n) for n in range(300)]
         assert await asyncio.gather(*(calls.call("echo", text) for text in texts)) == texts
         assert wire.target.seen == texts  # in their order
@@ -87,10 +94,55 @@ def test_calls_of_one_turn_of_the_loop_travel_together():
     run(main())
 
 
+@pytest.mark.parametrize(("episodes", "sizes"), [(0, [1] * 6), (1000, [1, 5])])
+def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch, episodes, sizes):
+    monkeypatch.setattr(batches, "LONGEST", 0.3)
+    monkeypatch.setattr(batches, "EACH", 1.0)
+
+    async def main():
+        wire = Wire()
+        calls = batched(wire, episodes)
+        held = calls.call("held", "gate")  # so that the end need not ask for answers
+        await asyncio.sleep(0)
+        found = []
+        for n in range(5):
+            found.append(calls.call("echo", str(n)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*found) == [str(n) for n in range(5)]
+        assert [size for size in wire.sizes if size] == sizes
+        await calls.call("open", "gate")
+        await held
+
+    run(main())
+
+
+def test_answers_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch):
+    monkeypatch.setattr(batches, "LONGEST", 0.3)
+    monkeypatch.setattr(batches, "EACH", 1.0)
+
+    async def main():
+        wire = Wire()
+        calls = batched(wire, 1000)
+        assert await calls.call("echo", "first") == "first"
+        held = [calls.call("held", f"gate {n}") for n in range(5)]
+        while len(wire.target.gates) < 5:
+            await asyncio.sleep(0.001)
+        sent = len(wire.given)
+        for n in range(5):
+            await wire.target.open(f"gate {n}")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await asyncio.gather(*held)
+        assert [size for size in wire.given[sent:] if size] in ([5], [1, 4])  # the first may end a window
+
+    run(main())
+
+
 def test_an_answer_does_not_wait_for_those_it_was_asked_with():
     async def main():
         wire = Wire()
-        calls = BatchedCalls(wire)
+        calls = batched(wire)
         slow = [calls.call("held", f"gate {n}") for n in range(3)]
         assert await calls.call("echo", "fast") == "fast"
         for n in (1, 2, 0):
@@ -104,7 +156,7 @@ def test_an_answer_does_not_wait_for_those_it_was_asked_with():
 def test_a_call_that_fails_fails_alone():
     async def main():
         wire = Wire()
-        calls = BatchedCalls(wire)
+        calls = batched(wire)
         asked = [("echo", "a"), ("fail", "step"), ("echo", "unsendable"), ("fail", "strange"), ("echo", "b")]
         found = await asyncio.gather(*(calls.call(*one) for one in asked), return_exceptions=True)
         assert [found[0], found[4]] == ["a", "b"]
@@ -119,7 +171,7 @@ def test_a_call_that_fails_fails_alone():
 def test_the_end_of_the_host_fails_all_that_wait_and_later_calls():
     async def main():
         wire = Wire()
-        calls = BatchedCalls(wire)
+        calls = batched(wire)
         waiting = [calls.call("held", "never") for _ in range(2)]
         await asyncio.sleep(0.05)
         wire.broken = ConnectionError("gone")
@@ -136,7 +188,7 @@ def test_what_is_told_is_done_after_what_was_asked_before_even_when_the_loop_end
     wire, seen = Wire(), []
 
     async def main():
-        calls = BatchedCalls(wire)
+        calls = batched(wire)
         seen.append(await calls.call("echo", "a"))
         asked = calls.call("echo", "b")
         calls.tell("echo", "c")
@@ -154,7 +206,7 @@ def test_callers_that_go_away_leave_nothing_behind():
         complaints = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         wire = Wire()
-        calls, other = BatchedCalls(wire), BatchedCalls(wire)
+        calls, other = batched(wire), batched(wire)
         held = calls.call("held", "gate")
         held.cancel()
         assert await other.call("echo", "x") == "x"  # another caller is not given the answer
@@ -173,7 +225,7 @@ def test_callers_that_go_away_leave_nothing_behind():
 def test_remote_calls_do_not_pile_up_behind_one_that_takes_long():
     async def main():
         wire = Wire()
-        calls = BatchedCalls(wire)
+        calls = batched(wire)
         held = calls.call("held", "gate")  # such as a start that waits for room
         for n in range(1000):
             calls.tell("echo", "told")
