@@ -1,26 +1,38 @@
-"""How long the whole advantage step takes: rows from a real TransferQueue, credit, and back.
+"""The driver's part of a training step that this package changes, beside verl's own: seconds and memory.
 
-    python benchmarks/advantage_step.py --rows 61000
+    python benchmarks/advantage_step.py                                                 # 6,000 to 100,000 short rows
+    python benchmarks/advantage_step.py --rows 2000 --rows 4000 --tokens 4096 --whole 100000
+    python benchmarks/advantage_step.py --rows 20000 --extras
     python benchmarks/advantage_step.py --credit --rows 20000 --tokens 1024
 
-``--credit``: only what this package computes, from jagged rows to padded advantages, most rows much shorter than the
-longest. Otherwise the same rows go through verl's own step (its trainer with grpo) and through ours (gigpo, which also
-fetches the records of the steps). Compare with the time of a training step of yours: the methods' papers report about
-300 s for batches of this size.
+The same rows in a real TransferQueue go through verl's own trainer with grpo and through ours with gigpo, in turn:
+``_balance_batch``, which pads the rows and deals them to 8 ranks, and ``_compute_advantage``, from the queue and back.
+``CPU``: seconds of the driver and of the processes of the queue, which tells more than the clock where a machine is
+shared. ``memory``: what the driver takes while it runs, beside what it held. ``--extras``: ours with weights per
+episode and a loss that reads columns. ``--whole``: what a batch of so many rows would take, by the growth between the
+last two sizes. ``--credit``: only what this package computes, from jagged rows to padded advantages, most rows much
+shorter than the longest.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 import random
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.update(TURNKEY_DEVICE="cpu", VERL_LOGGING_LEVEL="ERROR", TQ_LOGGING_LEVEL="ERROR")
 
+import numpy as np
+import psutil
 import ray
 import torch
 import transfer_queue as tq
@@ -37,23 +49,39 @@ from verl_turnkey.advantage import estimators, make_record, make_step
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.trainer.trainer import TurnkeyTrainerSync
 
-ROLLOUTS, PUT_AT_ONCE = 8, 2000
+ROLLOUTS, RANKS, PUT_AT_ONCE, EOS = 8, 8, 2000, 2
+PARTS = {"balance": "_balance_batch", "advantage": "_compute_advantage"}
+QUEUE = ("TransferQueueController", "SimpleStorageUnit")
+COLUMNS = {"response_mask": 1, "rm_scores": 0.0, "rollout_log_probs": -1.0, "old_log_probs": -1.0}
+EXTRAS = ["turnkey.update.weight_by=episode", "+turnkey/loss=segment_mask"]
 
 
-def configuration(method: str, rows: int) -> DictConfig:
+def configuration(method: str, rows: int, extras: Sequence[str] = ()) -> DictConfig:
+    prompts = max(2, rows // 400)
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(
             "ppo_trainer",
             overrides=[
                 f"+turnkey={method}" if method != "grpo" else "algorithm.adv_estimator=grpo",
                 f"actor_rollout_ref.rollout.n={ROLLOUTS}",
-                f"data.train_batch_size={max(1, rows // 400)}",
+                f"data.train_batch_size={prompts}",
+                f"actor_rollout_ref.actor.ppo_mini_batch_size={max(1, prompts // 4)}",
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
+                *extras,
             ],
         )
     with open_dict(config):
         config.transfer_queue.enable = True
     return config
+
+
+def made(trainer: type, config: DictConfig) -> Any:
+    """A trainer that has not started its workers; of them the driver asks their number only."""
+    found = trainer(config)
+    found.global_steps = 1
+    found.tokenizer = SimpleNamespace(eos_token_id=EOS)
+    found.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(RANKS))})
+    return found
 
 
 def fill(rows: int, tokens: int, seed: int = 0) -> KVBatchMeta:
@@ -77,19 +105,19 @@ def fill(rows: int, tokens: int, seed: int = 0) -> KVBatchMeta:
         rollout += 1
     for i in range(0, rows, PUT_AT_ONCE):
         part = slice(i, i + PUT_AT_ONCE)
-        table = list_of_dict_to_tensordict(fields[part])
-        for name, value in (
-            ("response_mask", 1),
-            ("rm_scores", 0.0),
-            ("rollout_log_probs", -1.0),
-            ("old_log_probs", -1.0),
-        ):
-            table[name] = torch.nested.as_nested_tensor(
-                [torch.full((n,), value) for n in lengths[part]], layout=torch.jagged
-            )
-        tq.kv_batch_put(keys=keys[part], partition_id="train", fields=TensorDict(table, batch_size=len(keys[part])))
+        put(keys[part], lengths[part], COLUMNS, fields[part])
     tags = [{"response_len": n, "seq_len": n} for n in lengths]
     return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+
+
+def put(
+    keys: list[str], lengths: list[int], columns: Mapping[str, float], fields: Sequence[dict[str, Any]] = ()
+) -> None:
+    table = list_of_dict_to_tensordict([*fields]) if fields else {}
+    for name, value in columns.items():
+        rows = [torch.full((n,), value) for n in lengths]
+        table[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(table, batch_size=len(keys)))
 
 
 def peak() -> float:
@@ -132,31 +160,106 @@ def credit_alone(rows: int, longest: int, seed: int = 0) -> None:
         print(f"{name:9} {min(times):.2f} s, {max(memory):.2f} GB", flush=True)
 
 
-def seconds(trainer: Any, batch: KVBatchMeta, repeats: int = 3) -> float:
-    trainer.global_steps = 1
-    times = []
+@dataclass
+class Took:
+    """Of the repeats of one trainer."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    """by part"""
+    cpu: list[float] = field(default_factory=list)
+    """seconds of this process and of those of the queue, both parts"""
+    memory: list[float] = field(default_factory=list)
+    """GB that this process took beside what it held, in the part that took most"""
+
+    def row(self) -> np.ndarray:
+        """Least seconds of each part and of both, least of the CPU, most memory."""
+        both = map(sum, zip(*self.seconds.values(), strict=True))
+        return np.array([*map(min, self.seconds.values()), min(both), min(self.cpu), max(self.memory)])
+
+
+def queue_processes() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [one for one in found if any(name in one.name() + "".join(one.cmdline()) for name in QUEUE)]
+
+
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(one.cpu_times()[:2]) for one in (psutil.Process(), *processes))
+
+
+def drive(trainer: Any, batch: KVBatchMeta, took: Took) -> None:
+    """One step's part of the driver; what verl does between its two halves is left out."""
+    batch = KVBatchMeta(keys=list(batch.keys), tags=list(batch.tags), partition_id="train")
+    processes, cpu, memory = queue_processes(), 0.0, 0.0
+    padding: list[str] = []
+    for part, run in PARTS.items():
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed and kept would hide what is taken
+        before, busy, started = forget_peak(), cpu_seconds(processes), time.perf_counter()
+        batch = getattr(trainer, run)(batch, {})
+        took.seconds[part].append(time.perf_counter() - started)
+        cpu += cpu_seconds(processes) - busy
+        memory = max(memory, peak() - before)
+        if part == "balance" and (padding := [key for key in batch.keys if key.startswith("pad")]):
+            put(padding, [1] * len(padding), {"old_log_probs": -1.0})
+    took.cpu.append(cpu)
+    took.memory.append(memory)
+    if padding:
+        tq.kv_clear(keys=padding, partition_id="train")
+
+
+def compared(rows: int, tokens: int, extras: Sequence[str], repeats: int) -> tuple[np.ndarray, np.ndarray]:
+    """:meth:`Took.row` of verl's and of ours on the same rows, in turn."""
+    batch = fill(rows, tokens)
+    stock, ours = Took(), Took()
+    trainers = (
+        (made(PPOTrainerSync, configuration("grpo", rows)), stock),
+        (made(TurnkeyTrainerSync, configuration("gigpo", rows, extras)), ours),
+    )
     for _ in range(repeats):
-        started = time.perf_counter()
-        trainer._compute_advantage(KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id="train"), {})
-        times.append(time.perf_counter() - started)
-    return min(times)
+        for trainer, took in trainers:
+            drive(trainer, batch, took)
+    tq.kv_clear(keys=batch.keys, partition_id="train")
+    return stock.row(), ours.row()
 
 
-def main(rows: int = 61000, tokens: int = 64, credit: bool = False) -> None:
+def show(rows: int, stock: np.ndarray, ours: np.ndarray) -> None:
+    ratio = ours / stock
+    cells = [f"{a:.2f} | {b:.2f}" for a, b in zip(stock, ours, strict=True)]
+    cells[2] += f" | **{ratio[2]:.2f}**"
+    cells[3] += f" | **{ratio[3]:.2f}**"
+    print(f"| {rows:,} | {' | '.join(cells)} |", flush=True)
+
+
+HEAD = """\
+| rows | balance, s: verl | ours | advantage, s: verl | ours | both, s: verl | ours | ratio | CPU, s: verl | ours | ratio |\
+ memory, GB: verl | ours |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def main(
+    rows: list[int] = [6000, 20000, 60000, 100000],  # noqa: B006  typer reads it
+    tokens: int = 64,
+    repeats: int = 3,
+    whole: int = 0,
+    extras: bool = False,
+    credit: bool = False,
+) -> None:
     if credit:
-        credit_alone(rows, tokens)
+        credit_alone(rows[0], tokens)
         return
     folder = tempfile.mkdtemp(prefix="tkb", dir="/tmp")
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     logging.getLogger("verl").setLevel(logging.ERROR)
     try:
-        stock, ours = configuration("grpo", rows), configuration("gigpo", rows)
-        tq.init(ours.transfer_queue)
-        batch = fill(rows, tokens)
-        stock_seconds = seconds(PPOTrainerSync(stock), batch)
-        print(f"{rows} rows of up to {tokens} tokens: verl's step with grpo {stock_seconds:.2f} s", flush=True)
-        our_seconds = seconds(TurnkeyTrainerSync(ours), batch)
-        print(f"ours with gigpo {our_seconds:.2f} s, {our_seconds / stock_seconds:.2f} times as long")
+        tq.init(configuration("gigpo", rows[0]).transfer_queue)
+        print(f"rows of up to {tokens} tokens, least of {repeats} repeats\n\n{HEAD}", flush=True)
+        took = []
+        for number in rows:
+            took.append(np.stack(compared(number, tokens, EXTRAS if extras else (), repeats)))
+            show(number, *took[-1])
+        if whole:
+            show(whole, *(took[-1] + (took[-1] - took[-2]) * (whole - rows[-1]) / (rows[-1] - rows[-2])))
+            print("\nThe last row was not run: it is the growth between the two before it, carried on.")
         tq.close()
     finally:
         ray.shutdown()

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec, turn_ids
@@ -110,24 +108,24 @@ PROVIDERS: dict[str, Callable[[Batch], torch.Tensor]] = {
 """Inputs that the trainer computes; any other comes from the estimator (``Credit.extra``), one value per step."""
 
 
-def write(batch: KVBatchMeta, spec: LossSpec, params: Any, made_of: Batch) -> KVBatchMeta:
-    """Write the further columns of a loss to the rows of ``batch`` in the queue."""
-    rows = {"keys": batch.keys, "partition_id": batch.partition_id}
-    found = columns(spec, made_of)
+def all_columns(spec: LossSpec, params: Any, batch: Batch, now: Mapping[str, torch.Tensor]) -> TensorDict:
+    """The further columns of a loss, and the share of its weights if it has any.
+
+    ``now``: (B, L) nested, verl's columns of the rows as the queue has them.
+    """
+    found = columns(spec, batch)
     if weighs(spec, params):
         # Computed before the update and over the whole batch: independent of the split into mini-batches.
-        fields = ["old_log_probs", "advantages", "response_mask"]
-        now = tq.kv_batch_get(**rows, select_fields=fields).to_padded_tensor()
         share = weight_share(
             spec,
             params,
-            old_log_prob=now["old_log_probs"],
-            advantages=now["advantages"],
-            response_mask=now["response_mask"],
+            old_log_prob=now["old_log_probs"].to_padded_tensor(0.0),
+            advantages=now["advantages"].to_padded_tensor(0.0),
+            response_mask=now["response_mask"].to_padded_tensor(0),
             extra=read(found, spec.inputs),
         )
         found[queue_name(WEIGHT_SHARE)] = torch.full((len(batch.tags),), float(share))
-    return tq.kv_batch_put(**rows, fields=found) if list(found.keys()) else batch
+    return found
 
 
 def columns(spec: LossSpec, batch: Batch) -> TensorDict:

@@ -1,21 +1,19 @@
 """``turnkey.update.weight_by``: the weights of tokens, from the trainer to the losses of actor and critic.
 
-The trainer computes them over the batch of one update, before the update, and writes them to the queue with the rows.
+The trainer computes them over the batch of one update, before the update, and they go to the queue with the rows.
 Inside a worker they replace ``loss_agg_mode`` while verl's loss function runs: policy loss, entropy, KL and value loss
 are averaged with them, independently of the split into mini-batches, micro-batches and ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.rows import Rows
@@ -28,22 +26,21 @@ COLUMN = "turnkey_weight"
 MINI_BATCHES = "turnkey_mini_batches"
 
 
-def write(batch: KVBatchMeta, by: str, response_mask: torch.Tensor, table: Rows | None) -> KVBatchMeta:
-    """Write the weights to the rows of ``batch`` in the queue.
+def columns(
+    keys: Sequence[str], by: str, response_mask: torch.Tensor, now: Mapping[str, torch.Tensor], table: Rows | None
+) -> dict[str, torch.Tensor]:
+    """The weights of the rows ``keys`` as a column of the queue; none for ``token``.
 
     Args:
-        by: ``turnkey.update.weight_by``; nothing is written for ``token``.
-        response_mask: (B, L) nested, as the agent loop wrote it: it defines the turns. The tokens that are trained are
-            those of the mask in the queue, which a rejection may have changed.
+        by: ``turnkey.update.weight_by``.
+        response_mask: (B, L) nested, as the agent loop wrote it: it defines the turns.
+        now: the mask as the queue has it, which a rejection may have changed: the tokens that are trained.
         table: the table of steps; None: every run of ones is a step.
     """
     if by == "token":
-        return batch
-    rows = {"keys": batch.keys, "partition_id": batch.partition_id}
-    mask = tq.kv_batch_get(**rows, select_fields=["response_mask"])["response_mask"]
+        return {}
     turn = turn_ids(response_mask) if table is None else table.turns.index
-    weight = token_weights(by, batch.keys, turn, mask)
-    return tq.kv_batch_put(**rows, fields=TensorDict({COLUMN: weight}, batch_size=len(batch.keys)))
+    return {COLUMN: token_weights(by, keys, turn, now["response_mask"])}
 
 
 def weigh_actor(process: Any) -> None:

@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig
-from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.actor import updates
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
-from verl_turnkey.plugins.credit.table import TOKEN_FIELDS, Numbers, credit_columns, of_verl
+from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.seeing import bounds
@@ -102,25 +100,26 @@ class Logged:
 
     # --- credit -------------------------------------------------------------------------------------------------------
 
-    def _log_credit(self, batch: KVBatchMeta, step: CreditStep) -> KVBatchMeta:
-        """Write the credit of the batch to the log, and to the queue whose turn each token is."""
+    def _log_credit(self, step: CreditStep, told: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Write the credit of the batch to the log; returns the columns that say whose turn each token is.
+
+        ``told``: verl's fields of the rows.
+        """
         if self._tables is None:
-            return batch
+            return {}
         try:
-            return self._write_credit(batch, step)
+            return self._write_credit(step, told)
         except Exception as error:  # the log costs itself, never the run
             warn_once(f"the credit of a batch is not in turnkey.log.trajectories: {type(error).__name__}: {error}")
-            return batch
+            return {}
 
-    def _write_credit(self, batch: KVBatchMeta, step: CreditStep) -> KVBatchMeta:
+    def _write_credit(self, step: CreditStep, told: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         assert self._tables is not None
-        where = {"keys": batch.keys, "partition_id": batch.partition_id}
         rows, credit, kl = step.rows, step.credit, None
         if credit is None:
-            told = tq.kv_batch_get(**where, select_fields=[*TOKEN_FIELDS, "rm_scores"])
             rows = rows or _derived(step, told["rm_scores"])
             if rows is None:
-                return batch
+                return {}
             credit, kl = of_verl(rows, told, self.use_critic)
         elif self.config.algorithm.use_kl_in_reward:
             kl = rows.reward_before_kl - rows.steps.reward
@@ -129,9 +128,9 @@ class Logged:
         made_of = {"train_step": self.global_steps, "first_row": self._first_row, "numbers": self._numbers}
         columns = credit_columns(rows, credit, kl=kl, chosen=chosen, **made_of)
         self._tables.put("credit", self.global_steps, columns)
-        batch = tq.kv_batch_put(**where, fields=updates.columns(rows, self._first_row, chosen))
-        self._first_row += len(batch)
-        return batch
+        found = updates.columns(rows, self._first_row, chosen)
+        self._first_row += len(step.keys)
+        return found
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 

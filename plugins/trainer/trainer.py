@@ -12,8 +12,6 @@ from collections import Counter
 from typing import Any, ClassVar
 
 import ray
-import torch
-import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -22,7 +20,6 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import loss_inputs, phases, updates, weighing
@@ -35,19 +32,15 @@ from verl_turnkey.plugins.config.schema import (
     loss_params,
     turnkey_config,
 )
-from verl_turnkey.plugins.credit import supplied
-from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
-from verl_turnkey.plugins.credit.metrics import OF_EPISODES, combine
-from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
-from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, failure
-from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
-from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.credit.metrics import combine
+from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.trainer import started, starvation, worker_setup
 from verl_turnkey.plugins.trainer.allotted import Allotted
 from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.checkpoints import Checkpoints
+from verl_turnkey.plugins.trainer.credited import Credited
 from verl_turnkey.plugins.trainer.dealt import Dealt
 from verl_turnkey.plugins.trainer.hosts import HostMetrics
 from verl_turnkey.plugins.trainer.kept import Kept
@@ -60,7 +53,7 @@ from verl_turnkey.plugins.verl_api import internals, ledger
 POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of every step
 
 
-class TurnkeyTrainer(Kept, Replayed, Dealt, Logged, PlayedValidation, Stopping, Checkpoints, Allotted):
+class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, Stopping, Checkpoints, Allotted):
     """Mixin; ``base_mode`` is the mode of the stock trainer that it extends."""
 
     base_mode: ClassVar[str]
@@ -193,57 +186,6 @@ class TurnkeyTrainer(Kept, Replayed, Dealt, Logged, PlayedValidation, Stopping, 
         batch.extra_info.pop("no_lora_adapter", None)
         return batch
 
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's own advantage step, inside a :class:`CreditStep` that holds the records."""
-        self._hosts.ask()
-        fields = ["extra_fields", "response_mask"]
-        fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
-        fields += ["values"] if self.use_critic else []
-        fields += supplied.fields(self._columns)
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        extra_fields = data.pop("extra_fields").tolist()
-        self._count(batch, extra_fields, data["response_mask"], metrics)
-        step = CreditStep(
-            params=self.credit_params,
-            modify=self.credit_modify,
-            keys=batch.keys,
-            tags=batch.tags,
-            extra_fields=extra_fields,
-            response_mask=data["response_mask"],
-            scores=data.get("rm_scores", None),
-            values=data.get("values", None),
-            lists=listed_per_turn(self.config.actor_rollout_ref.rollout),
-            data=data,
-            state=self.credit_state,
-        )
-        with credit_step(step):
-            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        if step.rows is None and step.has_records:
-            step.read()
-        self.credit_state = step.state
-        metrics.update(step.metrics)
-        self._updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
-        self._table = step.rows
-        if step.rows is not None and step.credit is not None:
-            metrics.update(self._advantage_metrics(step.rows, step.credit.advantage))
-        batch = self._log_credit(batch, step)
-        batch = weighing.write(batch, self.turnkey.update.weight_by, data["response_mask"], step.rows)
-        if self.loss is not None:
-            rejects = bool(OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"))
-            extra = step.credit.extra if step.credit is not None else {}
-            made_of = (self._steps, extra, batch.tags, self.global_steps, data["response_mask"], rejects)
-            batch = loss_inputs.write(batch, self.loss, self.loss_params, loss_inputs.Batch(*made_of))
-        return batch
-
-    def _steps(self) -> Rows:
-        if self._table is None:
-            raise ConfigError(
-                f"algorithm.adv_estimator={self.config.algorithm.adv_estimator} on rows without records: the policy "
-                "loss or turnkey.update.order asks for the steps of each episode, so take an estimator of this package "
-                "or an agent loop that writes records (turnkey_env)"
-            )
-        return self._table
-
     # --- the actor's update in phases -------------------------------------------------------------------------------
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -274,24 +216,6 @@ class TurnkeyTrainer(Kept, Replayed, Dealt, Logged, PlayedValidation, Stopping, 
         metrics: dict[str, Any] = {}
         super()._update_actor(part, metrics)  # type: ignore[misc]
         return metrics
-
-    def _count(
-        self, batch: KVBatchMeta, extra_fields: list[Any], response_mask: torch.Tensor, metrics: dict[str, Any]
-    ) -> None:
-        """Count the rows of played episodes, and the episodes that left no row."""
-        real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        has_tokens = (token_counts(response_mask) > 0).tolist()
-        self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
-        # An agent loop that raises leaves no row: verl then silently trains on the rest of its group.
-        played = [i for i in real if not batch.tags[i].get(REPLAYED, False)]
-        there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in played}) + self._left_out
-        missing = self._asked.missing(there)
-        metrics["episode/missing"] = float(missing)
-        if missing:
-            logger.warning(
-                "%d of %d episodes of step %d left no row: the agent loop raised, see the log of its worker",
-                *(missing, missing + there.total(), self.global_steps),
-            )
 
 
 class TurnkeyTrainerSync(TurnkeyTrainer, PPOTrainerSync):

@@ -1,0 +1,75 @@
+"""One reading and one writing of the queue for verl's advantage step and for what we add to it.
+
+On a batch of many rows the trips to the queue take most of the time of that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import trainer_base
+
+READ = ("uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
+"""the fields that verl's ``_compute_advantage`` asks the queue for, in one call"""
+
+
+class OneTrip:
+    """Reads the rows of ``batch``; while verl's step runs, in the place of its module ``transfer_queue``.
+
+    A call for other rows or other fields goes to the queue.
+    """
+
+    def __init__(self, batch: KVBatchMeta, ours: Sequence[str], given: Mapping[str, torch.Tensor]) -> None:
+        """``ours``: the fields that we read, beside verl's; ``given``: those of verl's that need not be read."""
+        self._batch = batch
+        wanted = dict.fromkeys(name for name in (*READ, *ours) if name not in given)
+        data = self._from_queue([*wanted])
+        self.data = data.select(*(name for name in ours if name in data))
+        """our fields, of those that the rows have"""
+        self._verls: TensorDict | None = data.select(*(name for name in READ if name in data)).update(given)
+        self.written: dict[str, Any] = {}
+        """the columns that go to the queue: verl's, to which we add ours"""
+
+    def _from_queue(self, fields: list[str]) -> TensorDict:
+        return tq.kv_batch_get(keys=self._batch.keys, partition_id=self._batch.partition_id, select_fields=fields)
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """Our fields as the queue will have them: a rejection changes ``response_mask``."""
+        return {**dict(self.data.items()), **self.written}
+
+    def put(self) -> KVBatchMeta:
+        fields = TensorDict(self.written, batch_size=len(self._batch))
+        return tq.kv_batch_put(keys=self._batch.keys, partition_id=self._batch.partition_id, fields=fields)
+
+    # --- what verl's module calls -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def for_verl(self) -> Iterator[None]:
+        original = trainer_base.tq
+        trainer_base.tq = self
+        try:
+            yield
+        finally:
+            trainer_base.tq = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tq, name)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
+        if self._verls is None or keys != self._batch.keys or not {*select_fields} <= {*READ}:
+            return tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=select_fields)
+        data, self._verls = self._verls, None  # verl pads its fields, and these are then freed
+        return data.select(*(name for name in select_fields if name in data))
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict, **more: Any) -> KVBatchMeta:
+        if keys != self._batch.keys or more:
+            return tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields, **more)
+        self.written.update(fields.items())
+        return self._batch
