@@ -43,9 +43,6 @@ MINI_BATCHES = 2
 CLIP, DUAL_CLIP, CLIP_VALUE, GRAD_NORM = 0.2, 3.0, 0.5, 1.0
 PENALTY = 0.1
 """of an invalid action, as in the recipes"""
-VALUED = ("turn_gae",)
-CRITIC_RATE = 1e-3
-"""learning rate of the critic, whatever the policy's is"""
 Floats = NDArray[np.float64]
 """(S,)"""
 
@@ -58,9 +55,10 @@ class Loop:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.model = AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
-        self.critic = Critic(model) if variant.method in VALUED else None
-        if self.critic:
-            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=CRITIC_RATE, weight_decay=0.01)
+        self.critic = Critic(model) if variant.critic_lr else None
+        if self.critic and variant.critic_lr:
+            rates = {"lr": variant.critic_lr, "weight_decay": 0.01}
+            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), **rates)
         # Its context is as long as the prompt's, as its page asks.
         self.params = {**variant.params, **({"history": task.history} if variant.method == "hgpo" else {})}
         read = read_strategy(variant.strategy) if variant.strategy else None
