@@ -108,7 +108,7 @@ def asked(study: str, task: str, variant: str, lr: float, seed: int, critic_lr: 
 def left(study: Study) -> None:
     """Print what is missing, as far as it is known: learning rates are chosen when all of a method are tried."""
     for planned in missing(study):
-        print(planned)
+        print(lines.command(study, planned.key))
 
 
 @app.command()

@@ -216,7 +216,8 @@ CRITIC_TASKS = ("doorkey", "rooms", "kitchen")
 
 
 def critic(lines: Sequence[Line]) -> Iterator[Planned]:
-    """PPO with several rates of its critic, at its best rate of the policy; the reported seeds with the best of them.
+    """PPO with several rates of its critic, at its best rate of the policy; where another one than that of ``methods``
+    is best, the reported seeds with it.
 
     Another CPU rounds differently, and a warm start is another model then: so other methods are trained beside it, with
     the rates that were chosen for them.
@@ -231,7 +232,8 @@ def critic(lines: Sequence[Line]) -> Iterator[Planned]:
         if further := next_rate(lines, task, PPO, CRITIC):
             for seed in seeds.tuning:
                 yield method(task, PPO, lr, seed, further)
-        if best := best_rate(lines, task, PPO, CRITIC):
+        best = best_rate(lines, task, PPO, CRITIC)
+        if best and best != CRITIC_RATE:  # else the runs of the methods are those with the best one
             for seed in seeds.reported:
                 yield method(task, PPO, lr, seed, best)
                 for name in BESIDE:
