@@ -21,7 +21,8 @@ from forks import Forks
 from numpy.typing import NDArray
 from players import Player, Step, columns, trained
 from policy import Critic, Prompt, Row, Said, Sampler, log_probs, micro_batches
-from studies import REINFORCE, Variant
+from reinforce import REINFORCE, reinforce
+from studies import Variant
 from tasks import Task
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -292,19 +293,6 @@ def table(
         },
         **further,
     )
-
-
-def reinforce(batch: StepBatch) -> Credit:
-    """REINFORCE++ with a group baseline (arXiv:2501.03262), per trajectory: its outcome minus its group's mean,
-    normalised over all tokens, as verl does it; but verl's mean of step rows is over rows, not over trajectories.
-    """
-    first = batch.first_rows
-    mean = np.bincount(batch.group[first], batch.score[first]) / np.bincount(batch.group[first])
-    centred = batch.score - mean[batch.group]
-    tokens = batch.tokens.sum()
-    middle = (batch.tokens * centred).sum() / tokens
-    variance = (batch.tokens * (centred - middle) ** 2).sum() / (tokens - 1)
-    return Credit((centred - middle) / np.sqrt(variance + 1e-8) - batch.penalty)
 
 
 def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from lines import Key, Line, load, validations
+from reinforce import REINFORCE
 from tasks import TASKS
 
 from verl_turnkey.plugins.seeing import stats
@@ -26,8 +27,6 @@ CRITIC_RATE = 1e-3
 """while the policy's rate is chosen"""
 VALUED = ("turn_gae",)
 """methods with a critic"""
-REINFORCE = "reinforce++ baseline"
-"""of the loop itself"""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def train(study: str, planned: Planned, *, again: bool = False) -> Line:
         Taken: another process trains it.
         RunFailed: the warm start or the run ended with an error, or before the end.
     """
-    where = "-".join(f"{part:g}" if isinstance(part, float) else str(part) for part in planned.key[1:] if part != 0.0)
+    critic = f"-{planned.variant.critic_lr:g}" if planned.variant.critic_lr else ""
+    where = f"{planned.name}-{planned.lr:g}{critic}-{planned.seed}"
     with locked(RUNS / planned.task / study / where, wait=False) as out:
         kept = lines.kept(study, planned.key)
         if kept and not again:
