@@ -1,7 +1,7 @@
 """How large are variance and bias of a method's advantages, and what becomes of them where states are rarely met twice?
 
     python benchmarks/credit_errors.py run NAME=FOLDER ...    # models or checkpoints of the quickstart's task
-    python benchmarks/credit_errors.py table                  # the tables again, from the results that are kept
+    python benchmarks/credit_errors.py pages                  # the tables of docs/benchmarks.md again
 
 Against exact values, on the batches of ``credit_quality.py``.
 """
@@ -9,7 +9,7 @@ Against exact values, on the batches of ``credit_quality.py``.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,9 +39,11 @@ from rich.progress import track
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import joint_codes
 from verl_turnkey.advantage.metrics import describe_groups
+from verl_turnkey.plugins.cli.tables import between
 from verl_turnkey.plugins.evaluating.checkpoint import resolve
 
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 EVERY = 3
 """of the different starts, one in so many: a situation is met again in several batches"""
 BLOCKS = 10
@@ -191,7 +193,7 @@ def run(
     every: Annotated[int, typer.Option(help="take one in so many of the different starts")] = EVERY,
     seed: int = 0,
 ) -> None:
-    """Measure, add to the results that are kept, print the tables."""
+    """Measure, add to the results that are kept, write the tables."""
     for name, _, folder in (model.partition("=") for model in models):
         with TemporaryDirectory() as merged:
             policy = Policy(resolve(Path(folder), Path(merged)))
@@ -202,37 +204,47 @@ def run(
         about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages}
         kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
         RESULTS.write_text(json.dumps({**kept, name: {**about, **found}}, indent=1) + "\n")
-    table()
+    pages()
 
 
 @app.command()
-def table() -> None:
-    """Print the tables from the results that are kept."""
-    print(tables(json.loads(RESULTS.read_text())))
+def pages() -> None:
+    """Write the tables from the results that are kept."""
+    text, results = PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text())
+    for name, make in CONTENTS.items():
+        begin, end = between(text, name)
+        text = f"{text[:begin]}{make(results)}\n{text[end:]}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Markdown: for each model every method, then how some of them fare under other keys."""
-    parts = []
-    for name, one in results.items():
-        keys = one["keys"]
-        parts.append(
-            f"**{name}**: {one['games']} starts, {one['batches']} batches, success {one['success']:.2f}, "
-            f"{keys[STATE]['shared']:.0%} of the steps share their state\n\n"
-            "| method | correlation | wrong sign | variance | bias | cosine of a batch | of all batches |\n"
-            "|---|---|---|---|---|---|---|\n"
-            + "\n".join(_row(method, found) for method, found in keys[STATE]["methods"].items())
+def by_method(results: dict[str, Any]) -> str:
+    """Markdown: for each model every method."""
+    return "\n\n".join(
+        f"**{name}**: {one['games']} starts, {one['batches']} batches, success {one['success']:.2f}, "
+        f"{one['keys'][STATE]['shared']:.0%} of the steps share their state; variance and bias are those of the "
+        f"{one['keys'][STATE]['methods'][EXACT]['measured']:.0%} whose action and situation are in several batches\n\n"
+        "| method | correlation | wrong sign | variance | bias | cosine of a batch | of all batches |\n"
+        "|---|---|---|---|---|---|---|\n"
+        + "\n".join(_row(method, found) for method, found in one["keys"][STATE]["methods"].items())
+        for name, one in results.items()
+    )
+
+
+def by_key(results: dict[str, Any]) -> str:
+    """Markdown: for each model some methods under other keys."""
+    return "\n\n".join(
+        f"| {name}: key of a state | shared | {' | '.join(KEYED)} |\n|---|---{'|---' * len(KEYED)}|\n"
+        + "\n".join(
+            f"| {key} | {one['keys'][key]['shared']:.0%} | "
+            + " | ".join(_cosine(one["keys"][key]["methods"][method]) for method in KEYED)
+            + " |"
+            for key in KEYS
         )
-        parts.append(
-            f"| key of a state | shared | {' | '.join(KEYED)} |\n|---|---{'|---' * len(KEYED)}|\n"
-            + "\n".join(
-                f"| {key} | {keys[key]['shared']:.0%} | "
-                + " | ".join(_cosine(keys[key]["methods"][method]) for method in KEYED)
-                + " |"
-                for key in KEYS
-            )
-        )
-    return "\n\n".join(parts)
+        for name, one in results.items()
+    )
+
+
+CONTENTS: dict[str, Callable[[dict[str, Any]], str]] = {"errors by method": by_method, "cosines by key": by_key}
 
 
 def _row(name: str, one: dict[str, float]) -> str:
