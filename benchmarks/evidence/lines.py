@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ KEPT = (
 DIGITS = 5
 """significant ones of a number"""
 Line = dict[str, Any]
+Key = tuple[str, str, float, float, int]
+"""task, variant, learning rates of policy and critic (0: there is none), seed"""
 
 
 def load(study: str) -> list[Line]:
@@ -107,6 +110,19 @@ def _name(line: Line) -> str:
     return f"{line['task']}/{line['variant']}-{line['lr']:g}-{line['seed']}"
 
 
-def key(line: Line) -> tuple[str, str, float, int]:
-    """Which run it is: task, variant, learning rate, seed."""
-    return line["task"], line["variant"], line["lr"], line["seed"]
+def kept(study: str, which: Key) -> Line | None:
+    """The line of a run, if there is one."""
+    return next((line for line in load(study) if key(line) == which), None)
+
+
+def command(study: str, which: Key) -> str:
+    """What makes the run again."""
+    task, variant, lr, critic_lr, seed = which
+    rates = ["--lr", f"{lr:g}", *(["--critic-lr", f"{critic_lr:g}"] if critic_lr else [])]
+    words = ["python", "benchmarks/evidence/run.py", "one", study, task, variant, *rates, "--seed", str(seed)]
+    return shlex.join(words)
+
+
+def key(line: Line) -> Key:
+    """Which run it is."""
+    return line["task"], line["variant"], line["lr"], line.get("critic_lr") or 0.0, line["seed"]

@@ -21,7 +21,8 @@ from forks import Forks
 from numpy.typing import NDArray
 from players import Player, Step, columns, trained
 from policy import Critic, Prompt, Row, Said, Sampler, log_probs, micro_batches
-from studies import REINFORCE, Variant
+from reinforce import REINFORCE, reinforce
+from studies import Variant
 from tasks import Task
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -43,9 +44,6 @@ MINI_BATCHES = 2
 CLIP, DUAL_CLIP, CLIP_VALUE, GRAD_NORM = 0.2, 3.0, 0.5, 1.0
 PENALTY = 0.1
 """of an invalid action, as in the recipes"""
-VALUED = ("turn_gae",)
-CRITIC_RATE = 1e-3
-"""learning rate of the critic, whatever the policy's is"""
 Floats = NDArray[np.float64]
 """(S,)"""
 
@@ -58,9 +56,10 @@ class Loop:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.model = AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
-        self.critic = Critic(model) if variant.method in VALUED else None
-        if self.critic:
-            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=CRITIC_RATE, weight_decay=0.01)
+        self.critic = Critic(model) if variant.critic_lr else None
+        if self.critic and variant.critic_lr:
+            rates = {"lr": variant.critic_lr, "weight_decay": 0.01}
+            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), **rates)
         # Its context is as long as the prompt's, as its page asks.
         self.params = {**variant.params, **({"history": task.history} if variant.method == "hgpo" else {})}
         read = read_strategy(variant.strategy) if variant.strategy else None
@@ -294,19 +293,6 @@ def table(
         },
         **further,
     )
-
-
-def reinforce(batch: StepBatch) -> Credit:
-    """REINFORCE++ with a group baseline (arXiv:2501.03262), per trajectory: its outcome minus its group's mean,
-    normalised over all tokens, as verl does it; but verl's mean of step rows is over rows, not over trajectories.
-    """
-    first = batch.first_rows
-    mean = np.bincount(batch.group[first], batch.score[first]) / np.bincount(batch.group[first])
-    centred = batch.score - mean[batch.group]
-    tokens = batch.tokens.sum()
-    middle = (batch.tokens * centred).sum() / tokens
-    variance = (batch.tokens * (centred - middle) ** 2).sum() / (tokens - 1)
-    return Credit((centred - middle) / np.sqrt(variance + 1e-8) - batch.penalty)
 
 
 def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
     python benchmarks/evidence/run.py run methods --core 0    # train what is missing; once for each core that is free
     python benchmarks/evidence/run.py left methods            # what is missing
+    python benchmarks/evidence/run.py one methods doorkey gigpo --lr 0.001 --seed 0    # one run again: a line's command
     python benchmarks/evidence/run.py pages                   # write the tables of docs/benchmarks.md from the lines
 
 Each run starts from the warm-started model of its task and seed and leaves a line in benchmarks/results, from which the
@@ -19,7 +20,8 @@ from typing import Annotated
 import lines
 import tables
 import typer
-from studies import STUDIES, Planned
+from studies import STUDIES, VALUED, Planned
+from tasks import TASKS
 from train import RunFailed, Taken, alone, train
 
 WAIT = 10.0
@@ -64,10 +66,49 @@ def _tried(study: str, planned: Planned, failed: set[tuple]) -> bool:
 
 
 @app.command()
+def one(
+    study: Study,
+    task: Annotated[str, typer.Argument(help=" or ".join(TASKS))],
+    variant: Annotated[str, typer.Argument(help="a method or strategy of the study")],
+    lr: Annotated[float, typer.Option(help="learning rate of the policy")],
+    seed: Annotated[int, typer.Option()],
+    critic_lr: Annotated[float | None, typer.Option(help="of the critic, for a method that has one")] = None,
+    core: Annotated[int | None, typer.Option(help="hold the run to this core")] = None,
+) -> None:
+    """Train one run anew, and print its success beside that of the kept line; kept itself only where there is none."""
+    planned = asked(study, task, variant, lr, seed, critic_lr)
+    if core is not None:
+        alone(core)
+    before = lines.kept(study, planned.key)
+    made = train(study, planned, again=True)
+    for what, line in (("this run", made), ("kept", before)):
+        if line:
+            at, success = lines.validations(line)
+            found = ", ".join(f"{value:.3f} at {step}" for step, value in zip(at, success, strict=True))
+            print(f"{what}: {found}; warm start {line['warm_start'][:16]}, {line['versions']}")
+
+
+def asked(study: str, task: str, variant: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:
+    """A run by the parts of its line's key.
+
+    Raises:
+        typer.BadParameter: there is no such study, task or variant, or a critic's rate is given or lacking.
+    """
+    for what, given, known in (("study", study, STUDIES), ("task", task, TASKS)):
+        if given not in known:
+            raise typer.BadParameter(f"expected the {what} to be {' or '.join(known)}, got {given!r}")
+    if variant not in STUDIES[study].names:
+        raise typer.BadParameter(f"expected {' or '.join(STUDIES[study].names)}, got {variant!r}")
+    if critic_lr and variant not in VALUED:
+        raise typer.BadParameter(f"{variant} has no critic")
+    return STUDIES[study].one(task, variant, lr, seed, critic_lr)
+
+
+@app.command()
 def left(study: Study) -> None:
     """Print what is missing, as far as it is known: learning rates are chosen when all of a method are tried."""
     for planned in missing(study):
-        print(planned)
+        print(lines.command(study, planned.key))
 
 
 @app.command()
@@ -82,7 +123,7 @@ def missing(study: str) -> list[Planned]:
         raise typer.BadParameter(f"expected {' or '.join(STUDIES)}, got {study!r}")
     kept = lines.load(study)
     done = {lines.key(line) for line in kept}
-    return [planned for planned in STUDIES[study](kept) if planned.key not in done]
+    return [planned for planned in STUDIES[study].plan(kept) if planned.key not in done]
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ The order is by rounds, so that the lines of a part of the runs can be compared 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
-from lines import Line, validations
+from lines import Key, Line, load, validations
+from reinforce import REINFORCE
 from tasks import TASKS
 
 from verl_turnkey.plugins.seeing import stats
@@ -19,8 +20,13 @@ from verl_turnkey.plugins.seeing import stats
 RATES = (6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3)
 """learning rates: each method gets the two in the middle, and those beyond the best until this is not at an end"""
 MIDDLE = RATES[2:4]
-REINFORCE = "reinforce++ baseline"
-"""of the loop itself"""
+CRITIC_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+"""of a critic: those in the middle, and beyond, as above"""
+CRITIC_MIDDLE = CRITIC_RATES[1:4]
+CRITIC_RATE = 1e-3
+"""while the policy's rate is chosen"""
+VALUED = ("turn_gae",)
+"""methods with a critic"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Variant:
     """in a step"""
     rollouts: int = 8
     """of each task"""
+    critic_lr: float | None = None
+    """learning rate of the critic, for those that have one"""
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -69,9 +77,9 @@ class Planned:
     validate_before: bool = True
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
+    def key(self) -> Key:
         """What tells the lines of a study apart."""
-        return self.task, self.name, self.lr, self.seed
+        return self.task, self.name, self.lr, self.variant.critic_lr or 0.0, self.seed
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,9 @@ THIRD = (REINFORCE, "turn_gae", "graph")
 LAST = ("salt", "proxmo", "dual_level")
 METHODS = FIRST + SECOND + THIRD + LAST
 """without those of strategies"""
+BASELINES = ("grpo_steps", "rloo_steps", REINFORCE, "turn_gae")
+BY_STEPS = ("gigpo", "hgpo", "graph", "salt", "proxmo", "dual_level")
+"""methods that compare steps, held against each of the baselines"""
 ROUNDS = (
     ("doorkey", FIRST + SECOND),
     ("rooms", FIRST + SECOND),
@@ -128,51 +139,66 @@ def variant(name: str, task: str) -> Variant:
         "tree": Variant("tree", {}, tree, rollouts=3),
         "entropy_branch": Variant("tree", {"rule": "arpo"}, entropy_branch, rollouts=4),
     }
-    return made.get(name) or Variant(name)
+    return made.get(name) or Variant(name, critic_lr=CRITIC_RATE if name in VALUED else None)
+
+
+def method(task: str, name: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:
+    """One run of a variant, by the plain loop."""
+    of = variant(name, task)
+    of = replace(of, critic_lr=critic_lr) if critic_lr else of
+    return Planned(task, name, of, lr, seed, TASKS[task].steps, METHOD_VALIDATE_EVERY, on_stack=False)
 
 
 def methods(lines: Sequence[Line]) -> Iterator[Planned]:
     """Every variant with several learning rates on seeds that are not reported, then the others with the best one."""
-
-    def planned(task: str, name: str, lr: float, seed: int) -> Planned:
-        steps = TASKS[task].steps
-        return Planned(task, name, variant(name, task), lr, seed, steps, METHOD_VALIDATE_EVERY, on_stack=False)
-
     for task, names in ROUNDS:
         seeds = SEEDS[task]
         for seed, lr, name in product(seeds.tuning, MIDDLE, names):
-            yield planned(task, name, lr, seed)
+            yield method(task, name, lr, seed)
         for name, seed in product(names, seeds.tuning):
             if lr := next_rate(lines, task, name):
-                yield planned(task, name, lr, seed)
+                yield method(task, name, lr, seed)
         for seed, name in product(seeds.reported, names):
             if lr := best_rate(lines, task, name):
-                yield planned(task, name, lr, seed)
+                yield method(task, name, lr, seed)
 
 
-def tuned(lines: Sequence[Line], task: str, name: str) -> dict[float, float]:
+@dataclass(frozen=True)
+class Grid:
+    """Rates of one kind, and which of them are tried first."""
+
+    what: str
+    """key of a line"""
+    rates: tuple[float, ...]
+    middle: tuple[float, ...]
+
+
+POLICY, CRITIC = Grid("lr", RATES, MIDDLE), Grid("critic_lr", CRITIC_RATES, CRITIC_MIDDLE)
+
+
+def tuned(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> dict[float, float]:
     """The learning rates tried on all tuning seeds, with the mean area under their validation curves."""
     areas: dict[float, list[float]] = {}
     for line in lines:
         if (line["task"], line["variant"]) == (task, name) and line["seed"] in SEEDS[task].tuning:
-            areas.setdefault(line["lr"], []).append(height(line))
+            areas.setdefault(line[grid.what], []).append(height(line))
     return {lr: float(np.mean(found)) for lr, found in sorted(areas.items()) if len(found) == len(SEEDS[task].tuning)}
 
 
-def next_rate(lines: Sequence[Line], task: str, name: str) -> float | None:
+def next_rate(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> float | None:
     """The rate to be tried beyond the best one; None: there is none, or the ones before are not all tried."""
-    areas = tuned(lines, task, name)
-    if not set(MIDDLE) <= areas.keys():
+    areas = tuned(lines, task, name, grid)
+    if not set(grid.middle) <= areas.keys():
         return None
-    best = RATES.index(max(areas, key=areas.__getitem__))
-    beyond = [RATES[place] for place in (best - 1, best + 1) if 0 <= place < len(RATES)]
+    best = grid.rates.index(max(areas, key=areas.__getitem__))
+    beyond = [grid.rates[place] for place in (best - 1, best + 1) if 0 <= place < len(grid.rates)]
     return next((lr for lr in beyond if lr not in areas), None)
 
 
-def best_rate(lines: Sequence[Line], task: str, name: str) -> float | None:
+def best_rate(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> float | None:
     """The rate with the largest mean area; None: not all are tried that must be."""
-    areas = tuned(lines, task, name)
-    if not set(MIDDLE) <= areas.keys() or next_rate(lines, task, name):
+    areas = tuned(lines, task, name, grid)
+    if not set(grid.middle) <= areas.keys() or next_rate(lines, task, name, grid):
         return None
     return max(areas, key=areas.__getitem__)
 
@@ -183,6 +209,41 @@ def height(line: Line) -> float:
     return stats.area(steps, success, steps[0], steps[-1])
 
 
+# --- and with a critic that is tuned as well? -------------------------------------------------------------------------
+
+PPO = "turn_gae"
+BESIDE = ("grpo_steps", "gigpo", "graph")
+"""trained from the same models as the critic's runs, which another CPU than that of the methods has made"""
+CRITIC_TASKS: tuple[str, ...] = ()
+"""that it is trained on"""
+
+
+def critic(lines: Sequence[Line]) -> Iterator[Planned]:
+    """PPO with several rates of its critic, at its best rate of the policy; where another one than that of ``methods``
+    is best, the reported seeds with it.
+
+    Another CPU rounds differently, and a warm start is another model then: so other methods are trained beside it, with
+    the rates that were chosen for them.
+    """
+    chosen = load("methods")
+    for task in CRITIC_TASKS:
+        seeds, lr = SEEDS[task], best_rate(chosen, task, PPO)
+        if lr is None:
+            continue
+        for seed, of_critic in product(seeds.tuning, CRITIC_MIDDLE):
+            yield method(task, PPO, lr, seed, of_critic)
+        if further := next_rate(lines, task, PPO, CRITIC):
+            for seed in seeds.tuning:
+                yield method(task, PPO, lr, seed, further)
+        best = best_rate(lines, task, PPO, CRITIC)
+        if best and best != CRITIC_RATE:  # else the runs of the methods are those with the best one
+            for seed in seeds.reported:
+                yield method(task, PPO, lr, seed, best)
+                for name in BESIDE:
+                    if rate := best_rate(chosen, task, name):
+                        yield method(task, name, rate, seed)
+
+
 # --- do both ways to train agree? -------------------------------------------------------------------------------------
 
 IN_LOOP = ", plain loop"
@@ -190,17 +251,36 @@ INDEPENDENT = "independent"
 """``gigpo`` on episodes that do not fork"""
 ON_STACK = ("vine", "tree", "entropy_branch")
 BRANCHING = tuple(name + way for name in (INDEPENDENT, *ON_STACK) for way in ("", IN_LOOP))
-BRANCHING_TASK, BRANCHING_SEEDS = "doorkey", (0, 1, 2)
+BRANCHING_TASK, BRANCHING_SEEDS = "doorkey", (0, 1)
 BRANCHING_RATE, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY = 5e-4, 8, 4
 
 
 def branching(lines: Sequence[Line]) -> Iterator[Planned]:
     """Every variant on the whole stack and by the plain loop, one seed after the other."""
     for seed, name in product(BRANCHING_SEEDS, BRANCHING):
-        kind = name.removesuffix(IN_LOOP)
-        planned = variant("gigpo" if kind == INDEPENDENT else kind, BRANCHING_TASK)
-        sizes = (BRANCHING_RATE, seed, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY)
-        yield Planned(BRANCHING_TASK, name, planned, *sizes, on_stack=kind == name, validate_before=False)
+        yield either_way(BRANCHING_TASK, name, BRANCHING_RATE, seed)
 
 
-STUDIES: dict[str, Callable[[Sequence[Line]], Iterator[Planned]]] = {"methods": methods, "branching": branching}
+def either_way(task: str, name: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:
+    """One run of a variant, on the stack or, where its name says so, by the plain loop."""
+    kind = name.removesuffix(IN_LOOP)
+    planned = variant("gigpo" if kind == INDEPENDENT else kind, task)
+    sizes = (lr, seed, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY)
+    return Planned(task, name, planned, *sizes, on_stack=kind == name, validate_before=False)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is trained, given the lines that there are, and one run of it by what tells runs apart."""
+
+    plan: Callable[[Sequence[Line]], Iterator[Planned]]
+    one: Callable[..., Planned]
+    names: tuple[str, ...]
+    """of its variants"""
+
+
+STUDIES: dict[str, Study] = {
+    "methods": Study(methods, method, METHODS + STRATEGIES),
+    "critic": Study(critic, method, (PPO, *BESIDE)),
+    "branching": Study(branching, either_way, BRANCHING),
+}

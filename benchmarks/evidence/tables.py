@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import differences
 import lines
 import numpy as np
+from differences import sign_flip
 from lines import Line
-from studies import BRANCHING, METHODS, RATES, SEEDS, STRATEGIES, best_rate, tuned
+from studies import (
+    BASELINES,
+    BESIDE,
+    BRANCHING,
+    CRITIC,
+    METHODS,
+    POLICY,
+    PPO,
+    SEEDS,
+    STRATEGIES,
+    Grid,
+    best_rate,
+    tuned,
+)
 from tasks import TASKS
 
 from verl_turnkey.plugins.cli.tables import between
@@ -40,7 +54,7 @@ def draw() -> None:
     """Validation curves of the seeds that are reported, a panel for each task."""
     kept, panels = lines.load("methods"), []
     for task in TASKS:
-        own = [line for line in kept if line["task"] == task]
+        own = _of(kept, task)
         chosen, _ = _chosen(task, own, DRAWN)
         if len({line["variant"] for line in chosen}) > 1:
             found = compare([_as_run(line) for line in chosen], metric="val success", by=["method"])
@@ -53,7 +67,7 @@ def by_task(study: str, kept: Sequence[Line] | None, make: Callable[[str, Sequen
     kept = lines.load(study) if kept is None else kept
     parts = []
     for task in TASKS:
-        if own := [line for line in kept if line["task"] == task]:
+        if own := _of(kept, task):
             parts += [f"**{task}**", *make(task, own)]
     return "\n\n".join(part for part in parts if part) or "(No run has finished.)"
 
@@ -83,18 +97,51 @@ def _compared(names: Sequence[str], baseline: str, kept: Sequence[Line] | None, 
     return by_task("methods", kept, of)
 
 
-def _tuning(task: str, own: Sequence[Line], names: Sequence[str]) -> str:
+def _tuning(task: str, own: Sequence[Line], names: Sequence[str], grid: Grid = POLICY, of: str = "") -> str:
     rows = []
     for name in names:
-        areas = tuned(own, task, name)
+        areas = tuned(own, task, name, grid)
         if areas:
-            best = best_rate(own, task, name)
-            cells = [_bold(f"{areas[lr]:.3f}", lr == best) if lr in areas else "-" for lr in RATES]
+            best = best_rate(own, task, name, grid)
+            cells = [_bold(f"{areas[lr]:.3f}", lr == best) if lr in areas else "-" for lr in grid.rates]
             rows.append([name, *cells])
     seeds = ", ".join(map(str, SEEDS[task].tuning))
-    said = f"Mean area under the validation curve by learning rate, on the seeds {seeds}, none of which is reported:"
-    missing = "No method has been tried on all of them yet."
-    return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in RATES)], rows) if rows else missing}"
+    said = (
+        f"Mean area under the validation curve by learning rate{of}, on the seeds {seeds}, none of which is reported:"
+    )
+    missing = "None has been tried on all of them yet."
+    return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in grid.rates)], rows) if rows else missing}"
+
+
+def against(kept: Sequence[Line] | None = None) -> str:
+    """Each method that compares steps against each baseline: by task, and over all tasks."""
+    kept = lines.load("methods") if kept is None else kept
+    tasks = [task for task in TASKS if any(line["task"] == task for line in kept)]
+    reported = [line for task in tasks for line in _chosen(task, _of(kept, task), METHODS)[0]]
+    parts = []
+    for what, measure in differences.MEASURES.items():
+        of = differences.values(reported, measure)
+        rows = {task: differences.of_task(of, task) for task in tasks} | {"all tasks": differences.of_all(of, tasks)}
+        parts += [_table([f"{where}: {what} less that of", *BASELINES], [*each]) for where, each in rows.items()]
+    return "\n\n".join(parts)
+
+
+def critic(kept: Sequence[Line] | None = None) -> str:
+    """For each task: PPO by the rate of its critic, and, where another one is best, the reported seeds with it."""
+
+    def of(task: str, own: Sequence[Line]) -> tuple[str, str]:
+        ppo = [line for line in own if line["variant"] == PPO]
+        rate = best_rate(ppo, task, PPO, CRITIC)
+        seeds = SEEDS[task].reported
+        chosen = [line for line in own if line["seed"] in seeds and line.get("critic_lr", rate) == rate]
+        grid = _tuning(task, ppo, (PPO,), CRITIC, " of the critic")
+        return grid, _shown(task, chosen, (PPO, *BESIDE), PPO) if chosen else ""
+
+    return by_task("critic", kept, of)
+
+
+def _of(kept: Sequence[Line], task: str) -> list[Line]:
+    return [line for line in kept if line["task"] == task]
 
 
 def _chosen(task: str, own: Sequence[Line], names: Sequence[str]) -> tuple[list[Line], dict[str, float | None]]:
@@ -105,10 +152,15 @@ def _chosen(task: str, own: Sequence[Line], names: Sequence[str]) -> tuple[list[
 
 
 def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool) -> str:
-    order, rates = _chosen(task, own, names)
-    if not order:
-        return ""
-    check(order)
+    order, _ = _chosen(task, own, names)
+    return _shown(task, order, names, baseline, costs) if order else ""
+
+
+def _shown(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool = False) -> str:
+    """A row for each method; ``own``: lines of each with one rate."""
+    check(own)
+    order = sorted(own, key=lambda line: (names.index(line["variant"]), line["seed"]))
+    rates = {line["variant"]: line["lr"] for line in order}
     runs = [_as_run(line) for line in order]
     by_name = _by_name(runs, order)
     highest = max(each["final"]["interquartile_mean"] for each in _groups(runs))
@@ -120,7 +172,7 @@ def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: st
             each["name"],
             f"{rates[each['name']]:g}",
             str(len(each["runs"])),
-            *(_costs(by_name[each["name"]]) if costs else ()),
+            *(_costs(by_name[each["name"]]) if costs else (_played(by_name[each["name"]]),)),
             *(cell for what in ("final", "area") for cell in _iqm(each[what])),
             *(("-", "-") if base in (None, each) else _against(each, base)),
             each["to_level"]["interactions"]["said"],
@@ -129,7 +181,7 @@ def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: st
         for each in groups
     ]
     head = [
-        "method", "rate", "seeds", *(COSTS if costs else ()), f"success at step {order[0]['steps'][-1]}, IQM",
+        "method", "rate", "seeds", *(COSTS if costs else ("turns",)), f"success at step {order[0]['steps'][-1]}, IQM",
         "95 % of it", "area, IQM", "95 % of it", f"area less that of {baseline}", "better than it",
         f"interactions to {level:g}", "collapsed",
     ]  # fmt: skip
@@ -140,6 +192,11 @@ def _costs(runs: Iterable[Run]) -> Iterable[str]:
     """Tokens and turns of a step, branches included."""
     costs = [(_last(run.tokens()) / run.step[-1], _last(run.interactions()) / run.step[-1]) for run in runs]
     return (f"{cost:.0f}" for cost in np.mean(costs, axis=0))
+
+
+def _played(runs: Iterable[Run]) -> str:
+    """Turns of a whole run in training."""
+    return f"{np.mean([_last(run.interactions()) for run in runs]):.0f}"
 
 
 def _as_run(line: Line) -> Run:
@@ -172,16 +229,6 @@ def _against(each: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, str
         return "-", "-"
     better = stats.improvement(each["area"]["of_runs"], base["area"]["of_runs"]).value
     return f"{np.mean(differences):+.3f} (p {sign_flip(differences):.3f})", f"{better:.2f}"
-
-
-def sign_flip(differences: Sequence[float]) -> float:
-    """Two-sided p of the mean of N paired differences: the share of the 2^N choices of their signs that are as far off.
-
-    Exact; assumes that without an effect a difference is as likely as its negative.
-    """
-    signs = np.array(list(product((1.0, -1.0), repeat=len(differences))))
-    means = np.abs(signs @ np.array(differences))
-    return float(np.mean(means >= means[0] - 1e-12))
 
 
 def check(compared: Sequence[Line]) -> None:
@@ -252,6 +299,7 @@ def _bold(text: str, chosen: bool) -> str:
 
 CONTENTS: dict[str, Callable[[], str]] = {
     "methods by task": methods,
+    "methods against baselines": against,
     "strategies by task": strategies,
     "branching by task": branching,
 }

@@ -33,64 +33,83 @@ class Taken(RuntimeError):
     """Another process is at it."""
 
 
-def train(study: str, planned: Planned) -> Line:
-    """Train unless there is a line already; keeps the line and returns it.
+def train(study: str, planned: Planned, *, again: bool = False) -> Line:
+    """Train unless there is a line already, or ``again``; keeps the line where there is none, and returns it.
 
     Raises:
         Taken: another process trains it.
         RunFailed: the warm start or the run ended with an error, or before the end.
     """
-    home = RUNS / planned.task
-    with locked(home / study / f"{planned.name}-{planned.lr:g}-{planned.seed}", wait=False) as out:
-        if kept := next((line for line in lines.load(study) if lines.key(line) == planned.key), None):
+    critic = f"-{planned.variant.critic_lr:g}" if planned.variant.critic_lr else ""
+    where = f"{planned.name}-{planned.lr:g}{critic}-{planned.seed}"
+    with locked(RUNS / planned.task / study / where, wait=False) as out:
+        kept = lines.kept(study, planned.key)
+        if kept and not again:
             return kept
-        prepared = _prepare(TASKS[planned.task], planned.seed, home)
-        began = time.monotonic()
-        how, steps = (_on_stack if planned.on_stack else _in_loop)(planned, out, prepared)
-        about = {
-            "task": planned.task,
-            "variant": planned.name,
-            "lr": planned.lr,
-            "seed": planned.seed,
-            "method": planned.variant.method,
-            "overrides": list(planned.variant.overrides),
-            "warm_start": _checksum(prepared.model),
-            "seconds": round(time.monotonic() - began),
-            "command": how,
-            "versions": versions(),
-        }
-        try:
-            line = lines.line(about, steps)
-        except LookupError as error:
-            raise RunFailed(f"{out}: {error}") from None
-        if lines.validations(line)[0][-1:] != [planned.steps]:
-            shutil.rmtree(out / "checkpoints", ignore_errors=True)  # from which it would only end again
-            raise RunFailed(f"{out} was not validated at step {planned.steps}")
-        with locked(RUNS):
-            lines.add(study, line)
+        if kept:
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        line = _trained(study, planned, out)
+        if not kept:
+            with locked(RUNS):
+                lines.add(study, line)
         return line
 
 
-def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
+def _trained(study: str, planned: Planned, out: Path) -> Line:
+    prepared = _prepare(TASKS[planned.task], planned.seed, RUNS / planned.task)
+    began = time.monotonic()
+    launched, steps = (_on_stack if planned.on_stack else _in_loop)(planned, out, prepared)
+    about = {
+        "task": planned.task,
+        "variant": planned.name,
+        "lr": planned.lr,
+        **({"critic_lr": planned.variant.critic_lr} if planned.variant.critic_lr else {}),
+        "seed": planned.seed,
+        "method": planned.variant.method,
+        "overrides": list(planned.variant.overrides),
+        "warm_start": _checksum(prepared.model),
+        "seconds": round(time.monotonic() - began),
+        "command": lines.command(study, planned.key),
+        **launched,
+        "revision": _revision(),
+        "versions": versions(),
+    }
+    try:
+        line = lines.line(about, steps)
+    except LookupError as error:
+        raise RunFailed(f"{out}: {error}") from None
+    if lines.validations(line)[0][-1:] != [planned.steps]:
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)  # from which it would only end again
+        raise RunFailed(f"{out} was not validated at step {planned.steps}")
+    return line
+
+
+def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[dict[str, str], lines.Steps]:
     from loop import Loop
 
     task = TASKS[planned.task]
     run = Loop(task, prepared.model, planned.variant, planned.lr, planned.seed, task.val_tasks)
     if not planned.validate_before:
-        return "benchmarks/evidence/loop.py", dict(run.run(planned.steps, planned.validate_every))
+        return {}, dict(run.run(planned.steps, planned.validate_every))
     same = hashlib.sha256(f"{task} {_checksum(prepared.model)}".encode()).hexdigest()
     with locked(RUNS / planned.task / f"validated-{planned.seed}") as folder:
         steps = run.run(planned.steps, planned.validate_every, folder / f"{same[:16]}.pt")
         found = dict([next(steps)])  # the others may go on from here
-    return "benchmarks/evidence/loop.py", found | dict(steps)
+    return {}, found | dict(steps)
+
+
+def _revision() -> str:
+    """Of this checkout; ``-dirty`` where files differ from it."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def _checksum(model: Path) -> str:
     return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
 
 
-def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lines.Steps]:
-    """``turnkey train``; goes on from the last checkpoint of a run that was interrupted."""
+def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[dict[str, str], lines.Steps]:
+    """``turnkey train``, whose launch line is kept; goes on from the last checkpoint of a run that was interrupted."""
     for name, there in (("model", prepared.model), ("tasks", prepared.tasks)):
         if not (out / name).exists():
             (out / name).symlink_to(there)
@@ -114,7 +133,7 @@ def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[str, lin
         code = process.wait()
     if code:
         raise RunFailed(f"{out} ended with {code}:\n{job.log.read_text(errors='replace')[-3000:]}")
-    return _portable(job.command("RAY")), lines.logged(out)
+    return {"launch": _portable(job.command("RAY"))}, lines.logged(out)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,265 @@
+"""How large are variance and bias of a method's advantages, and what becomes of them where states are rarely met twice?
+
+    python benchmarks/credit_errors.py run NAME=FOLDER ...    # models or checkpoints of the quickstart's task
+    python benchmarks/credit_errors.py pages                  # the tables of docs/benchmarks.md again
+
+Against exact values, on the batches of ``credit_quality.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import credit_quality as quality
+import numpy as np
+import typer
+from credit_quality import (
+    EPISODES,
+    EXACT,
+    LEVEL,
+    METHODS,
+    SEEDS,
+    SOLVED,
+    USUAL_GROUP,
+    USUAL_HORIZON,
+    VINE_ALL,
+    Batch,
+    Tally,
+    World,
+)
+from exact_values import WON, WORDS, Floats, Ints, Policy, different, unroll
+from reinforce import REINFORCE, reinforce
+from rich.progress import track
+
+from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.advantage.group_ops import joint_codes
+from verl_turnkey.advantage.metrics import describe_groups
+from verl_turnkey.plugins.cli.tables import between
+from verl_turnkey.plugins.evaluating.checkpoint import resolve
+
+RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+EVERY = 3
+"""of the different starts, one in so many: a situation is met again in several batches"""
+BLOCKS = 10
+"""of batches: leaving out one after the other tells the standard errors"""
+STATE, TURN, NUMBER, HISTORY = "state", "state and last turn", "state and number of the turn", "whole history"
+KEYS = (STATE, TURN, NUMBER, HISTORY)
+"""from what all that goes on depends on, to what no two episodes share for long"""
+KEYED = ("grpo_steps", "gigpo", "hgpo", "salt", "graph")
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+def errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[str, float]:
+    """Variance and squared bias of advantages (S,), in units of the mean squared exact one.
+
+    A cell is one action in one situation with one number of turns left: there the exact advantage is one number ``A``,
+    and the estimate ``a`` is random, with mean ``m``. Estimates are first multiplied by the number ``c`` with which
+    they rise by 1 where the exact ones do: ``c E[a A] = E[A^2]``. ``variance`` is ``c^2 E[(a - m)^2] / E[A^2]`` then,
+    and ``bias`` is ``E[(c m - A)^2] / E[A^2]``; they sum to the mean squared error.
+
+    ``E[m^2]`` is the mean product of two estimates of a cell from different batches, which have nothing in common, as
+    those of one batch have. So neither number has an error that further batches would not take away; a small ``bias``
+    may fall below 0 by chance. ``measured``: the share of the steps whose cell is in several batches; all expectations
+    are over these.
+    """
+    cell, _ = joint_codes(cell, np.zeros_like(cell))
+    part, _ = joint_codes(cell, batch)
+    n, total = np.bincount(cell), np.bincount(cell, advantage)
+    of = np.empty(part.max() + 1, dtype=np.int64)
+    of[part] = cell
+    pairs = n**2 - np.bincount(of, np.bincount(part).astype(float) ** 2)
+    products = total**2 - np.bincount(of, np.bincount(part, advantage) ** 2)
+    several = pairs > 0.5
+    inside = several[cell]
+    true, common = np.mean(exact[inside] ** 2), np.mean(advantage[inside] * exact[inside])
+    of_means = (n[several] * products[several] / pairs[several]).sum() / n[several].sum()
+    scale = true / common**2
+    return {
+        "variance": float(scale * (np.mean(advantage[inside] ** 2) - of_means)),
+        "bias": float(scale * of_means - 1),
+        "measured": float(np.mean(inside)),
+    }
+
+
+def with_errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[str, float]:
+    """:func:`errors`, and standard errors of the first two by leaving out one block of batches after the other."""
+    found = errors(advantage, exact, cell, batch)
+    without = [
+        errors(*(column[batch % BLOCKS != block] for column in (advantage, exact, cell, batch)))
+        for block in range(BLOCKS)
+    ]
+    spread = {
+        f"{name}_error": float(np.std([one[name] for one in without]) * np.sqrt(BLOCKS - 1))
+        for name in ("variance", "bias")
+    }
+    return found | spread
+
+
+def keyed(world: World, batch: Batch, name: str) -> StepBatch:
+    """The batch with the keys of one of ``KEYS``, before each step and after it."""
+    games = [world.games[g] for g in batch.game]
+    there = [int(game.following[s, a]) for game, s, a in zip(games, batch.situation, batch.action, strict=True)]
+    before: list[Hashable] = [game.key[s] for game, s in zip(games, batch.situation, strict=True)]
+    after: list[Hashable] = [game.key[s] for game, s in zip(games, there, strict=True)]
+    turn = batch.steps.step.tolist()
+    if name == TURN:  # the situation, which is what decides how an episode goes on
+        before, after = [int(s) for s in batch.situation], there  # type: ignore[assignment]
+    elif name == NUMBER:
+        before = list(zip(turn, before, strict=True))
+        after = list(zip([t + 1 for t in turn], after, strict=True))
+    elif name == HISTORY:
+        before, after = _histories(turn, before, batch.action.tolist(), after)
+    steps = batch.steps
+    return StepBatch(
+        **{what: getattr(steps, what) for what in ("group", "trajectory", "step", "reward", "success")},
+        anchor=[str(key) for key in before],
+        action=[WORDS[a] for a in batch.action],
+        terminated=steps.terminated,
+        truncated=steps.truncated,
+        tokens=np.ones_like(batch.action),
+        extra={"next_anchor": [SOLVED if s == WON else str(key) for s, key in zip(there, after, strict=True)]},
+    )
+
+
+def _histories(
+    turn: Sequence[int], before: Sequence[Hashable], action: Sequence[int], after: Sequence[Hashable]
+) -> tuple[list[Hashable], list[Hashable]]:
+    """All that was seen and done up to each step, and with it; of steps in the order of their trajectories."""
+    found: list[Hashable] = []
+    ahead: list[Hashable] = []
+    for t, first, done, then in zip(turn, before, action, after, strict=True):
+        found.append(ahead[-1] if t else hash((first,)))
+        ahead.append(hash((found[-1], done, then)))
+    return found, ahead
+
+
+def credit(name: str, steps: StepBatch) -> Floats:
+    """Its advantages under the defaults of its recipe, but for the context of ``hgpo``."""
+    if name == REINFORCE:
+        return reinforce(steps).advantage
+    return compute_credit(name, steps, **quality.PARAMETERS.get(name, {})).advantage
+
+
+def measure(world: World, batches: int, seed: int) -> dict[str, Any]:
+    """Every method on the same batches, and some of them with other keys of the states."""
+    draw = np.random.default_rng(seed)
+    tallies: dict[tuple[str, str], Tally] = {}
+    advantages: dict[tuple[str, str], list[Floats]] = {}
+    shared: dict[str, list[float]] = {key: [] for key in KEYS}
+    exact, cells, won = [], [], []
+    sizes = (len(world.games), max(len(game.key) for game in world.games), len(WORDS), world.horizon + 1)
+    for _ in range(batches):
+        batch = world.batch(USUAL_GROUP, EPISODES, draw)
+        tables = {key: keyed(world, batch, key) for key in KEYS}
+        found = {(STATE, name): credit(name, batch.steps) for name in METHODS}  # proxmo compares texts as well
+        found[STATE, REINFORCE] = credit(REINFORCE, tables[STATE])
+        found |= {(STATE, VINE_ALL): quality._vine(world, batch, draw), (STATE, EXACT): batch.exact}
+        found |= {(key, name): credit(name, tables[key]) for key in KEYS[1:] for name in KEYED}
+        for place, advantage in found.items():
+            tallies.setdefault(place, Tally()).add(world, batch, advantage, len(batch.exact))
+            advantages.setdefault(place, []).append(advantage)
+        for key, steps in tables.items():
+            groups = describe_groups("anchor", *joint_codes(steps.group, steps.anchor))
+            shared[key].append(groups["credit/share_steps_in_anchor_groups"])
+        exact.append(batch.exact)
+        cells.append(_cells(batch, sizes))
+        won.append(batch.steps.success[batch.left == world.horizon].mean())
+    number = np.repeat(np.arange(batches), [len(each) for each in exact])
+    same = np.concatenate(exact), np.concatenate(cells), number
+    results: dict[str, Any] = {key: {"shared": float(np.mean(shared[key])), "methods": {}} for key in KEYS}
+    for (key, name), tally in tallies.items():
+        split = with_errors(np.concatenate(advantages[key, name]), *same)
+        results[key]["methods"][name] = {**tally.result(), **split}
+    return {"success": float(np.mean(won)), "keys": results}
+
+
+def _cells(batch: Batch, sizes: tuple[int, ...]) -> Ints:
+    """A number for each action in each situation with each number of turns left."""
+    columns = (batch.game, batch.situation, batch.action, batch.left)
+    return np.ravel_multi_index(columns, sizes)
+
+
+@app.command()
+def run(
+    models: Annotated[list[str], typer.Argument(help="NAME=FOLDER: of Hugging Face or a checkpoint of verl's")],
+    batches: Annotated[int, typer.Option(help="batches of 64 episodes")] = 200,
+    every: Annotated[int, typer.Option(help="take one in so many of the different starts")] = EVERY,
+    seed: int = 0,
+) -> None:
+    """Measure, add to the results that are kept, write the tables."""
+    for name, _, folder in (model.partition("=") for model in models):
+        with TemporaryDirectory() as merged:
+            policy = Policy(resolve(Path(folder), Path(merged)))
+        starts = different(LEVEL, SEEDS)[::every]
+        games = [unroll(LEVEL, start, policy) for start in track(starts, f"games of {name}")]
+        found = measure(World.of(games, USUAL_HORIZON, len(policy)), batches, seed)
+        packages = {package: version(package) for package in ("verl-turnkey", "numpy", "torch", "minigrid")}
+        about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages}
+        kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        RESULTS.write_text(json.dumps({**kept, name: {**about, **found}}, indent=1) + "\n")
+    pages()
+
+
+@app.command()
+def pages() -> None:
+    """Write the tables from the results that are kept."""
+    text, results = PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text())
+    for name, make in CONTENTS.items():
+        begin, end = between(text, name)
+        text = f"{text[:begin]}{make(results)}\n{text[end:]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def by_method(results: dict[str, Any]) -> str:
+    """Markdown: for each model every method."""
+    return "\n\n".join(
+        f"**{name}**: {one['games']} starts, {one['batches']} batches, success {one['success']:.2f}, "
+        f"{one['keys'][STATE]['shared']:.0%} of the steps share their state; variance and bias are those of the "
+        f"{one['keys'][STATE]['methods'][EXACT]['measured']:.0%} whose action and situation are in several batches\n\n"
+        "| method | correlation | wrong sign | variance | bias | cosine of a batch | of all batches |\n"
+        "|---|---|---|---|---|---|---|\n"
+        + "\n".join(_row(method, found) for method, found in one["keys"][STATE]["methods"].items())
+        for name, one in results.items()
+    )
+
+
+def by_key(results: dict[str, Any]) -> str:
+    """Markdown: for each model some methods under other keys."""
+    return "\n\n".join(
+        f"| {name}: key of a state | shared | {' | '.join(KEYED)} |\n|---|---{'|---' * len(KEYED)}|\n"
+        + "\n".join(
+            f"| {key} | {one['keys'][key]['shared']:.0%} | "
+            + " | ".join(_cosine(one["keys"][key]["methods"][method]) for method in KEYED)
+            + " |"
+            for key in KEYS
+        )
+        for name, one in results.items()
+    )
+
+
+CONTENTS: dict[str, Callable[[dict[str, Any]], str]] = {"errors by method": by_method, "cosines by key": by_key}
+
+
+def _row(name: str, one: dict[str, float]) -> str:
+    cells = [name, f"{one['correlation']:.2f}", f"{one['wrong']:.0%}"]
+    cells += [_number(one[what], 2 * one[f"{what}_error"]) for what in ("variance", "bias")]
+    return f"| {' | '.join([*cells, _cosine(one), format(one['cosine_all'], '.2f')])} |"
+
+
+def _number(value: float, error: float) -> str:
+    return f"{round(value, 1) + 0.0:.1f} ± {error:.1f}"
+
+
+def _cosine(one: dict[str, float]) -> str:
+    return f"{one['cosine']:.2f} ± {2 * one['cosine_error']:.2f}"
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,95 @@
+"""Methods held against baselines: differences over the same seeds, and how often chance would make them as large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+from lines import Line, validations
+from studies import BASELINES, BY_STEPS, height
+
+Values = Mapping[tuple[str, str], Mapping[int, float]]
+"""of the reported runs, by task and method, and by seed"""
+TASK_FEWEST = 3
+"""seeds of a task that a difference needs"""
+BEYOND_CHANCE = 0.05
+
+
+def final(line: Line) -> float:
+    """Success after the last step."""
+    return validations(line)[1][-1]
+
+
+MEASURES: dict[str, Callable[[Line], float]] = {"area": height, "success after the last step": final}
+
+
+def values(reported: Sequence[Line], measure: Callable[[Line], float]) -> Values:
+    """What each of the lines has."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for line in reported:
+        found.setdefault((line["task"], line["variant"]), {})[line["seed"]] = measure(line)
+    return found
+
+
+def paired(of: Values, task: str, method: str, baseline: str) -> list[float]:
+    """Differences of the seeds that both have; none where these are too few."""
+    ours, theirs = of.get((task, method), {}), of.get((task, baseline), {})
+    found = [ours[seed] - theirs[seed] for seed in sorted(ours) if seed in theirs]
+    return found if len(found) >= TASK_FEWEST else []
+
+
+def over_tasks(of: Values, tasks: Sequence[str], method: str, baseline: str) -> list[float]:
+    """Paired differences of all tasks, each divided so that their sum is the mean over tasks of the tasks' means."""
+    each = [paired(of, task, method, baseline) for task in tasks]
+    if not all(each):
+        return []
+    return [one / len(some) / len(each) for some in each for one in some]
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """Two-sided p of the sum of N paired differences: the share of the 2^N choices of their signs that are as far off.
+
+    Exact; assumes that without an effect a difference is as likely as its negative.
+    """
+    sums = np.zeros(1)
+    for one in differences:
+        sums = np.concatenate([sums + one, sums - one])
+    return float(np.mean(np.abs(sums) >= abs(sums[0]) - 1e-12))
+
+
+def holm(chances: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """p of each of several comparisons so that one below 0.05 among those without an effect is as rare as that."""
+    found, least = {}, 0.0
+    for place, (pair, p) in enumerate(sorted(chances.items(), key=lambda entry: entry[1])):
+        least = max(least, min(1.0, p * (len(chances) - place)))
+        found[pair] = least
+    return found
+
+
+def of_task(of: Values, task: str) -> Iterator[list[str]]:
+    """A row for each method that compares steps, a cell for each baseline: mean, p, seeds in which it is ahead."""
+    for method in BY_STEPS:
+        row = [method]
+        for d in (paired(of, task, method, baseline) for baseline in BASELINES):
+            ahead = sum(one > 0 for one in d)
+            row.append(f"{np.mean(d):+.3f} ({chance(sign_flip(d))}, {ahead} of {len(d)})" if d else "-")
+        yield row
+
+
+def of_all(of: Values, tasks: Sequence[str]) -> Iterator[list[str]]:
+    """The same over all tasks, with the p after Holm's correction for all of these cells."""
+    found = {pair: over_tasks(of, tasks, *pair) for pair in product(BY_STEPS, BASELINES)}
+    corrected = holm({pair: sign_flip(d) for pair, d in found.items() if d})
+    for method in BY_STEPS:
+        row = [method]
+        for baseline in BASELINES:
+            d, p = found[method, baseline], corrected.get((method, baseline))
+            cell = "-" if p is None else f"{sum(d):+.3f} ({chance(sign_flip(d))}, corrected {chance(p)})"
+            row.append(f"**{cell}**" if p is not None and p < BEYOND_CHANCE else cell)
+        yield row
+
+
+def chance(p: float) -> str:
+    """In three digits, and no chance is none."""
+    return f"p {p:.3f}" if p >= 0.0005 else "p < 0.001"
