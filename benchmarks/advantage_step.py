@@ -231,8 +231,8 @@ def show(rows: int, stock: np.ndarray, ours: np.ndarray) -> None:
 
 
 HEAD = """\
-| rows | balance, s: verl | ours | advantage, s: verl | ours | both, s: verl | ours | ratio | CPU, s: verl | ours | ratio |\
- memory, GB: verl | ours |
+| rows | balance, s: verl | ours | advantage, s: verl | ours | both, s: verl | ours | ratio | CPU, s: verl | ours \
+| ratio | memory, GB: verl | ours |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 

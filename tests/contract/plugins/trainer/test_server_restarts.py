@@ -67,7 +67,8 @@ def test_a_server_that_comes_back_lets_the_run_go_on(runs: Runs, server: Server,
     assert "cannot be reached" in said[0]
     log = tmp_path / "run" / "log"
     episodes, credit = read(log, "episodes"), read(log, "credit")
-    print(f"{mode}: away for {DOWN_SECONDS:g} s, {episodes['failed'].notna().sum()} episodes failed, {len(said)} pauses")
+    failed = episodes["failed"].notna().sum()
+    print(f"{mode}: away for {DOWN_SECONDS:g} s, {failed} episodes failed, {len(said)} pauses")
     assert episodes["failed"].notna().any()
     assert not credit.duplicated(["episode", "turn"]).any()
     trained = credit.merge(episodes[["episode", "group"]]).groupby("train_step")["group"].nunique()
