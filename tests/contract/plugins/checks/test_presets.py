@@ -20,7 +20,7 @@ GIVEN = {
     "data.max_response_length": "4096",
     "data.train_batch_size": "256",
     "actor_rollout_ref.rollout.n": "8",
-    "turnkey.rollout.max_tokens_per_turn": "4096",
+    "turnkey.rollout.max_tokens_per_turn": "1024",
     "actor_rollout_ref.actor.optim.lr": "1e-6",
     "actor_rollout_ref.actor.kl_loss_coef": "0.001",
 }
@@ -48,6 +48,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def given(preset: presets.Preset, model: Path) -> list[str]:
     """The words that the preset leaves to the launch line."""
     columns = [c.removeprefix("extra.") for c in estimators()[str(preset.method)].needs if c.startswith("extra.")]
+    if any(setting.key.startswith("turnkey.rollout.strategy.") for setting in preset.settings):
+        columns = []  # the strategy gives them
     parts = ["{name: step}", *(f"{{name: step, label: {name}, column: {name}}}" for name in columns)]
     values = {**GIVEN, "turnkey.rewards": f"[{','.join(parts)}]"}
     critic = [f"critic.model.path={model}"] if "value" in estimators()[str(preset.method)].needs else []
