@@ -223,7 +223,7 @@ class Worker:
             hosts_cpu=after[0] - before[0],
             making_cpu=self._making.seconds,
             loop_memory=max(0.0, most - memory) / 1e6,
-            hosts_memory=after[1] - before[1],
+            hosts_memory=max(0.0, after[1] - before[1]),
             failed=failed,
         )
 
