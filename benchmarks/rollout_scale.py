@@ -26,12 +26,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 os.environ.update(TURNKEY_DEVICE="cpu", VERL_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import gymnasium
 import numpy as np
 
+RUN = "TURNKEY_ROLLOUT_SCALE"
 STRAGGLES = 5.0
 STRAGGLERS = 0.05
 SIGMA = 0.5
@@ -317,11 +319,12 @@ def play_waves(config: Any, tokenizer: Any, settings: Settings, count: int, wave
 
 
 def left_behind() -> int:
-    """Processes of environments, marked as the reaper marks them, that still run."""
+    """Processes of this run's environments, marked as the reaper marks them, that still run."""
     from verl_turnkey.envs.hosting import reaper
 
-    mark = f"{reaper.MARK}=".encode()
-    return sum(any(entry.startswith(mark) for entry in reaper._variables(pid)) for pid in reaper._pids())
+    mark, run = f"{reaper.MARK}=".encode(), f"{RUN}={os.environ[RUN]}".encode()
+    found = map(reaper._variables, reaper._pids())
+    return sum(run in entries and any(entry.startswith(mark) for entry in entries) for entries in found)
 
 
 def main(
@@ -348,7 +351,7 @@ def main(
     """
     import ray
 
-    before = left_behind()
+    os.environ[RUN] = uuid4().hex  # all processes of this run inherit it
     settings = Settings(place, turns, turn_seconds, hosts, calls, workers)
     print(
         f"{len(os.sched_getaffinity(0))} CPUs, load average {os.getloadavg()[0]:.1f}, environments in a {place}", end=""
@@ -363,7 +366,7 @@ def main(
         finally:
             ray.shutdown()
     time.sleep(2)
-    print(f"\nload average {os.getloadavg()[0]:.1f}, processes left behind: {left_behind() - before}")
+    print(f"\nload average {os.getloadavg()[0]:.1f}, processes left behind: {left_behind()}")
 
 
 if __name__ == "__main__":
