@@ -14,13 +14,14 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from verl_turnkey.advantage import ConfigError, Credit, Modification, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics, warn_of_branches
-from verl_turnkey.plugins.credit.row_turns import Padded, record_of
+from verl_turnkey.plugins.credit.row_turns import jagged, record_of
 from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, read_rows
 from verl_turnkey.plugins.credit.signals import signal_metrics
 from verl_turnkey.plugins.credit.unrecorded import needs_record
@@ -123,13 +124,14 @@ class CreditStep:
             ConfigError: the rows have no records, and the estimator needs what only a record can say; or it needs what
                 verl does not compute in this configuration.
         """
-        # verl subtracted beta * KL from the reward of every token.
-        padded = Padded(self.response_mask, response_mask.shape[1])
-        rewards, left = padded.jagged(token_level_rewards), padded.jagged(response_mask)
-        kl = None if self.scores is None else like(rewards.values() - self.scores.values(), rewards)
+        scores, kl = self.scores, None
+        if scores is not None:  # verl subtracted beta * KL from the reward of every token
+            kl = like(jagged(token_level_rewards, scores).values() - scores.values(), scores)
+        elif not self.has_records:
+            scores = jagged(token_level_rewards, self.response_mask)
         spec = estimators().get(name)
         needs, before = (spec.columns(self.params, self.modify), spec.names_before) if spec else ((), ())
-        rows = self.read(rewards if self.scores is None else self.scores, kl, needs, before)
+        rows = self.read(scores, kl, needs, before)
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
         supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)
         if lacking and not rows.recorded:
@@ -137,10 +139,13 @@ class CreditStep:
         credit = compute_credit(name, rows.steps, state=self.state, modify=self.modify, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         self.credit, self.state = credit, credit.state
-        advantages = padded.fill(rows.to_tokens(credit.advantage) * left)
-        if credit.returns is None:
-            return advantages, advantages
-        return advantages, padded.fill(rows.to_tokens(credit.returns) * left)
+
+        def padded(per_step: np.ndarray) -> torch.Tensor:
+            tokens = rows.to_tokens(per_step).to_padded_tensor(0.0, output_size=tuple(response_mask.shape))
+            return tokens.mul_(response_mask)  # of which tokens may have been rejected
+
+        advantages = padded(credit.advantage)
+        return advantages, advantages if credit.returns is None else padded(credit.returns)
 
 
 _current: ContextVar[CreditStep | None] = ContextVar("turnkey_credit_step", default=None)

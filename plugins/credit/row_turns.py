@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_turnkey.losses.turns import Turns, like
+from verl_turnkey.losses.turns import Turns, like, run_starts
 
 
 @dataclass
@@ -57,8 +57,6 @@ class Runs:
     """The runs of ones in a jagged response mask of B rows, numbered row after row; n in all."""
 
     turns: Turns
-    row_of_token: torch.Tensor
-    """(tokens,) the row of each response token"""
     count: np.ndarray
     """(B,) runs of each row"""
     first: np.ndarray
@@ -67,9 +65,9 @@ class Runs:
     @classmethod
     def of(cls, mask: torch.Tensor) -> Runs:
         turns = Turns.of(mask)
-        row_of_token = torch.repeat_interleave(mask.offsets().diff())
-        count = torch.bincount(row_of_token[turns.first()], minlength=len(mask)).numpy()
-        return cls(turns, row_of_token, count, count.cumsum() - count)
+        row = torch.searchsorted(mask.offsets(), run_starts(mask), right=True) - 1
+        count = torch.bincount(row, minlength=len(mask)).numpy()
+        return cls(turns, count, count.cumsum() - count)
 
     def as_steps(self, row: np.ndarray, turn: np.ndarray) -> Turns:
         """The tokens of each step, as turns numbered like the steps. ``row`` and ``turn``, (S,), locate the steps.
@@ -83,6 +81,8 @@ class Runs:
         step_of_row = np.full(len(self.count), len(row))
         step_of_row[row[alone]] = np.flatnonzero(alone)
         of_run[:-1] = np.minimum(of_run[:-1], step_of_row[np.repeat(np.arange(len(self.count)), self.count)])
+        if np.array_equal(of_run, np.arange(len(row) + 1)):
+            return self.turns  # a row per step, as most batches are
         index = torch.from_numpy(of_run)[self.turns.index.values()]
         tokens = torch.bincount(index, minlength=len(row) + 1)[: len(row)]
         return Turns(like(index, self.turns.index), len(row), tokens)
@@ -94,26 +94,13 @@ class Runs:
         """
         index, none = self.turns.index.values(), self.turns.n
         latest = torch.where(index < none, index, -1).cummax(0).values if len(index) else index
-        owner = torch.maximum(latest, torch.from_numpy(self.first)[self.row_of_token])
-        owner[torch.from_numpy(self.count == 0)[self.row_of_token]] = none
+        row_of_token = torch.repeat_interleave(self.turns.index.offsets().diff())
+        owner = torch.maximum(latest, torch.from_numpy(self.first)[row_of_token])
+        owner[torch.from_numpy(self.count == 0)[row_of_token]] = none
         return torch.bincount(owner, weights=values.double(), minlength=none + 1)[:none].numpy()
 
 
-class Padded:
-    """Converts between a jagged tensor and the padded (B, ``width``) tensors of verl's functions."""
-
-    def __init__(self, jagged: torch.Tensor, width: int) -> None:
-        self._like, offsets = jagged, jagged.offsets()
-        lengths = offsets.diff()
-        row = torch.arange(len(lengths)) * width - offsets[:-1]
-        self._at = torch.arange(int(offsets[-1])) + torch.repeat_interleave(row, lengths)
-        self._shape = (len(lengths), width)
-
-    def jagged(self, padded: torch.Tensor) -> torch.Tensor:
-        return like(padded.reshape(-1)[self._at], self._like)
-
-    def fill(self, jagged: torch.Tensor) -> torch.Tensor:
-        """(B, ``width``), zero on the padding."""
-        flat = jagged.values().new_zeros(self._shape[0] * self._shape[1])
-        flat[self._at] = jagged.values()
-        return flat.view(self._shape)
+def jagged(padded: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
+    """``padded`` (B, L) in the shape of the jagged ``shape``."""
+    rows = zip(padded.unbind(), shape.offsets().diff().tolist(), strict=True)
+    return like(torch.cat([row[:length] for row, length in rows]), shape)

@@ -47,6 +47,7 @@ class Credited:
     _updates: list[dict[str, float]]
     _table: Rows | None
     _real_rows: int
+    _dealt_mask: Callable[[KVBatchMeta], dict[str, torch.Tensor]]
     _advantage_metrics: Callable[..., dict[str, float]]
     _log_credit: Callable[..., Mapping[str, torch.Tensor]]
 
@@ -56,7 +57,7 @@ class Credited:
         verl reads and writes the queue there; what is ours goes with it.
         """
         self._hosts.ask()
-        trip = OneTrip(batch, self._fields(), self._groups_of(batch))
+        trip = OneTrip(batch, self._fields(), self._groups_of(batch) | self._dealt_mask(batch))
         extra_fields, mask = trip.data.pop("extra_fields").tolist(), trip.data["response_mask"]
         self._count(batch, extra_fields, mask, metrics)
         step = CreditStep(

@@ -41,6 +41,8 @@ class Dealt:
     """number of parts of the current batch; a mini-batch has one or several"""
     _mini_batch: np.ndarray | None = None
     """(B,) the actor's optimizer step that each row of the current batch is in"""
+    _mask: tuple[list[str], torch.Tensor | None] = ([], None)
+    """keys and response mask, jagged bool, of the batch that was dealt and has no advantages yet"""
 
     def _mini_batches(self, role: str) -> int:
         """Optimizer steps per batch and epoch: as many as verl takes with one row per rollout.
@@ -77,7 +79,8 @@ class Dealt:
         if self.config.trainer.critic_warmup <= self.global_steps and not self._in_phases:
             roles.append("actor")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        trained = token_counts(data["response_mask"]).numpy()
+        mask = data.pop("response_mask").bool()
+        trained = token_counts(mask).numpy()
         lengths = np.array([tag["seq_len"] for tag in batch.tags])
         seed = (self.global_steps, self.local_trigger_step)
         dealt = dealing.deal(batch.keys, lengths, trained, [self._mini_batches(role) for role in roles], seed)
@@ -98,6 +101,8 @@ class Dealt:
         order = dealing.lay_out(dealt, calculate_workload(torch.from_numpy(lengths)).numpy(), ranks, micro)
         metrics.update(log_seqlen_unbalance(lengths.tolist(), order.reshape(ranks, -1).tolist(), logging_prefix))
         batch.reorder(order.tolist())
+        rows = [*mask.unbind(), *(mask.new_zeros(1) for _ in range(size - real))]  # verl's padding rows have one token
+        self._mask = batch.keys, torch.nested.as_nested_tensor([rows[i] for i in order], layout=torch.jagged)
 
         number = dealing.mini_batches(self._mini_batches("actor"), self._parts) if "actor" in roles else 1
         part = np.tile(np.repeat(np.arange(self._parts), share), ranks)
@@ -116,6 +121,11 @@ class Dealt:
             }
         )
         return batch
+
+    def _dealt_mask(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
+        """The response mask of the batch if it is the one that was dealt last, which is then forgotten."""
+        (keys, mask), self._mask = self._mask, ([], None)
+        return {} if mask is None or keys != batch.keys else {"response_mask": mask.long()}
 
     def _advantage_metrics(self, rows: Rows, advantage: np.ndarray) -> dict[str, float]:
         """The smallest and the largest mean advantage per token of a mini-batch."""

@@ -26,13 +26,13 @@ class OneTrip:
     """
 
     def __init__(self, batch: KVBatchMeta, ours: Sequence[str], given: Mapping[str, torch.Tensor]) -> None:
-        """``ours``: the fields that we read, beside verl's; ``given``: those of verl's that need not be read."""
+        """``ours``: the fields that we read, beside verl's; ``given``: fields that need not be read."""
         self._batch = batch
         wanted = dict.fromkeys(name for name in (*READ, *ours) if name not in given)
-        data = self._from_queue([*wanted])
+        data = self._from_queue([*wanted]).update(given)
         self.data = data.select(*(name for name in ours if name in data))
         """our fields, of those that the rows have"""
-        self._verls: TensorDict | None = data.select(*(name for name in READ if name in data)).update(given)
+        self._verls: TensorDict | None = data.select(*(name for name in READ if name in data))
         self.written: dict[str, Any] = {}
         """the columns that go to the queue: verl's, to which we add ours"""
 

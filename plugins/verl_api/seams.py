@@ -86,6 +86,7 @@ SEAMS = (
     Seam(_BASE, "PPOTrainer.__init__", "self, config", "the mode name is mapped back to verl's own"),
     Seam(_BASE, "PPOTrainer._setup", "self", "worker groups are wrapped once they exist"),
     Seam(_BASE, "PPOTrainer._compute_advantage", "self, batch, metrics", "steps and records reach the estimator"),
+    Seam(_BASE, "tq", "", "its advantage step and ours read and write the queue together"),
     Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined"),
     Seam(_BASE, "PPOTrainer._balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch", "deals episodes"),
     Seam(

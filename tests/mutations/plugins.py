@@ -14,6 +14,7 @@ KEPT, ALLOCATION = f"{C}/trainer/test_kept_groups.py", f"{C}/trainer/test_alloca
 REPLAY = f"{C}/trainer/test_replay.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_logged.py"
+ONE_TRIP = f"{C}/verl_api/test_one_trip.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
 CANDIDATES, UNCERTAIN = f"{C}/rollout/test_siblings.py", f"{C}/rollout/test_entropy_branch.py"
@@ -59,6 +60,8 @@ TESTS = {
     "plugins/verl_api/internals.py": REFILLS,
     "plugins/trainer/starvation.py": TRAINERS,
     "plugins/trainer/trainer.py": f"{STEP} {DEALING} {TRAINERS} {PHASES}",
+    "plugins/trainer/credited.py": STEP,
+    "plugins/verl_api/one_trip.py": ONE_TRIP,
     "plugins/trainer/asked.py": STEP,
     "plugins/notices.py": "tests/unit/plugins/test_notices.py",
     "plugins/rollout/trajectory_log.py": LOOP,
@@ -186,9 +189,9 @@ MUTATIONS = [
     ("plugins/credit/weights.py", "(row * width + turn", "(row + turn"),
     ("plugins/credit/weights.py", "diff().cpu())[trained]", "diff().cpu())[turn.values() >= 0]"),
     ("plugins/actor/weighing.py", "if table is None else table.turns.index", ""),
-    ("plugins/actor/weighing.py", "turn = turn_ids(response_mask)", "turn = turn_ids(mask)"),
-    ("plugins/actor/weighing.py", "batch.keys, turn, mask)", "batch.keys, turn, response_mask)"),
-    ("plugins/actor/weighing.py", '    if by == "token":\n        return batch\n', ""),
+    ("plugins/actor/weighing.py", "turn = turn_ids(response_mask)", 'turn = turn_ids(now["response_mask"])'),
+    ("plugins/actor/weighing.py", 'keys, turn, now["response_mask"])', "keys, turn, response_mask)"),
+    ("plugins/actor/weighing.py", '    if by == "token":\n        return {}\n', ""),
     (
         "plugins/actor/clipping_bias.py",
         "    with weighing.applied(data):\n",
@@ -212,7 +215,17 @@ MUTATIONS = [
     ("plugins/actor/updates.py", "    if not actor.engine.is_mp_src_rank_with_outputs():\n", "    if False:\n", LOGGED),
     ("plugins/actor/updates.py", "term.clipped is None else term.clipped", "True else term.clipped", LOGGED),
     ("plugins/actor/loss.py", "        updates.note(term)\n", "", LOGGED),
-    ("plugins/trainer/logged.py", "self._first_row += len(batch)", "pass"),
+    ("plugins/verl_api/one_trip.py", "keys != self._batch.keys or not", "not"),
+    ("plugins/verl_api/one_trip.py", "or not {*select_fields} <= {*READ}", ""),
+    ("plugins/verl_api/one_trip.py", "self._verls is None or ", ""),
+    ("plugins/verl_api/one_trip.py", "if keys != self._batch.keys or more:", "if more:"),
+    ("plugins/verl_api/one_trip.py", "            trainer_base.tq = original\n", "            pass\n"),
+    (
+        "plugins/trainer/credited.py",
+        "if self.estimator is None:\n            return {}",
+        "if False:\n            return {}",
+    ),
+    ("plugins/trainer/logged.py", "self._first_row += len(step.keys)", "pass"),
     ("plugins/trainer/logged.py", "self._first_row, self._numbers = 0, Numbers()", "pass"),
     ("plugins/trainer/logged.py", "bounds.chosen(group, self._share)", "True"),
     ("plugins/trainer/logged.py", "rows.reward_before_kl - rows.steps.reward", "rows.steps.reward"),
@@ -355,11 +368,11 @@ MUTATIONS = [
     ("plugins/credit/unrecorded.py", "[False] * (size - 1) + [True]", "[False] * size"),
     (
         "plugins/credit/row_turns.py",
-        "torch.maximum(latest, torch.from_numpy(self.first)[self.row_of_token])",
+        "torch.maximum(latest, torch.from_numpy(self.first)[row_of_token])",
         "latest.clamp(min=0)",
         ROWS,
     ),
-    ("plugins/credit/row_turns.py", "[self.row_of_token]] = none", "[self.row_of_token]] = 0", ROWS),
+    ("plugins/credit/row_turns.py", "[row_of_token]] = none", "[row_of_token]] = 0", ROWS),
     ("plugins/credit/unrecorded.py", "size - len(numbers) not in (0, 1)", "size != len(numbers)"),
     ("plugins/credit/unrecorded.py", "sorted(real, key=lambda i: parts[i][2])", "real"),
     ("plugins/credit/rows.py", 'if not tag.get("is_padding", False)]', "]", STEP),
@@ -409,7 +422,7 @@ MUTATIONS = [
         TRAINERS,
     ),
     (
-        "plugins/trainer/trainer.py",
+        "plugins/trainer/credited.py",
         "{split_key(batch.keys[i])[:2] for i in played}",
         "{split_key(batch.keys[i]) for i in real}",
         STEP,
@@ -443,7 +456,7 @@ MUTATIONS = [
     ("plugins/cli/leftovers.py", "    if not remove:\n", "    if False:\n"),
     ("plugins/checks/checkpoints.py", 'if spec.stateful and getattr(given, "remembers", True)]', "]", CHECKPOINTS),
     ("plugins/trainer/checkpoints.py", "        if self.global_steps:\n", "        if True:\n", CHECKPOINTS),
-    ("plugins/trainer/trainer.py", "        self.credit_state = step.state\n", "", CHECKPOINTS),
+    ("plugins/trainer/credited.py", "        self.credit_state = step.state\n", "", CHECKPOINTS),
     ("plugins/credit/estimator.py", "state=self.state, ", "", CHECKPOINTS),
     ("plugins/credit/supplied.py", 'turns.mean(data["entropy"]', 'turns.sum(data["entropy"]'),
     ("plugins/credit/supplied.py", "np.where(turns.tokens.numpy() > 0, mean, np.nan)", "mean", SUPPLIED),
@@ -672,7 +685,7 @@ MUTATIONS = [
     ("plugins/trainer/replay_memory.py", "if i not in drawn]", "]"),
     ("plugins/trainer/replay_memory.py", "self._tasks.move_to_end(task)", "pass"),
     ("plugins/credit/estimator.py", '{**tag, "is_padding": True} if', "tag if", REPLAY),
-    ("plugins/trainer/trainer.py", "if not batch.tags[i].get(REPLAYED, False)]", "]", REPLAY),
+    ("plugins/trainer/credited.py", "if not batch.tags[i].get(REPLAYED, False)]", "]", REPLAY),
     ("plugins/trainer/allotted.py", "tu.assign_non_tensor_stack(batch, COLUMN, counts)", "pass"),
     ("plugins/trainer/allotted.py", "if share and seen is not None:", "if False:"),
     ("plugins/trainer/allotted.py", "self._seen = {key: Seen(", "_ = {key: Seen("),
