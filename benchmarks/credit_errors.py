@@ -221,8 +221,8 @@ def by_method(results: dict[str, Any]) -> str:
     """Markdown: for each model every method."""
     return "\n\n".join(
         f"**{name}**: {one['games']} starts, {one['batches']} batches, success {one['success']:.2f}, "
-        f"{one['keys'][STATE]['shared']:.0%} of the steps share their state; variance and bias are those of the "
-        f"{one['keys'][STATE]['methods'][EXACT]['measured']:.0%} whose action and situation are in several batches\n\n"
+        f"{one['keys'][STATE]['shared']:.0%} of the steps share their state, "
+        f"{one['keys'][STATE]['methods'][EXACT]['measured']:.0%} can be split\n\n"
         "| method | correlation | wrong sign | variance | bias | cosine of a batch | of all batches |\n"
         "|---|---|---|---|---|---|---|\n"
         + "\n".join(_row(method, found) for method, found in one["keys"][STATE]["methods"].items())

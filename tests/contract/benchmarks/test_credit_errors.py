@@ -85,12 +85,12 @@ def test_methods_that_compare_states_see_the_keys_and_the_others_do_not(world: W
     assert list(found["keys"]) == list(KEYS)
     shared = [found["keys"][name]["shared"] for name in KEYS]
     assert shared[0] > shared[2] > shared[3]
-    cosines = {
-        method: {found["keys"][name]["methods"][method]["cosine"] for name in (STATE, NUMBER, HISTORY)}
+    correlations = {
+        method: {round(found["keys"][name]["methods"][method]["correlation"], 9) for name in (STATE, NUMBER, HISTORY)}
         for method in credit_errors.KEYED
     }
-    assert len(cosines.pop("grpo_steps")) == 1
-    assert all(len(each) == 3 for each in cosines.values()), cosines
+    assert len(correlations.pop("grpo_steps")) == 1
+    assert all(len(each) == 3 for each in correlations.values()), correlations
     exact = found["keys"][STATE]["methods"][credit_errors.EXACT]
     assert exact["variance"] == pytest.approx(0, abs=1e-9)
     assert exact["bias"] == pytest.approx(0, abs=1e-9)
