@@ -30,6 +30,7 @@ VARIANTS = [
     ("tree", {"rule": "treerl"}),
     ("tree", {"rule": "tree_grpo", "norm": "mean"}),
     ("tree", {"rule": "arpo", "shared": "sum"}),
+    ("tree", {"rule": "spo"}),
     ("siblings", {"norm": "mean"}),
     ("rae", {"gamma": 0.9, "decay": 0.5}),
     ("hae", {"normalise": False, "keep_penalty": 0.3, "bootstrap_truncated": True}),

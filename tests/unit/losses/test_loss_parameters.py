@@ -28,7 +28,7 @@ DEFAULTS = {
     "hdpo": {"accuracy_w": 1.0, "tool_w": 0.15, "dual_clip": 3.0},
     "psft": {"clip_high": 0.28},
     "rebel": {"eta": 1.0},
-    "segment_mask": {"threshold": 0.9},
+    "segment_mask": {"threshold": 0.9, "drop_zeros": False},
     "s_ppo": {"divide": "above_one"},
     "st_ppo": {"divide": "above_one"},
     "turn_ratio": {"ratio": "geometric", "aggregate": "tokens", "gradient": "turn", "dual_clip": None},
