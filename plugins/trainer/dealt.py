@@ -101,7 +101,7 @@ class Dealt:
         order = dealing.lay_out(dealt, calculate_workload(torch.from_numpy(lengths)).numpy(), ranks, micro)
         metrics.update(log_seqlen_unbalance(lengths.tolist(), order.reshape(ranks, -1).tolist(), logging_prefix))
         batch.reorder(order.tolist())
-        rows = [*mask.unbind(), *(mask.new_zeros(1) for _ in range(size - real))]  # verl's padding rows have one token
+        rows = [*mask.unbind(), *[torch.zeros(1, dtype=torch.bool)] * (size - real)]  # verl's padding has one token
         self._mask = batch.keys, torch.nested.as_nested_tensor([rows[i] for i in order], layout=torch.jagged)
 
         number = dealing.mini_batches(self._mini_batches("actor"), self._parts) if "actor" in roles else 1

@@ -34,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
 
         monkeypatch.setattr(tq, name, call)
 
-    noting("kv_batch_get", lambda arguments: arguments["select_fields"])
+    noting("kv_batch_get", lambda arguments: arguments.get("select_fields", ()))
     noting("kv_batch_put", lambda arguments: arguments["fields"].keys())
     return found
 
@@ -66,12 +66,13 @@ def test_the_mask_that_was_dealt_is_not_read_again(queue, trainer, calls):
     assert any(tag.get("is_padding") for tag in batch.tags)
     keys, mask = made._mask
     assert dict(zip(keys, (row.long().tolist() for row in mask.unbind()), strict=True)) == read(batch, "response_mask")
-    other = made._balance_batch(KVBatchMeta(keys=batch.keys[:4], tags=batch.tags[:4], partition_id=PARTITION), {})
-    for dealt, reads in ((other, False), (batch, True)):
+    for reads in (False, True):
         calls.clear()
-        advance(made, dealt)
+        advance(made, batch)
         fields = next(names for name, names in calls if name == "kv_batch_get")
         assert ("response_mask" in fields) == reads
+    made._balance_batch(batch, {})
+    assert made._dealt_mask(KVBatchMeta(keys=keys[:4], tags=batch.tags[:4], partition_id=PARTITION)) == {}
     assert made._mask == ([], None)
 
 
