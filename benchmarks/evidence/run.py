@@ -75,7 +75,10 @@ def one(
     critic_lr: Annotated[float | None, typer.Option(help="of the critic, for a method that has one")] = None,
     core: Annotated[int | None, typer.Option(help="hold the run to this core")] = None,
 ) -> None:
-    """Train one run anew, and print its success beside that of the kept line; kept itself only where there is none."""
+    """Train one run anew, and print its success beside that of the kept line; kept itself only where there is none.
+
+    Rounding differs between processes, and the runs may part where an action is sampled differently.
+    """
     planned = asked(study, task, variant, lr, seed, critic_lr)
     if core is not None:
         alone(core)

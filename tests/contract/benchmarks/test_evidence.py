@@ -338,10 +338,10 @@ def test_the_table_reports_the_chosen_rate_alone_and_each_difference_by_seed():
     kept += [_line("grpo_steps", studies.RATES[2], seed, lost) for seed in range(4)]
     found = tables.methods(kept)
     [row] = [
-        row for row in found.splitlines() if row.startswith("| gigpo | 0.00025 | 4 | 3840 | 0.800 | 0.800 to 0.800 |")
+        row for row in found.splitlines() if row.startswith("| gigpo | 0.00025 | 4 | 4480 | 0.800 | 0.800 to 0.800 |")
     ]
     assert "| +0.292 (p 0.125) | 1.00 |" in row
-    [row] = [row for row in found.splitlines() if row.startswith("| grpo_steps | 0.00025 | 4 | 3840 | 0.100 |")]
+    [row] = [row for row in found.splitlines() if row.startswith("| grpo_steps | 0.00025 | 4 | 4480 | 0.100 |")]
     assert row.endswith("| - | - | 4 of 4, median 1920 | 4 |"), "all fell below half of their best"
 
 
