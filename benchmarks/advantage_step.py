@@ -146,6 +146,7 @@ def credit_alone(rows: int, longest: int, seed: int = 0) -> None:
             keys.append(f"prompt{episode % 50}_{episode}_{t}")
             fields.append({"turnkey": make_record([step])})
     lengths = [longest, *(min(longest, 1 + int(draw.expovariate(1 / 70))) for _ in range(rows - 1))]
+    tags = [{"seq_len": n} for n in lengths]
     mask = torch.nested.as_nested_tensor([torch.ones(n, dtype=torch.int64) for n in lengths], layout=torch.jagged)
     columns = torch.nested.as_nested_tensor([torch.ones(n) for n in lengths], layout=torch.jagged)
     rewards, padded = torch.zeros(rows, longest), mask.to_padded_tensor(0)
@@ -154,7 +155,7 @@ def credit_alone(rows: int, longest: int, seed: int = 0) -> None:
         times, memory = [], []
         for _ in range(5):
             params = estimators()[name].params()
-            step = CreditStep(params, keys, [{}] * rows, fields, mask, scores=columns, values=columns)
+            step = CreditStep(params, keys, tags, fields, mask, scores=columns, values=columns)
             before, started = forget_peak(), time.perf_counter()
             step.run(name, rewards, padded)
             times.append(time.perf_counter() - started)

@@ -36,3 +36,9 @@ def test_both_drivers_run_on_the_same_rows(queue, extras) -> None:
 
 def test_the_processes_of_the_queue_are_found(queue) -> None:
     assert len(benchmark.queue_processes()) >= 2
+
+
+def test_credit_alone_runs(capsys) -> None:
+    benchmark.credit_alone(60, 20)
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["gigpo", "turn_gae"]
