@@ -25,6 +25,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -181,8 +182,12 @@ class Took:
 
 
 def queue_processes() -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [one for one in found if any(name in one.name() + "".join(one.cmdline()) for name in QUEUE)]
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended, and may still be there as a zombie
+            if any(name in one.name() + "".join(one.cmdline()) for name in QUEUE):
+                found.append(one)
+    return found
 
 
 def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
