@@ -97,11 +97,6 @@ def _runs(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return flat, row_start, flat & (~before | row_start)
 
 
-def run_starts(mask: Tensor) -> Tensor:
-    """Where the runs of ones of ``mask``, (B, L) or jagged, begin in the flat mask -> (n,) int64."""
-    return _runs(mask)[2].nonzero()[:, 0]
-
-
 def like(flat: Tensor, shape: Tensor) -> Tensor:
     """``flat`` (tokens,) in the shape of another tensor, padded or jagged."""
     if shape.is_nested:

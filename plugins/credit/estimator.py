@@ -140,9 +140,11 @@ class CreditStep:
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         self.credit, self.state = credit, credit.state
 
+        rejected = int(response_mask.sum()) < int(self.response_mask.values().sum())
+
         def padded(per_step: np.ndarray) -> torch.Tensor:
             tokens = rows.to_tokens(per_step).to_padded_tensor(0.0, output_size=tuple(response_mask.shape))
-            return tokens.mul_(response_mask)  # of which tokens may have been rejected
+            return tokens.mul_(response_mask) if rejected else tokens
 
         advantages = padded(credit.advantage)
         return advantages, advantages if credit.returns is None else padded(credit.returns)

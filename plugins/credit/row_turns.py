@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_turnkey.losses.turns import Turns, like, run_starts
+from verl_turnkey.losses.turns import Turns, like
 
 
 @dataclass
@@ -46,17 +46,26 @@ def record_of(extra_fields: Any) -> Any:
     return extra_fields.get("turnkey") if isinstance(extra_fields, Mapping) else None
 
 
-def token_counts(mask: torch.Tensor) -> torch.Tensor:
+def token_counts(mask: torch.Tensor) -> np.ndarray:
     """Number of the model's tokens in each row of the jagged ``mask`` -> (B,) int64."""
-    before = torch.nn.functional.pad(mask.values().bool().cumsum(0), (1, 0))
-    return before[mask.offsets()].diff()
+    runs = Runs.of(mask)
+    return np.bincount(runs.row, weights=runs.length, minlength=len(mask)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of ones in a jagged response mask of B rows, numbered row after row; n in all."""
+    """The runs of ones in a jagged response mask of B rows, numbered row after row; n in all.
 
-    turns: Turns
+    A batch has far fewer runs than tokens: what can be said of a run is not computed for each of its tokens.
+    """
+
+    mask: torch.Tensor
+    start: np.ndarray
+    """(n,) where each run begins in the flat mask"""
+    length: np.ndarray
+    """(n,) tokens of each run"""
+    row: np.ndarray
+    """(n,) row of each run"""
     count: np.ndarray
     """(B,) runs of each row"""
     first: np.ndarray
@@ -64,37 +73,52 @@ class Runs:
 
     @classmethod
     def of(cls, mask: torch.Tensor) -> Runs:
-        turns = Turns.of(mask)
-        row = torch.searchsorted(mask.offsets(), run_starts(mask), right=True) - 1
-        count = torch.bincount(row, minlength=len(mask)).numpy()
-        return cls(turns, count, count.cumsum() - count)
+        flat, offsets = mask.values().bool().numpy(), mask.offsets().numpy()
+        # Between two bounds all tokens are alike, and of one row.
+        bounds = np.union1d(offsets, np.flatnonzero(flat[1:] != flat[:-1]) + 1)
+        ones = flat[bounds[:-1]]
+        start, length = bounds[:-1][ones], np.diff(bounds)[ones]
+        row = np.searchsorted(offsets, start, side="right") - 1
+        count = np.bincount(row, minlength=len(mask))
+        return cls(mask, start, length, row, count, count.cumsum() - count)
 
-    def as_steps(self, row: np.ndarray, turn: np.ndarray) -> Turns:
-        """The tokens of each step, as turns numbered like the steps. ``row`` and ``turn``, (S,), locate the steps.
+    def spread(self, per_run: np.ndarray, outside: float) -> torch.Tensor:
+        """Write one value per run, (n,), onto its tokens: jagged like the mask, ``outside`` on all others."""
+        values = np.full(2 * len(per_run) + 1, outside, dtype=per_run.dtype)
+        values[1::2] = per_run
+        end = self.start + self.length
+        times = np.zeros(len(values), dtype=np.int64)
+        times[1::2] = self.length
+        times[0::2] = np.append(self.start, len(self.mask.values())) - np.append(0, end)
+        return like(torch.from_numpy(np.repeat(values, times)), self.mask)
+
+    def steps(self, row: np.ndarray, turn: np.ndarray) -> np.ndarray:
+        """The step that each run is of, (n,), S for none. ``row`` and ``turn``, (S,), locate the steps.
 
         All runs of a row with a single step belong to that step, which may have gaps (masked tokens) or no token.
         """
-        of_run = np.full(self.turns.n + 1, len(row))  # the last entry: tokens outside of all runs
+        of_run = np.full(len(self.start), len(row))
         alone = np.bincount(row, minlength=len(self.count))[row] == 1
         several = np.flatnonzero(~alone)
         of_run[self.first[row[several]] + turn[several]] = several
         step_of_row = np.full(len(self.count), len(row))
         step_of_row[row[alone]] = np.flatnonzero(alone)
-        of_run[:-1] = np.minimum(of_run[:-1], step_of_row[np.repeat(np.arange(len(self.count)), self.count)])
-        if np.array_equal(of_run, np.arange(len(row) + 1)):
-            return self.turns  # a row per step, as most batches are
-        index = torch.from_numpy(of_run)[self.turns.index.values()]
-        tokens = torch.bincount(index, minlength=len(row) + 1)[: len(row)]
-        return Turns(like(index, self.turns.index), len(row), tokens)
+        return np.minimum(of_run, step_of_row[self.row])
+
+    def turns(self, of_run: np.ndarray, number: int) -> Turns:
+        """The tokens of each of ``number`` steps, as turns numbered like the steps; ``of_run``: see :meth:`steps`."""
+        tokens = np.bincount(of_run, weights=self.length, minlength=number + 1)[:number].astype(np.int64)
+        return Turns(self.spread(of_run, number), number, torch.from_numpy(tokens))
 
     def owned(self, values: torch.Tensor) -> np.ndarray:
         """Sum of ``values`` (tokens,) over each run and the masked tokens behind it -> (n,) float64.
 
         Tokens before the first run of a row count for that run; rows without runs are left out.
         """
-        index, none = self.turns.index.values(), self.turns.n
+        none, offsets = len(self.start), self.mask.offsets()
+        index = self.spread(np.arange(none), none).values()
         latest = torch.where(index < none, index, -1).cummax(0).values if len(index) else index
-        row_of_token = torch.repeat_interleave(self.turns.index.offsets().diff())
+        row_of_token = torch.repeat_interleave(offsets.diff())
         owner = torch.maximum(latest, torch.from_numpy(self.first)[row_of_token])
         owner[torch.from_numpy(self.count == 0)[row_of_token]] = none
         return torch.bincount(owner, weights=values.double(), minlength=none + 1)[:none].numpy()

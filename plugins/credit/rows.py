@@ -36,6 +36,10 @@ class Rows:
     steps: StepBatch
     row: np.ndarray
     turn: np.ndarray
+    runs: Runs
+    """of the response mask"""
+    of_run: np.ndarray
+    """the step that each run is of, S for none"""
     turns: Turns
     """the response tokens of each step: ``index`` is jagged like the response mask, and S on tokens of no step"""
     reward_before_kl: np.ndarray
@@ -51,7 +55,7 @@ class Rows:
 
     def to_tokens(self, per_step: np.ndarray) -> torch.Tensor:
         """Write one value per step, (S,), onto the tokens of its turn: jagged float32, zero elsewhere."""
-        return self.turns.spread(torch.tensor(per_step, dtype=torch.float32))
+        return self.runs.spread(np.append(per_step, 0.0)[self.of_run].astype(np.float32), 0.0)
 
 
 def failure(extra_fields: Any, has_tokens: bool) -> str | None:
@@ -105,7 +109,8 @@ def read_rows(
         assert scores is not None, "rows without records need scores"
         found = derive(keys, real, runs, scores, extra_fields, lists)
     row, turn = np.array(found.row, dtype=np.int64), np.array(found.turn, dtype=np.int64)
-    turns = runs.as_steps(row, turn)
+    of_run = runs.steps(row, turn)
+    turns = runs.turns(of_run, len(row))
     columns = dict(found.columns)
     reward = np.asarray(columns.pop("reward"), dtype=np.float64)
     supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in found.extra}
@@ -120,6 +125,8 @@ def read_rows(
         ),
         row=row,
         turn=turn,
+        runs=runs,
+        of_run=of_run,
         turns=turns,
         reward_before_kl=reward,
         version=np.array(found.version or [np.nan] * len(row), dtype=np.float64),

@@ -80,7 +80,7 @@ class Dealt:
             roles.append("actor")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
         mask = data.pop("response_mask").bool()
-        trained = token_counts(mask).numpy()
+        trained = token_counts(mask)
         lengths = np.array([tag["seq_len"] for tag in batch.tags])
         seed = (self.global_steps, self.local_trigger_step)
         dealt = dealing.deal(batch.keys, lengths, trained, [self._mini_batches(role) for role in roles], seed)

@@ -30,6 +30,7 @@ TESTS = {
     "envs/prompting/memory.py": PROMPTS,
     "envs/adapters/minigrid.py": f"{U}/adapters/test_minigrid.py",
     "envs/hosting/runner.py": RUNNER,
+    "envs/hosting/fresh.py": "tests/contract/envs/hosting/test_processes.py",
     "envs/hosting/process.py": f"tests/contract/envs/hosting/test_processes.py {HOSTS}",
     "envs/prompting/prompts.py": PROMPTS,
     "envs/registry.py": f"{U}/test_registry.py",
@@ -60,7 +61,7 @@ MUTATIONS = [
         "            clone.instance.worker.kill()",
     ),
     ("envs/hosting/admission.py", "self.leave(env_id, grant.result())", "pass"),
-    ("envs/hosting/process.py", '{reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}', "{reaper.MARK: mark}"),
+    ("envs/hosting/fresh.py", '{reaper.MARK: mark, "CUDA_VISIBLE_DEVICES": ""}', "{reaper.MARK: mark}"),
     (
         "envs/rewards/composition.py",
         "        for task in tasks:\n            task.cancel()\n",
@@ -133,8 +134,8 @@ MUTATIONS = [
     ("envs/hosting/pool.py", "if host.load == 0 and self._hosts", "if self._hosts"),
     ("envs/hosting/pool.py", "        host.load -= 1\n", ""),
     ("envs/hosting/instances.py", 'if failure.kind in ("timeout", "process"):', 'if failure.kind == "timeout":'),
-    ("envs/hosting/process.py", 'if not name.startswith("RAY_")}', "}"),
-    ("envs/hosting/process.py", 'variables.setdefault("OMP_NUM_THREADS", "1")', "pass"),
+    ("envs/hosting/fresh.py", 'if not name.startswith("RAY_")}', "}"),
+    ("envs/hosting/fresh.py", 'variables.setdefault("OMP_NUM_THREADS", "1")', "pass"),
     ("envs/hosting/threads.py", "                self._busy = True\n", ""),
     # --- environments
     ("envs/adapters/minigrid.py", "bool(terminated and float(reward) > 0)", "bool(terminated)"),

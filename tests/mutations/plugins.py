@@ -344,8 +344,8 @@ MUTATIONS = [
     # --- from rows to the table and back
     (
         "plugins/credit/estimator.py",
-        "rewards.values() - self.scores.values()",
-        "self.scores.values() - rewards.values()",
+        "jagged(token_level_rewards, scores).values() - scores.values()",
+        "scores.values() - jagged(token_level_rewards, scores).values()",
         STEP,
     ),
     (
@@ -353,13 +353,9 @@ MUTATIONS = [
         "return all(record_of(fields) is not None for fields in rows)",
         "return any(record_of(fields) is not None for fields in rows)",
     ),
-    ("plugins/credit/estimator.py", "padded.fill(rows.to_tokens(credit.returns) * left)", "advantages", STEP),
-    (
-        "plugins/credit/estimator.py",
-        "rows.to_tokens(credit.advantage) * left",
-        "rows.to_tokens(credit.advantage)",
-        STEP,
-    ),
+    ("plugins/credit/estimator.py", "else padded(credit.returns)", "else advantages", STEP),
+    ("plugins/credit/estimator.py", "tokens.mul_(response_mask) if rejected else tokens", "tokens", STEP),
+    ("plugins/credit/estimator.py", "tokens.mul_(response_mask) if rejected else tokens", "tokens * 0.5", STEP),
     (
         "plugins/credit/unrecorded.py",
         "flat[[ends[i + 1] - 1 for i in earlier]] = 0.0",
@@ -384,7 +380,9 @@ MUTATIONS = [
     ),
     ("plugins/credit/rows.py", "turns.tokens > 0, turns.first()", "turns.tokens >= 0, turns.first()", TOKENS),
     ("plugins/credit/rows.py", 'step.get("composed_reward", step["reward"])', 'step["reward"]', STEP),
-    ("plugins/credit/row_turns.py", "of_run[:-1] = np.minimum(of_run[:-1], ", "np.minimum(of_run[:-1], ", TOKENS),
+    ("plugins/credit/row_turns.py", "np.minimum(of_run, step_of_row[self.row])", "of_run", TOKENS),
+    ("plugins/credit/row_turns.py", 'side="right") - 1', 'side="left")', TOKENS),
+    ("plugins/credit/row_turns.py", "np.union1d(offsets, ", "np.union1d(offsets[[0, -1]], ", TOKENS),
     ("plugins/credit/rows.py", "> 1 and held != turns:", "> max(1, turns):", STEP),
     (
         "plugins/credit/rows.py",

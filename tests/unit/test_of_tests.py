@@ -13,14 +13,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def drawn() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drawn", ROOT / "tests" / "mutations" / "drawn.py")
+def loaded(name: str) -> ModuleType:
+    """A file of ``tests/mutations``."""
+    spec = importlib.util.spec_from_file_location(f"mutations_{name}", ROOT / "tests" / "mutations" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def drawn() -> ModuleType:
+    return loaded("drawn")
 
 
 def test_an_order_is_one_of_all_tests_and_keeps_files_together(pytestconfig):
@@ -101,3 +106,10 @@ def test_what_is_made_of_a_program(drawn, tmp_path):
     assert changed == {CODE.replace(old, new, 1) for old, new in MADE}
     whole = {CODE.replace(*file.texts(edit)) for edit in file.edits()}
     assert whole == changed
+
+
+@pytest.mark.parametrize("room", ["advantage", "losses", "plugins", "envs"])
+def test_what_a_listed_mutation_changes_is_there_once(room: str):
+    listed = [(entry[0], entry[1]) for entry in loaded(room).MUTATIONS]
+    assert listed
+    assert [(file, old) for file, old in listed if (ROOT / file).read_text(encoding="utf-8").count(old) != 1] == []
