@@ -249,7 +249,7 @@ def draw(folders: list[Path], picture: Path) -> None:
         above.plot(steps[width - 1 :], np.convolve(rates, np.ones(width) / width, "valid"), label=out.name)
         for role in dict.fromkeys([*ROLES.values(), "other"]):
             for i, series in enumerate(of_role(out, role)):
-                color = f"C{[*dict.fromkeys([*ROLES.values(), 'other'])].index(role)}"
+                color = plt.get_cmap("tab20")([*dict.fromkeys([*ROLES.values(), "other"])].index(role))
                 axes.plot(*zip(*series, strict=True), color=color, label=role if i == 0 else None)
         axes.set(title=out.name, xlabel="training step", ylabel="memory in MB", yscale="log")
         axes.legend(fontsize="small", ncols=2)
