@@ -1,12 +1,14 @@
 """Whether the numbers on a GPU are those of the CPU, and what our part of a training step costs there.
 
     python benchmarks/gpu_check.py                          # one GPU, models of 0.5 and 1.5 B, about ten minutes
+    python benchmarks/gpu_check.py --stack                  # and steps of verl with FSDP2 and vLLM, twenty minutes more
     python benchmarks/gpu_check.py --device cpu --tiny      # a model of 0.1 M, which tries the script itself
 
-Needs torch and transformers, but neither verl nor vLLM: weights are random, and rows are made up, with the lengths of
-text games. Two tables for each model: the gradients of our losses on the device, in float32 and bfloat16, against
-float32 on the CPU on the same rows; seconds and memory of an update with ``st_ppo`` against PPO's loss, with a row per
-step and a row per conversation, and our share of them. Prints Markdown, and writes runs/gpu_check/result.json.
+Needs torch and transformers, and without ``--stack`` neither verl nor vLLM: weights are random, and rows are made up,
+with the lengths of text games. Two tables for each model: the gradients of our losses on the device, in float32 and
+bfloat16, against float32 on the CPU on the same rows; seconds and memory of an update with ``st_ppo`` against PPO's
+loss, with a row per step and a row per conversation, and our share of them. ``--stack`` adds a third, of real training
+steps (gpu_stack.py). Prints Markdown, and writes runs/gpu_check/result.json.
 """
 
 from __future__ import annotations
@@ -287,6 +289,8 @@ def markdown(table: Table) -> str:
 def main(
     device: Annotated[str, typer.Option(help="of torch")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="a model of 0.1 M and short episodes")] = False,
+    stack: Annotated[bool, typer.Option("--stack", help="training steps of verl as well")] = False,
+    override: Annotated[list[str] | None, typer.Option(help="one more override of their launch lines")] = None,
     out: Annotated[Path, typer.Option(help="file for the numbers")] = ROOT / "runs" / "gpu_check" / "result.json",
 ) -> None:
     """Compare with the CPU, and measure."""
@@ -305,6 +309,14 @@ def main(
         for table, measure in (("numerics", numerics), ("costs", costs)):
             rows = measure(name, model, sizes, where)
             result[table] += rows
+            print(f"\n{markdown(rows)}", flush=True)
+        del model
+        if stack:
+            import gpu_stack
+
+            lengths = (sizes.turns, sizes.answer, max(2, sizes.groups // 4))
+            rows = gpu_stack.stack(name, shape, *lengths, device, out.parent.resolve(), override or [])
+            result["stack"] = [*result.get("stack", []), *rows]
             print(f"\n{markdown(rows)}", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1))

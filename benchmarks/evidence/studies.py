@@ -214,7 +214,7 @@ def height(line: Line) -> float:
 PPO = "turn_gae"
 BESIDE = ("grpo_steps", "gigpo", "graph")
 """trained from the same models as the critic's runs, which another CPU than that of the methods has made"""
-CRITIC_TASKS: tuple[str, ...] = ()
+CRITIC_TASKS: tuple[str, ...] = ("doorkey",)
 """that it is trained on"""
 
 
@@ -251,7 +251,7 @@ INDEPENDENT = "independent"
 """``gigpo`` on episodes that do not fork"""
 ON_STACK = ("vine", "tree", "entropy_branch")
 BRANCHING = tuple(name + way for name in (INDEPENDENT, *ON_STACK) for way in ("", IN_LOOP))
-BRANCHING_TASK, BRANCHING_SEEDS = "doorkey", (0, 1)
+BRANCHING_TASK, BRANCHING_SEEDS = "doorkey", (0, 1, 2)
 BRANCHING_RATE, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY = 5e-4, 8, 4
 
 

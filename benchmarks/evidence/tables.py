@@ -300,6 +300,7 @@ def _bold(text: str, chosen: bool) -> str:
 CONTENTS: dict[str, Callable[[], str]] = {
     "methods by task": methods,
     "methods against baselines": against,
+    "critics by task": critic,
     "strategies by task": strategies,
     "branching by task": branching,
 }

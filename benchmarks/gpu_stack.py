@@ -1,0 +1,131 @@
+"""Whole steps of stock verl with random weights, by part: FSDP2, vLLM and what is ours; see gpu_check.py.
+
+The model says 60 tokens in each turn, nothing of which is an action; the game answers with a text of its own, so that
+episodes have the lengths of text games. Two steps a run, of which the second one is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.plugins.seeing.runs import read
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "examples" / "quickstart"))
+
+LAYOUTS = ("row per step", "conversation")
+ON_STACK = ("vanilla", "st_ppo")
+PARTS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")
+SECOND = "actor/clipping_bias/seconds"
+
+
+def write_model(folder: Path, shape: dict[str, int]) -> None:
+    """A model with random weights, and a tokenizer of bytes, which knows the first of its tokens."""
+    from model import CHAT_TEMPLATE, END, PAD, START
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    vocabulary = {token: i for i, token in enumerate((PAD, START, END, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
+    bytes_ = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytes_.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytes_,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.save_pretrained(folder)
+    config = Qwen2Config(
+        **shape,
+        tie_word_embeddings=True,
+        max_position_embeddings=32_768,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen2ForCausalLM(config).bfloat16().save_pretrained(folder)
+
+
+def overrides(layout: str, loss: str, turns: int, answer: int, groups: int) -> list[str]:
+    """Of the launch line: what a run measures."""
+    observation = 2 * answer + 100  # with the marks of a message
+    length = turns * (answer + observation)
+    prompts = {
+        "row per step": ["turnkey.rollout.prompt=template", f"data.max_response_length={answer}"],
+        "conversation": [
+            "turnkey.rollout.prompt=conversation",
+            f"turnkey.rollout.max_tokens_per_turn={answer}",
+            f"data.max_response_length={length}",
+        ],
+    }
+    return [
+        f"+turnkey/loss={loss}",
+        *prompts[layout],
+        "turnkey.rollout.action_format=plain",
+        f"turnkey.rollout.max_turns={turns}",
+        f"++turnkey.env.kwargs={{turns: {turns}, length: {answer}}}",
+        "data.max_prompt_length=4096",
+        f"data.train_batch_size={groups}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={groups}",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.rollout.enforce_eager=true",  # graphs take minutes to capture
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+    ]
+
+
+def command(model: Path, folder: Path, layout: str, loss: str, device: str, given: list[str]) -> list[str]:
+    """``turnkey train``, which checks the launch line and becomes verl's program."""
+    turnkey = [
+        str(Path(sys.executable).with_name("turnkey")),
+        "train",
+        f"{HERE / 'text_game.py'}:benchmarks/TextGame-v0",
+    ]
+    what = ["--model", str(model), "--device", "gpu" if device == "cuda" else device, "--steps", "2"]
+    return [*turnkey, *what, "--out", str(folder), "--train", "64", "--val", "8", *given]
+
+
+def stack(
+    name: str, shape: dict[str, int], turns: int, answer: int, groups: int, device: str, out: Path, more: list[str]
+) -> list[dict[str, Any]]:
+    """A row for each layout and loss; a run that is there is not made again. ``more``: further overrides."""
+    model = out / name / "model"
+    if not (model / "config.json").is_file():
+        write_model(model, shape)
+    table = []
+    for layout, loss in product(LAYOUTS, ON_STACK):
+        folder = out / name / f"{layout} {loss}".replace(" ", "-")
+        if not (folder / "measured.json").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            line = command(
+                model, folder, layout, loss, device, [*overrides(layout, loss, turns, answer, groups), *more]
+            )
+            with (folder / "train.log").open("w") as log:
+                print(f"{name}, {layout}, {loss}: {log.name}", file=sys.stderr, flush=True)
+                subprocess.run(line, check=True, stdout=log, stderr=subprocess.STDOUT)
+            (folder / "measured.json").write_text(json.dumps(measured(folder), indent=1))
+        found = json.loads((folder / "measured.json").read_text())
+        table.append({"model": name, "layout": layout, "loss": loss} | found)
+    return table
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """Of the last step of a run: tokens, seconds by part, our share of them, and the device's peak memory."""
+    last = {metric: float(values[-1]) for metric, values in read(folder).metrics.items()}
+    parts = {part: last[f"timing_s/{part}"] for part in PARTS if f"timing_s/{part}" in last}
+    ours = parts["adv"] + last.get(SECOND, 0.0)
+    return {
+        "tokens": int(last["perf/total_num_tokens"]),
+        "seconds": parts["step"],
+        "share": ours / parts["step"],
+        "gib": last.get("perf/max_memory_allocated_gb"),
+        "parts": {part: seconds for part, seconds in parts.items() if part != "step"}
+        | ({"second pass": last[SECOND]} if SECOND in last else {}),
+    }
