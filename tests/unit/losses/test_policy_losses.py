@@ -401,6 +401,19 @@ def test_rebel_is_the_mean_over_pairs_of_a_group():
     assert compute("rebel", given, eta=0.5)[0].item() == pytest.approx(pairs.mean().item())
 
 
+def test_a_row_of_one_token_counts_as_much_as_a_longer_one():
+    mask = torch.zeros(4, 5)
+    mask[0, 2] = 1.0
+    mask[1:, :3] = 1.0
+    given = inputs(mask=mask)
+    spec = losses()["rebel"]
+    usual = {key: given[key] for key in ("log_prob", "old_log_prob", "advantages", "response_mask")}
+    usual["log_prob"] = usual["log_prob"].requires_grad_()
+    term = token_loss(spec, spec.params(), **usual, extra={key: given[key] for key in spec.inputs if key in given})
+    of_row = [row[own.bool()].mean().item() for row, own in zip(term.loss, mask, strict=True)]
+    assert compute("rebel", given)[0].item() == pytest.approx(sum(of_row) / 4)
+
+
 def test_rebels_error_is_of_the_rows_that_have_tokens():
     loss, metrics = compute("rebel", inputs())
     assert metrics["regression_error"] == pytest.approx(loss.item() / 2)
