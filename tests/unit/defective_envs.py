@@ -83,6 +83,11 @@ class ShortAnswer(Corridor):
         return super().step(action)[:4]
 
 
+class CannotClose(Corridor):
+    def close(self) -> None:
+        raise OSError("still in use")
+
+
 class RaisesOnLongText(Corridor):
     def act(self, action: str) -> StepResult:
         if len(action) > 1000:
@@ -228,6 +233,22 @@ class KeyCountsSteps(Corridor):
     def begin(self, seed: int) -> tuple[StepResult, str]:
         self._steps = -1
         return super().begin(seed)
+
+
+class KeyCountsMoves(Corridor):
+    """An invalid action leaves the key as it was."""
+
+    def begin(self, seed: int) -> tuple[StepResult, str]:
+        self._moves = 0
+        return super().begin(seed)
+
+    def act(self, action: str) -> StepResult:
+        self._moves += action in MOVES
+        return super().act(action)
+
+    def result(self, **outcome: Any) -> StepResult:
+        result = super().result(**outcome)
+        return replace(result, state_key=f"{self._moves} {result.state_key}")
 
 
 class NotANumber(Corridor):
@@ -434,6 +455,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Raises, "runs", "fail", "step('right') (seed 0, step 2) raised KeyError"),
     (Exits, "runs", "fail", "SystemExit"),
     (ShortAnswer, "runs", "fail", "step must return (observation, reward"),
+    (CannotClose, "runs", "fail", "close() raised OSError: 'still in use'"),
     (RaisesOnLongText, "any_text", "fail", "ValueError: 'too long'"),
     (Slow, "deadline", "fail", "s of 0.04 s: raise turnkey.env.reset_timeout or step_timeout"),
     (NoGenerator, "gymnasium", "fail", "super().reset(seed=seed)"),
@@ -453,6 +475,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (CoarseKey, "key_coarse", "warn", "does not always lead"),
     (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible"),
     (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
+    (KeyCountsMoves, "key_repeats", "warn", "a step number in it?"),
     (NotANumber, "reward", "fail", "must be a finite number, not float nan"),
     (RewardInWords, "reward", "fail", "str"),
     (RunningSum, "reward_per_step", "fail", "[0.25, 0.75]"),

@@ -382,3 +382,8 @@ def test_what_the_room_imports():
         "print([name for name in ('scipy', 'sklearn', 'torch', 'ray', 'verl', 'httpx') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_won_is_another_name_of_success():
+    assert RewardStep("a room", "go", success=True).won is True
+    assert RewardStep("a room", "go").won is False
