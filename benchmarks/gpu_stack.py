@@ -74,7 +74,7 @@ def overrides(layout: str, loss: str, turns: int, answer: int, groups: int) -> l
         f"data.train_batch_size={groups}",
         # Two optimizer steps, the first of which is large enough that the second one clips.
         f"actor_rollout_ref.actor.ppo_mini_batch_size={max(1, groups // 2)}",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
         "actor_rollout_ref.actor.strategy=fsdp2",
         "actor_rollout_ref.rollout.enforce_eager=true",  # graphs take minutes to capture
         "trainer.val_before_train=false",
