@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 
+import gymnasium
 import pytest
 from env_cases import play
 from gymnasium.envs.toy_text.frozen_lake import MAPS
@@ -219,3 +220,13 @@ def test_the_oracle_may_take_the_whole_limit_and_no_more():
     assert too_short is None
     assert len(enough) == 6
     assert [lakes[1].step(action) for action in enough][-1][1:4] == (1.0, True, False)
+
+
+def test_a_taxi_drives_as_long_as_gymnasiums():
+    env = make("turnkey/Taxi-v0")
+    env.reset(seed=0)
+    limit = next(spec.max_episode_steps for name, spec in gymnasium.registry.items() if name.startswith("Taxi-v"))
+    moves = [("south", "north")[t % 2] for t in range(limit)]
+    ends = [env.step(move)[2:4] for move in moves]
+    assert ends[-1] == (False, True)
+    assert set(ends[:-1]) == {(False, False)}
