@@ -1,7 +1,7 @@
 """Whether the numbers on a GPU are those of the CPU, and what our part of a training step costs there.
 
     python benchmarks/gpu_check.py                          # one GPU, models of 0.5 and 1.5 B, about ten minutes
-    python benchmarks/gpu_check.py --stack                  # and steps of verl with FSDP2 and vLLM, twenty minutes more
+    python benchmarks/gpu_check.py --stack                  # and training steps of verl with FSDP2 and vLLM
     python benchmarks/gpu_check.py --device cpu --tiny      # a model of 0.1 M, which tries the script itself
 
 Needs torch and transformers, and without ``--stack`` neither verl nor vLLM: weights are random, and rows are made up,

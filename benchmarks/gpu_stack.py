@@ -22,30 +22,22 @@ LAYOUTS = ("row per step", "conversation")
 ON_STACK = ("vanilla", "st_ppo")
 PARTS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")
 SECOND = "actor/clipping_bias/seconds"
+LONGEST = 32_768
+"""tokens of prompt and responses that model and tokenizer allow"""
 
 
 def write_model(folder: Path, shape: dict[str, int]) -> None:
     """A model with random weights, and a tokenizer of bytes, which knows the first of its tokens."""
-    from model import CHAT_TEMPLATE, END, PAD, START
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from model import build_tokenizer
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    vocabulary = {token: i for i, token in enumerate((PAD, START, END, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
-    bytes_ = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bytes_.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bytes_,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
-    )
+    tokenizer = build_tokenizer([], [], pieces=r"\s+")  # of no texts: a token for each byte
+    tokenizer.model_max_length = LONGEST
     tokenizer.save_pretrained(folder)
     config = Qwen2Config(
         **shape,
         tie_word_embeddings=True,
-        max_position_embeddings=32_768,
+        max_position_embeddings=LONGEST,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
