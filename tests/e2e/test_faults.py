@@ -41,6 +41,8 @@ def play(out: Path, model: Path, *overrides: str) -> tuple[str, ...]:
         "trainer.total_training_steps=1000",
         f"trainer.default_local_dir={out.parent}/checkpoints",
         f"turnkey.log.trajectories={out.parent}/log",
+        # A worker of the engine has a process of its own, as on several GPUs: they share memory.
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=mp",
         *overrides,
     )
 
