@@ -12,18 +12,20 @@ from typing import NamedTuple
 import psutil
 import pytest
 from launch import started
-from measured import own_tmp, suffered
+from measured import Fault, own_tmp, suffered
 from ray.cluster_utils import Cluster
 from test_faults import beginner as beginner
 from test_faults import play, steps, until_step
 
 NODE_SECONDS = 240
+OF_NODE = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
+"""titles of processes that a node has without a run, too"""
 
 
 class Seen(NamedTuple):
     first: Path
     second: Path
-    code: int
+    fault: Fault
     beside: list[list[str]]
     """per node: the agent-loop workers and hosts on it"""
 
@@ -53,10 +55,10 @@ def on(node) -> list[str]:
 
 
 def below(node) -> list[psutil.Process]:
-    """The processes that a node runs for a run: its own agents stay."""
+    """The processes that a node runs for a run: its own stay."""
     [raylet] = node.all_processes["raylet"]
     family = psutil.Process(raylet.process.pid).children(recursive=True)
-    return [each for each in family if "agent" not in " ".join(each.cmdline()[:4])]
+    return [each for each in family if not " ".join(each.cmdline()).startswith(OF_NODE)]
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +77,12 @@ def seen(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFact
         until_step(first, process)
         beside = [on(head), on(other)]
         family = below(head)
-        code = suffered("node lost", process, first, env, lose, "a process of the run is dead", family).code
+        fault = suffered("node lost", process, first, env, lose, "a process of the run is dead", family)
     last = steps(first)[-1]
     rest = play(second, beginner, *both, f"trainer.total_training_steps={last + 2}")
     with started(second, *rest, cluster=cluster.address) as process:
         assert process.wait(timeout=900) == 0, (second / "log.txt").read_text()[-6000:]
-    return Seen(first, second, code, beside)
+    return Seen(first, second, fault, beside)
 
 
 def test_hosts_run_beside_their_workers(seen: Seen) -> None:
@@ -90,10 +92,14 @@ def test_hosts_run_beside_their_workers(seen: Seen) -> None:
 
 def test_a_lost_node_ends_the_run_with_its_cause(seen: Seen) -> None:
     said = (seen.first / "log.txt").read_text()
-    assert seen.code == 69, said[-6000:]
+    assert seen.fault.code == 69, said[-6000:]
     # It died, or is unavailable while Ray does not know yet.
     assert "verl-turnkey: a process of the run is dead: The actor" in said
     assert "main_ppo" in said.rsplit("To resume:", 1)[1]
+
+
+def test_nothing_of_it_is_left_on_the_other_node(seen: Seen) -> None:
+    assert not seen.fault.alive
 
 
 def test_it_resumes_on_what_is_left(seen: Seen) -> None:
