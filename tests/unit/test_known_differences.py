@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+pytest_plugins = "pytester"
 
 CONTRACT = Path(__file__).parents[1] / "contract"
 TESTS = """
@@ -31,32 +34,39 @@ def pytest_configure(config):
 """
 
 
-def outcome(folder: Path, listed: list[str]) -> tuple[int, str]:
-    (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "test_it.py").write_text(TESTS)
-    (folder / "pytest.ini").write_text("[pytest]")
-    (folder / "0.0.1.txt").write_text("# why\n\n" + "\n".join(f"test_it.py::{name}" for name in listed))
-    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "test_it.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stdout
+@pytest.fixture
+def outcome(pytester: pytest.Pytester, monkeypatch) -> Callable[[list[str]], tuple[int, str]]:
+    """Exit status and output of a pytest of its own, in this process, with these tests listed."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def run(listed: list[str]) -> tuple[int, str]:
+        pytester.makeconftest(CONFTEST)
+        pytester.makeini("[pytest]")
+        pytester.makepyfile(test_it=TESTS)
+        lines = ["# why", "", *(f"test_it.py::{name}" for name in listed)]
+        pytester.path.joinpath("0.0.1.txt").write_text("\n".join(lines))
+        done = pytester.runpytest_inprocess("-rA", "-p", "no:cacheprovider", "test_it.py")
+        return done.ret, done.stdout.str()
+
+    return run
 
 
-def test_known_ones_do_not_fail_the_run_and_stale_ones_do(tmp_path: Path):
-    code, said = outcome(tmp_path, ["test_known", "test_known_setup", "test_stale"])
+def test_known_ones_do_not_fail_the_run_and_stale_ones_do(outcome):
+    code, said = outcome(["test_known", "test_known_setup", "test_stale"])
     assert code == 1
     assert "FAILED test_it.py::test_news" in said
     assert "FAILED test_it.py::test_stale - passes with verl 0.0.1: take it out of" in said
     assert "2 known differences of verl 0.0.1, of 3 that are listed" in said
 
 
-def test_the_known_alone_pass(tmp_path: Path):
-    code, said = outcome(tmp_path, ["test_known", "test_known_setup", "test_news"])
+def test_the_known_alone_pass(outcome):
+    code, said = outcome(["test_known", "test_known_setup", "test_news"])
     assert code == 0
     assert "3 known differences" in said
 
 
-def test_without_a_file_all_are_news(tmp_path: Path):
-    code, said = outcome(tmp_path, [])
+def test_without_a_file_all_are_news(outcome):
+    code, said = outcome([])
     assert code == 1
     assert "2 failed, 2 passed, 1 error" in said
     assert "known differences" not in said
