@@ -107,7 +107,8 @@ def due(metric: str, run: Run) -> list[int]:
             groups[episodes[name]["group"]].append(episodes[name])
         ends = [(one[0]["seed"], {bool(each["success"]) for each in one}) for one in groups.values()]
         if metric == "groups/replayed":
-            found.append(sum(len(of) == 1 and (task, not next(iter(of))) in known for task, of in ends))
+            # Of several groups of one task the first one gets them.
+            found.append(len({task for task, of in ends if len(of) == 1 and (task, not next(iter(of))) in known}))
             known |= {(task, end) for task, of in ends for end in of}
         else:
             differ = sum(len({each["score"] for each in one}) > 1 for one in groups.values())
