@@ -3,7 +3,8 @@
 # openenv (in a virtual environment of its own: its packages and verl's do not go together), end to end (real training).
 # A skipped or expectedly failing test fails the run (tests/conftest.py).
 #
-#   ./run_tests.sh                 # everything
+#   ./run_tests.sh                 # everything but the training runs that are marked as long
+#   ./run_tests.sh long            # these: further methods and modes, lost processes and nodes; half an hour
 #   ./run_tests.sh unit            # only tests/unit; also: contract, openenv, e2e
 #   VERL=verl==0.9.0 TURNKEY_VENV=.venv-0.9.0 ./run_tests.sh verl    # what moved in another verl, then what touches verl
 set -euo pipefail
@@ -51,7 +52,7 @@ against_verl() {
     "$venv/bin/python" -m pytest --durations=5 tests/contract/plugins/{test_registration.py,verl_api,credit,rollout,trainer,checks}
 }
 
-case "$parts" in *contract* | *e2e*) debian_packages ;; esac
+case "$parts" in *contract* | *e2e* | long) debian_packages ;; esac
 bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/docs.txt
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
@@ -67,7 +68,8 @@ for part in $parts; do
         [ "$part" = unit ] && side_by_side=(-n 2 --dist worksteal)
         [ "$part" = contract ] && side_by_side=(-n 2 --dist loadfile) # much of its time is spent waiting
         # Two runs at a time; with more threads than cores those of torch would spin while they wait for each other.
-        [ "$part" = e2e ] && side_by_side=(-n 2 --dist loadfile) && export OMP_NUM_THREADS=1
-        "$venv/bin/python" -m pytest "tests/$part" --durations=5 "${side_by_side[@]}"
+        [ "$part" = e2e ] && side_by_side=(-n 2 --dist loadfile -m "not long") && export OMP_NUM_THREADS=1
+        [ "$part" = long ] && side_by_side=(-n 2 --dist loadfile -m long) && export OMP_NUM_THREADS=1
+        "$venv/bin/python" -m pytest "tests/${part/long/e2e}" --durations=5 "${side_by_side[@]}"
     fi
 done

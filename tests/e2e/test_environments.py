@@ -74,7 +74,7 @@ def alfworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return play(out, model, "alfworld", "turnkey.rollout.max_turns=8", rewards, env=env)
 
 
-@pytest.fixture(params=["textworld", "alfworld"])
+@pytest.fixture(params=[pytest.param("textworld", marks=pytest.mark.long), "alfworld"])
 def run(request: pytest.FixtureRequest) -> Run:
     return request.getfixturevalue(request.param)
 
@@ -117,6 +117,7 @@ def test_every_turn_is_in_one_row_as_it_was_written(run: Run, model: Path, step:
     assert run.metrics[step]["training/rollout_probs_diff_max"] < 1e-4  # the row's context is what the server saw
 
 
+@pytest.mark.long
 def test_a_conversation_is_one_row(textworld: Run, alfworld: Run) -> None:
     def sizes(run: Run, part: str) -> list[int]:
         return [len({step[part] for step in episode["steps"]}) for episode in run.episodes("train")]
@@ -140,6 +141,7 @@ def test_components_are_logged_by_name(alfworld: Run) -> None:
     assert sum(taken) > 0
 
 
+@pytest.mark.long
 def test_walks_find_coins(textworld: Run) -> None:
     assert max(textworld.metrics[step]["episode/success_rate"] for step in range(1, STEPS + 1)) > 0
     assert textworld.metrics[1]["episode/return/mean"] == textworld.metrics[1]["episode/success_rate"]

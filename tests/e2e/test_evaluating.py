@@ -24,6 +24,7 @@ def responses(log: Path) -> dict[str, list[str]]:
     return {tasks[key]: list(rows["response"]) for key, rows in texts.groupby("episode")}
 
 
+@pytest.mark.long
 def test_a_greedy_evaluation_is_the_trainers_validation(model: Path, tmp_path: Path) -> None:
     """One episode at a time on both sides: what is computed together changes logits in their last digits."""
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"

@@ -152,6 +152,7 @@ def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return first, second, saved, faults
 
 
+@pytest.mark.long
 def test_a_dead_training_process_ends_the_run_and_the_last_checkpoint_is_resumed_from(killed) -> None:
     first, second, saved, faults = killed
     said = (first / "log.txt").read_text()
@@ -161,6 +162,7 @@ def test_a_dead_training_process_ends_the_run_and_the_last_checkpoint_is_resumed
     assert steps(second)[0] == saved + 1
 
 
+@pytest.mark.long
 def test_of_a_killed_driver_no_process_is_left_and_doctor_finds_its_files(killed, monkeypatch) -> None:
     of_worker, of_driver = killed[3]
     assert not of_worker.alive

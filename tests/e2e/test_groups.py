@@ -53,7 +53,7 @@ STORED = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(STORED))
+@pytest.fixture(scope="module", params=[pytest.param("buffer", marks=pytest.mark.long), "replay"])
 def stored(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
     """With a reference policy, which has to know what it says to stored rows, too.
 
@@ -165,6 +165,7 @@ def hinted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return play(tmp_path_factory.mktemp("hinted"), model, "+turnkey=gigpo", *hints, **tasks)
 
 
+@pytest.mark.long
 def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: Run) -> None:
     """Half of it where nobody ever solved the task, and less where somebody did before."""
     words = HINT.split()
@@ -191,11 +192,13 @@ def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: R
     assert any(found == {" ".join(words[:4])} for tasks in shown.values() for found in tasks.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_with_hints_is_that_of_the_naive_twin(hinted: Run, step: int) -> None:
     hinted.agrees_with(naive.gigpo, step)
 
 
+@pytest.mark.long
 def test_validation_shows_no_hint(hinted: Run) -> None:
     episodes = hinted.episodes("val")
     assert len(episodes) >= 4

@@ -30,7 +30,7 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=["sync", pytest.param("separate_async", marks=pytest.mark.long)])
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
 

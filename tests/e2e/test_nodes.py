@@ -17,6 +17,8 @@ from ray.cluster_utils import Cluster
 from test_faults import beginner as beginner
 from test_faults import play, steps, until_step
 
+pytestmark = pytest.mark.long
+
 NODE_SECONDS = 240
 OF_NODE = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
 """titles of processes that a node has without a run, too"""
