@@ -130,9 +130,9 @@ def test_the_log_has_credit_and_updates_of_each_trained_turn(learning: Run) -> N
 def broken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One step on environments of which half break, each in its own way; nobody is ever rewarded."""
     out = tmp_path_factory.mktemp("broken")
-    faults = ("reset", "step", "nan", "hang")
-    tasks = [Task("test/Broken-v0", seed, {"fault": fault}) for seed, fault in enumerate(faults)]
-    for split in ("train", "val"):
+    # A reset that fails in an environment of the training is tried again, in a new one: it has no part in validation.
+    for split, faults in (("train", ("reset", "step", "nan", "hang")), ("val", ("step", "step", "nan", "nan"))):
+        tasks = [Task("test/Broken-v0", seed, {"fault": fault}) for seed, fault in enumerate(faults)]
         write_parquet(out / f"{split}.parquet", tasks, "broken", split)
     return train(
         out,
