@@ -3,8 +3,8 @@
 # openenv (in a virtual environment of its own: its packages and verl's do not go together), end to end (real training).
 # A skipped or expectedly failing test fails the run (tests/conftest.py).
 #
-#   ./run_tests.sh                 # everything but the training runs that are marked as long
-#   ./run_tests.sh long            # these: further methods and modes, lost processes and nodes; half an hour
+#   ./run_tests.sh                 # everything but what is marked as long
+#   ./run_tests.sh long            # this: real runs of further methods and modes, lost processes and nodes; half an hour
 #   ./run_tests.sh unit            # only tests/unit; also: contract, openenv, e2e
 #   VERL=verl==0.9.0 TURNKEY_VENV=.venv-0.9.0 ./run_tests.sh verl    # what moved in another verl, then what touches verl
 set -euo pipefail
@@ -56,20 +56,19 @@ case "$parts" in *contract* | *e2e* | long) debian_packages ;; esac
 bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/docs.txt
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
+# Two at a time; with more threads than cores those of torch would spin while they wait for each other.
+export OMP_NUM_THREADS=1
+side_by_side() {
+    "$venv/bin/python" -m pytest --durations=5 -n 2 "$@"
+}
+
 for part in $parts; do
     echo "== tests/$part"
-    if [ "$part" = openenv ]; then
-        openenv
-    elif [ "$part" = verl ]; then
-        against_verl
-    else
-        side_by_side=()
-        [ "$part" = unit ] && site
-        [ "$part" = unit ] && side_by_side=(-n 2 --dist worksteal)
-        [ "$part" = contract ] && side_by_side=(-n 2 --dist loadfile) # much of its time is spent waiting
-        # Two runs at a time; with more threads than cores those of torch would spin while they wait for each other.
-        [ "$part" = e2e ] && side_by_side=(-n 2 --dist loadfile -m "not long") && export OMP_NUM_THREADS=1
-        [ "$part" = long ] && side_by_side=(-n 2 --dist loadfile -m long) && export OMP_NUM_THREADS=1
-        "$venv/bin/python" -m pytest "tests/${part/long/e2e}" --durations=5 "${side_by_side[@]}"
-    fi
+    case "$part" in
+        unit) site && side_by_side tests/unit --dist worksteal ;;
+        openenv) openenv ;;
+        verl) against_verl ;;
+        long) for long in contract e2e; do side_by_side "tests/$long" --dist loadfile -m long; done ;;
+        *) side_by_side "tests/$part" --dist loadfile -m "not long" ;;
+    esac
 done

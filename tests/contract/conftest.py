@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ os.environ.update(VERL_LOGGING_LEVEL="ERROR", TQ_LOGGING_LEVEL="ERROR", TRANSFOR
 import pytest
 import torch
 import verl  # loads the plugin as every user's program does
+import yaml
 from contract_tools import PARTITION, Compose
 from known_differences import FOLDER, KnownDifferences, known
 from omegaconf import DictConfig
@@ -25,6 +27,23 @@ from verl_turnkey.envs.tasks import Task, write_parquet
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(KnownDifferences(known(FOLDER, verl.__version__), verl.__version__))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parse_each_yaml_once() -> Iterator[None]:
+    """A thousand tests compose verl's configuration, of which most time goes to the same thirty files."""
+    parse, parsed = yaml.load, {}
+
+    def load(stream: Any, Loader: type) -> Any:
+        text = stream if isinstance(stream, (str, bytes)) else stream.read()
+        key = text, Loader.__name__
+        if key not in parsed:
+            parsed[key] = parse(text, Loader)
+        return copy.deepcopy(parsed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "load", load)
+        yield
 
 
 @pytest.fixture(scope="session")

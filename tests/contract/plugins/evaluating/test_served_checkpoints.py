@@ -54,6 +54,7 @@ def samples(out: Path) -> dict[str, dict[str, Any]]:
     return {sample["key"]: {**sample, "seconds": 0} for sample in map(json.loads, lines)}
 
 
+@pytest.mark.long
 def test_sampling_interrupted_and_resumed_is_sampling_unbroken(serving, strong_model_dir, tmp_path):
     arguments = ["--server", serving.url, "--model", server.NAME, "--tokenizer", str(strong_model_dir)]
     arguments += ["--api-key-env", "OURS", "--tasks", "4", "--samples", "2"]

@@ -22,7 +22,9 @@ def die(step: int) -> None:
         raise Killed
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+@pytest.mark.parametrize(
+    "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("colocate_async", "separate_async"))]
+)
 def test_a_run_that_died_plays_what_an_unbroken_one_plays(runs: Runs, tmp_path: Path, mode: str) -> None:
     """Asked for in the same order; the asynchronous trainers then train what is finished first."""
     runs.write([Task("turnkey/MiniGrid-v0", seed, LEVEL) for seed in range(TASKS)])

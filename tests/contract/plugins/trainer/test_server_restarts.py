@@ -49,7 +49,7 @@ def server() -> Iterator[Server]:
     made.stop()
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("colocate_async", marks=pytest.mark.long)])
 def test_a_server_that_comes_back_lets_the_run_go_on(runs: Runs, server: Server, tmp_path: Path, caplog, mode: str):
     runs.write([Task("turnkey/WebShop-v0", seed, {"url": server.url}) for seed in range(10)])
     back = threading.Timer(DOWN_SECONDS, server.start)
