@@ -65,7 +65,10 @@ side_by_side() {
 for part in $parts; do
     echo "== tests/$part"
     case "$part" in
-        unit) site && side_by_side tests/unit --dist worksteal ;;
+        unit)
+            site
+            side_by_side tests/unit --dist worksteal
+            ;;
         openenv) openenv ;;
         verl) against_verl ;;
         long) for long in contract e2e; do side_by_side "tests/$long" --dist loadfile -m long; done ;;
