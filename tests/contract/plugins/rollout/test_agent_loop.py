@@ -65,6 +65,7 @@ def reason(outputs: list[AgentLoopOutput]) -> str:
     assert (len(row.response_ids), row.response_mask, row.response_logprobs) == (1, [0], [0.0])
     assert row.reward_score == 0.0
     assert row.extra_fields["reward_extra_info"] == dict.fromkeys(INFO, 0.0) | {"failed": 1.0}
+    assert row.num_turns == 0
     assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 6  # of the step before
     return record["failed"]
 
