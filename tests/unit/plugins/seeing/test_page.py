@@ -42,7 +42,9 @@ def hostile(tmp_path_factory):
 
 def index(data: dict[str, bytes], name: str = "run-0") -> dict:
     raw = gzip.decompress(data[name])
-    return json.loads(raw[4 : 4 + int.from_bytes(raw[:4], "little")])
+    size = int.from_bytes(raw[:4], "little")
+    assert size % 4 == 0, "the page reads what follows as numbers of four bytes, in place"
+    return json.loads(raw[4 : 4 + size])
 
 
 def texts_of(data: dict[str, bytes]) -> float:
