@@ -86,3 +86,18 @@ def test_under_an_estimator_of_verls_a_turn_has_the_means_of_its_tokens(rows):
     credit, kl = of_verl(rows, data, critic=True)
     assert credit.returns.tolist() == [1.0, 1.0, 2.0]
     assert kl.tolist() == [0.75, 0.0, 0.5]
+
+
+def test_groups_are_numbered_on_from_batch_to_batch_and_zero_is_a_group():
+    numbers = Numbers()
+    first = numbers.of("episode", np.array([40, 0, -1, 40]))
+    second = numbers.of("episode", np.array([0, 0]))
+    other = numbers.of("state", np.array([7]))
+    assert [column.tolist() for column in (*first, *second, *other)] == [
+        [1, 0, -1, 1],
+        [2, 1, 0, 2],
+        [2, 2],
+        [2, 2],
+        [0],
+        [1],
+    ]
