@@ -4,7 +4,7 @@
 # A skipped or expectedly failing test fails the run (tests/conftest.py).
 #
 #   ./run_tests.sh                 # everything but what is marked as long
-#   ./run_tests.sh long            # this: real runs of further methods and modes, lost processes and nodes; half an hour
+#   ./run_tests.sh long            # that: real runs of further methods and modes, lost processes and nodes
 #   ./run_tests.sh unit            # only tests/unit; also: contract, openenv, e2e
 #   VERL=verl==0.9.0 TURNKEY_VENV=.venv-0.9.0 ./run_tests.sh verl    # what moved in another verl, then what touches verl
 set -euo pipefail
@@ -63,7 +63,7 @@ side_by_side() {
 }
 
 for part in $parts; do
-    echo "== tests/$part"
+    echo "== $part"
     case "$part" in
         unit)
             site

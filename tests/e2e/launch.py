@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
@@ -128,6 +129,11 @@ def minigrid(out: Path, *levels: dict[str, Any], train: int, val: int, seed: int
         f"data.val_files={out}/val.parquet",
         "data.train_batch_size=4",
     )
+
+
+def short(name: str, names: Iterable[str]) -> list[Any]:
+    """``names`` as parameters of a fixture; the runs of all but ``name`` are long."""
+    return [each if each == name else pytest.param(each, marks=pytest.mark.long) for each in names]
 
 
 def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:

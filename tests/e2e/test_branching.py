@@ -11,7 +11,7 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
-from launch import Run, minigrid, train
+from launch import Run, minigrid, short, train
 from transformers import AutoTokenizer
 
 POLICY = Path(__file__).with_name("word_policy.py")
@@ -143,10 +143,7 @@ TRAINED = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=["tree", *(pytest.param(name, marks=pytest.mark.long) for name in ("entropy_branch", "siblings"))],
-)
+@pytest.fixture(scope="module", params=short("tree", TRAINED))
 def forest(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
     line, _ = TRAINED[request.param]
     return request.param, branch(tmp_path_factory.mktemp(request.param), model, *line, seed=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import naive
 import numpy as np
 import pytest
-from launch import Run, train
+from launch import Run, short, train
 from transformers import AutoTokenizer
 
 TURNKEY = Path(sys.executable).with_name("turnkey")
@@ -74,7 +74,7 @@ def alfworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return play(out, model, "alfworld", "turnkey.rollout.max_turns=8", rewards, env=env)
 
 
-@pytest.fixture(params=[pytest.param("textworld", marks=pytest.mark.long), "alfworld"])
+@pytest.fixture(params=short("alfworld", ("textworld", "alfworld")))
 def run(request: pytest.FixtureRequest) -> Run:
     return request.getfixturevalue(request.param)
 

@@ -12,7 +12,7 @@ import naive
 import numpy as np
 import pandas as pd
 import pytest
-from launch import Run, minigrid, train
+from launch import Run, minigrid, short, train
 
 STORED_TASKS, HINTED_TASKS = 8, 4
 ROLLOUTS, STEPS = 2, 4
@@ -53,7 +53,7 @@ STORED = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param("buffer", marks=pytest.mark.long), "replay"])
+@pytest.fixture(scope="module", params=short("replay", STORED))
 def stored(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
     """With a reference policy, which has to know what it says to stored rows, too.
 

@@ -8,7 +8,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import Run, minigrid, short, train
 from safetensors.torch import load_file
 
 STEPS = 5
@@ -30,7 +30,7 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=["sync", pytest.param("separate_async", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=short("sync", MODES))
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
 
