@@ -11,8 +11,10 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
-from launch import Run, minigrid, short, train
+from launch import Run, minigrid, train
 from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.long
 
 POLICY = Path(__file__).with_name("word_policy.py")
 TURNS, STEPS, ROLLOUTS = 4, 2, 3
@@ -47,7 +49,6 @@ def vine(steps: list[dict[str, Any]]) -> list[float]:
     return naive.progress([each | each["extra"] for each in steps], alpha=0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_that_of_the_values_that_were_measured(run: Run, step: int) -> None:
     run.agrees_with(vine, step)
@@ -58,7 +59,6 @@ def test_credit_is_that_of_the_values_that_were_measured(run: Run, step: int) ->
     assert 0 <= values.min() < values.max() <= TURNS
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_what_is_measured_is_not_trained(run: Run, model: Path, step: int) -> None:
     run.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
@@ -73,7 +73,6 @@ def test_what_is_measured_is_not_trained(run: Run, model: Path, step: int) -> No
     assert metrics["training/rollout_probs_diff_max"] < 1e-4
 
 
-@pytest.mark.long
 def test_values_are_those_of_the_policy(run: Run) -> None:
     """What an estimate says is to come is, on average over all states, what comes."""
     come: list[float] = []
@@ -99,7 +98,6 @@ def chain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return branch(tmp_path_factory.mktemp("chain"), model, *method, strategy, seed=3)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_each_turn_of_a_chain_gets_what_its_segment_adds(chain: Run, model: Path, step: int) -> None:
     """The rollouts' log-probabilities tell where it was cut, and each turn has the sum over its segment."""
@@ -143,7 +141,7 @@ TRAINED = {
 }
 
 
-@pytest.fixture(scope="module", params=short("tree", TRAINED))
+@pytest.fixture(scope="module", params=TRAINED)
 def forest(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
     line, _ = TRAINED[request.param]
     return request.param, branch(tmp_path_factory.mktemp(request.param), model, *line, seed=2)

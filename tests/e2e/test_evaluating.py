@@ -12,6 +12,8 @@ from launch import minigrid, train
 
 from verl_turnkey.plugins.seeing.reading import read
 
+pytestmark = pytest.mark.long
+
 LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 20}
 TASKS = 12
 COMMAND = [sys.executable, "-c", "from verl_turnkey.plugins.cli.main import main; main()", "eval", "babyai"]
@@ -24,7 +26,6 @@ def responses(log: Path) -> dict[str, list[str]]:
     return {tasks[key]: list(rows["response"]) for key, rows in texts.groupby("episode")}
 
 
-@pytest.mark.long
 def test_a_greedy_evaluation_is_the_trainers_validation(model: Path, tmp_path: Path) -> None:
     """One episode at a time on both sides: what is computed together changes logits in their last digits."""
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"

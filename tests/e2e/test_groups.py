@@ -12,7 +12,9 @@ import naive
 import numpy as np
 import pandas as pd
 import pytest
-from launch import Run, minigrid, short, train
+from launch import Run, minigrid, train
+
+pytestmark = pytest.mark.long
 
 STORED_TASKS, HINTED_TASKS = 8, 4
 ROLLOUTS, STEPS = 2, 4
@@ -53,7 +55,7 @@ STORED = {
 }
 
 
-@pytest.fixture(scope="module", params=short("replay", STORED))
+@pytest.fixture(scope="module", params=STORED)
 def stored(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
     """With a reference policy, which has to know what it says to stored rows, too.
 
@@ -165,7 +167,6 @@ def hinted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return play(tmp_path_factory.mktemp("hinted"), model, "+turnkey=gigpo", *hints, **tasks)
 
 
-@pytest.mark.long
 def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: Run) -> None:
     """Half of it where nobody ever solved the task, and less where somebody did before."""
     words = HINT.split()
@@ -192,13 +193,11 @@ def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: R
     assert any(found == {" ".join(words[:4])} for tasks in shown.values() for found in tasks.values())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_with_hints_is_that_of_the_naive_twin(hinted: Run, step: int) -> None:
     hinted.agrees_with(naive.gigpo, step)
 
 
-@pytest.mark.long
 def test_validation_shows_no_hint(hinted: Run) -> None:
     episodes = hinted.episodes("val")
     assert len(episodes) >= 4

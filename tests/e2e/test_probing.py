@@ -16,6 +16,8 @@ import torch
 from launch import Run, minigrid, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+pytestmark = pytest.mark.long
+
 POLICY = Path(__file__).with_name("word_policy.py")
 TURNS, STEPS, ROLLOUTS = 4, 2, 4
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": TURNS}
@@ -67,7 +69,6 @@ def answering(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_what_a_turn_changes_of_the_share_of_right_answers(answering: Run, step: int) -> None:
     answering.agrees_with(lambda steps: naive.progress([each | each["extra"] for each in steps], alpha=0), step)
@@ -82,7 +83,6 @@ def test_credit_is_what_a_turn_changes_of_the_share_of_right_answers(answering: 
     assert metrics["actor/grad_norm"] > 0
 
 
-@pytest.mark.long
 def test_some_answers_are_right(answering: Run) -> None:
     assert len({each["extra"]["turn_value"] for each in answering.steps()}) > 1
 

@@ -14,6 +14,8 @@ import pytest
 from launch import Run, minigrid, train
 from loopback import Refusal, serve
 
+pytestmark = pytest.mark.long
+
 POLICY = Path(__file__).with_name("word_policy.py")
 TURNS, STEPS = 8, 2
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": TURNS}

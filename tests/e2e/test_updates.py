@@ -10,6 +10,8 @@ import pytest
 import torch
 from launch import Run, minigrid, train
 
+pytestmark = pytest.mark.long
+
 POLICY = Path(__file__).with_name("word_policy.py")
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 8}
 
@@ -71,7 +73,6 @@ def test_each_turn_is_an_update_weighed_by_what_the_later_ones_did(seeupo: Run, 
     assert moved.max() > 1e-4
 
 
-@pytest.mark.long
 def test_rebel_moves_log_ratios_towards_differences_of_outcomes(model: Path, tmp_path: Path) -> None:
     """Four optimizer steps on one batch: two epochs of two mini-batches, each of whole groups."""
     run = play(

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.long
 def test_a_wave_makes_its_environments_and_the_next_one_finds_them():
     command = [sys.executable, str(ROOT / "benchmarks" / "rollout_scale.py"), "--place", "process", "--workers", "2"]
     command += ["--episodes", "4", "--turns", "3", "--turn-seconds", "0.05"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import ray
 from ray.cluster_utils import Cluster
@@ -34,6 +36,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.long
 def test_all_hosts_of_a_pool_are_on_its_node():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240)
     said = [line for line in done.stdout.splitlines() if line.startswith("here:")]  # Ray may say something, too

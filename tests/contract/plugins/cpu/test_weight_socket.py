@@ -39,6 +39,7 @@ print("found " + json.dumps(found))
 """
 
 
+@pytest.mark.long
 def test_two_clusters_on_a_machine_have_a_socket_each(model_dir):
     command = [sys.executable, "-c", ONE_CLUSTER_AFTER_THE_OTHER, str(model_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
