@@ -52,9 +52,14 @@ class ProcessWorker:
         Raises:
             EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.
         """
-        mark = new_mark()
-        ours, theirs = socket.socketpair()
-        output, their_output = os.pipe()
+        try:
+            mark = new_mark()
+            with contextlib.ExitStack() as opened:
+                ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
+                output, their_output = os.pipe()
+                opened.pop_all()
+        except OSError as error:  # no descriptors are left, or no process
+            raise _not_started(error) from None
         process: Fresh | Copy | None = None
         try:
             if templates is not None:
@@ -65,7 +70,7 @@ class ProcessWorker:
             os.close(output)
             if not isinstance(error, OSError):
                 raise
-            raise EnvironmentFailure("process", f"no process could be started for an environment: {error}") from None
+            raise _not_started(error) from None
         finally:
             theirs.close()
             os.close(their_output)
@@ -197,6 +202,10 @@ class ProcessWorker:
             self._collect()
         text = self._ring.decode(errors="replace").strip()
         return f"\nIts last output:\n{text[-_TAIL_CHARS:]}" if text else ""
+
+
+def _not_started(error: OSError) -> EnvironmentFailure:
+    return EnvironmentFailure("process", f"no process could be started for an environment: {error}")
 
 
 def _signal_name(number: int) -> str:

@@ -33,7 +33,7 @@ class _WorkerThread:
         return future
 
     def abandon(self) -> None:
-        """Let the thread end as soon as its running call returns, if ever."""
+        """Let the thread end as soon as the calls that it has return, if ever."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -54,7 +54,10 @@ class ThreadWorker:
         self._busy = False
 
     async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
-        """Run a method of the runner. A thread that misses its deadline, or whose caller is cancelled, is abandoned."""
+        """Run a method of the runner. A thread that misses its deadline, or whose caller is cancelled, is abandoned.
+
+        It closes the environment when its call returns, if ever.
+        """
         thread = self._idle_threads.pop() if self._idle_threads else _WorkerThread()
         future = thread.submit(lambda: getattr(self._runner, method)(*args))
         try:
@@ -66,6 +69,8 @@ class ThreadWorker:
                 self._idle_threads.append(thread)
             else:
                 self._busy = True
+                if method != "close":
+                    thread.submit(self._runner.close)
                 thread.abandon()
 
     async def retire(self, timeout: float) -> None:
@@ -74,7 +79,7 @@ class ThreadWorker:
             await self.call("close", (), timeout, "close", "")
 
     def kill(self) -> None:
-        """Close the environment without waiting, unless an abandoned thread is still busy with it."""
+        """Close the environment without waiting, unless an abandoned thread is to close it."""
         if not self._busy:
             thread = _WorkerThread()
             thread.submit(self._runner.close)

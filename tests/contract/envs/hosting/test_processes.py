@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.hosting.fresh import new_mark
 from verl_turnkey.envs.hosting.process import ProcessWorker
 
 
@@ -52,3 +55,41 @@ def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kep
     assert found["CUDA_VISIBLE_DEVICES"] == ""
     assert (found["OMP_NUM_THREADS"], found["SOMETHING_ELSE"]) == (kept, "stays")
     assert not [name for name in found if name.startswith("RAY_")]
+
+
+def _open() -> list[int]:
+    """Descriptors, found without one."""
+    found = []
+    for each in range(256):
+        with contextlib.suppress(OSError):
+            os.fstat(each)
+            found.append(each)
+    return found
+
+
+@pytest.mark.parametrize("spare", range(6))
+def test_without_a_descriptor_no_process_is_started_and_none_stays_open(spare):
+    """Whichever of the descriptors that a process takes is the last."""
+
+    async def main():
+        new_mark()  # starts the one process that outlives the others, if there is none
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        held = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in range(spare):
+                os.close(held.pop())
+            before = _open()
+            with pytest.raises(EnvironmentFailure) as failed:
+                await ProcessWorker.spawn()
+            assert failed.value.kind == "process"
+            assert _open() == before
+        finally:
+            for each in held:
+                os.close(each)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    asyncio.run(main())

@@ -1,0 +1,59 @@
+"""Calls of environments in threads that may take longer than anybody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.hosting.threads import ThreadWorker
+
+
+class Slow:
+    """A runner whose step returns when it is let go."""
+
+    def __init__(self) -> None:
+        self.go, self.closed, self.log = threading.Event(), threading.Event(), []
+
+    def step(self) -> None:
+        self.go.wait(20)
+        self.log.append("stepped")
+
+    def close(self) -> None:
+        self.log.append("closed")
+        self.closed.set()
+
+
+async def late(worker: ThreadWorker) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"took longer than 0\.01 s"):
+        await worker.call("step", (), 0.01, "step", "key")
+
+
+async def cancelled(worker: ThreadWorker) -> None:
+    call = asyncio.create_task(worker.call("step", (), 20.0, "step", "key"))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+@pytest.mark.parametrize("leaves", [late, cancelled])
+def test_an_environment_that_nobody_waits_for_is_closed_once_when_its_call_returns(leaves):
+    runner, idle = Slow(), []
+    worker = ThreadWorker(idle, runner)
+    asyncio.run(leaves(worker))
+    worker.kill()
+    assert not runner.closed.wait(0.05), "its call has not returned"
+    runner.go.set()
+    assert runner.closed.wait(20)
+    assert runner.log == ["stepped", "closed"]
+    assert not idle, "the thread was not given back"
+
+
+def test_without_an_open_call_it_is_closed_at_once():
+    runner = Slow()
+    ThreadWorker([], runner).kill()
+    assert runner.closed.wait(20)
+    assert runner.log == ["closed"]
