@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
@@ -22,6 +22,7 @@ FORMER = {
     "reward_model.model.path": "reward.reward_model.model_path",
     "reward_model.reward_manager": "reward.reward_manager.name",
     "reward_model.reward_loop_source": "reward.reward_manager.source",
+    "sandbox_fusion.url": "reward.sandbox_fusion.url",
 }
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 LOSS, CORRECTION, FILTER = (
@@ -69,6 +70,13 @@ def _check_estimator(config: DictConfig) -> None:
 def _check_correction(config: DictConfig) -> None:
     correction = config.algorithm.get("rollout_correction") or {}
     loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+    if loss == "bypass_mode":
+        _hand_to_the_loss(config, correction)
+    if correction.get("bypass_mode") and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        raise ConfigError(
+            f"{CORRECTION}.bypass_mode=true takes the rollout's log-probabilities as the old ones: set "
+            "actor_rollout_ref.rollout.calculate_log_probs=true"
+        )
     bypass = correction.get("bypass_mode") and loss != "bypass_mode"
     if bypass and (kind := correction.get("loss_type", BYPASS_LOSSES[0])) != BYPASS_LOSSES[0]:
         raise ConfigError(
@@ -89,6 +97,34 @@ def _check_correction(config: DictConfig) -> None:
                 "actor_rollout_ref.rollout.calculate_log_probs=true"
             )
     _check_thresholds(correction)
+
+
+def _hand_to_the_loss(config: DictConfig, correction: DictConfig | dict) -> None:
+    """Give verl's loss ``bypass_mode`` the settings that it reads elsewhere than verl's V1 trainers have them.
+
+    What stands there already stays, unless ``algorithm`` asks for something else.
+    """
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+
+    if not correction.get("bypass_mode"):
+        raise ConfigError(
+            f"{LOSS}=bypass_mode takes the rollout's log-probabilities for the old ones: set "
+            f"{CORRECTION}.bypass_mode=true"
+        )
+    policy_loss, default = config.actor_rollout_ref.actor.policy_loss, RolloutCorrectionConfig()
+    own = policy_loss.get("rollout_correction")
+    if own is None:
+        with open_dict(policy_loss):
+            policy_loss.rollout_correction = correction
+        return
+    where = LOSS.replace("loss_mode", "rollout_correction")
+    for key, value in correction.items():
+        is_default = value == getattr(default, key, value)
+        if key != "bypass_mode" and not is_default and own.get(key, getattr(default, key)) != value:
+            raise ConfigError(
+                f"{CORRECTION}.{key}={value} is not read where {where} is given, which has {own.get(key)}: set "
+                f"{where}.{key}={value}, or drop one of the two"
+            )
 
 
 def _check_thresholds(correction: DictConfig | dict) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, Modification
+from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
 
@@ -39,10 +40,35 @@ def check_checkpoints(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic:
     Raises:
         ConfigError: see :func:`choose`.
     """
+    _check_contents(config, use_critic=use_critic)
     remembers = bool(remembering(estimator_of(config), credit_params(config, turnkey), credit_modify(config, turnkey)))
     if said := choose(config, use_critic=use_critic, remembers=remembers):
         warnings.warn(said, stacklevel=2)
     _keep_enough(config.trainer, turnkey.stop.whole_checkpoints)
+
+
+def _roles(config: DictConfig, *, use_critic: bool) -> dict[str, DictConfig]:
+    return {"actor": config.actor_rollout_ref.actor} | ({"critic": config.critic} if use_critic else {})
+
+
+def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
+    """Checkpoints without what a run goes on from: verl resumes from them without a word."""
+    resumable = config.trainer.resume_mode != "disable"
+    for role, node in _roles(config, use_critic=use_critic).items():
+        key = f"{'actor_rollout_ref.actor' if role == 'actor' else role}.checkpoint"
+        if OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:
+            raise ConfigError(
+                f"{key}.async_save=true: verl saves asynchronously with Megatron alone, but with {node.strategy} it "
+                f"does not write {TRACKER} either, without which no run resumes: set {key}.async_save=false"
+            )
+        contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
+        if resumable and (lacking := [name for name in NAMES if name not in contents]):
+            lost = "the weights are those that the run began with" if "model" in lacking else "they begin anew"
+            warnings.warn(
+                f"{key}.load_contents={[*contents]}, which is save_contents where it is not set, has no "
+                f"{' and no '.join(lacking)}: after a resume {lost}",
+                stacklevel=3,
+            )
 
 
 def _keep_enough(trainer: DictConfig, whole: int) -> None:
@@ -135,8 +161,9 @@ def fault(
     """
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
-    roles = {"actor": config.actor_rollout_ref.actor} | ({"critic": config.critic} if use_critic else {})
-    for role, node in roles.items():
+    for role, node in _roles(config, use_critic=use_critic).items():
+        if "model" not in (OmegaConf.select(node, "checkpoint.load_contents") or NAMES):
+            return f"{folder / role}: load_contents has no 'model', so that the weights would not be loaded"
         for file in _expected(folder / role, node, config.trainer.nnodes, config.trainer.n_gpus_per_node):
             if found := damage(file):
                 return f"{file} {found}"
@@ -189,7 +216,7 @@ def _expected(folder: Path, node: Any, nodes: int, ranks_per_node: int) -> Itera
 
     On several nodes the files of a rank may be on the node of the rank: those that are here count.
     """
-    if node.strategy not in ("fsdp", "fsdp2"):
+    if node.strategy not in FSDP:
         there = sorted(file for file in folder.rglob("*") if file.suffix in (".pt", ".safetensors"))
         yield from there if there or folder.is_dir() else [folder]
         return

@@ -133,7 +133,8 @@ def _modified(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str,
 def _loss(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     name = config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
     if loss_of(config) is None:
-        return f"{name} (verl's)"
+        kind = OmegaConf.select(config, "actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type")
+        return f"{name} (verl's)" + (f": loss_type={kind}" if kind and name == "bypass_mode" else "")
     return f"{name}: {_changed(loss_params(config, turnkey))}"
 
 

@@ -19,6 +19,11 @@ def check_lora(config: DictConfig, mode: str, *, use_critic: bool) -> None:
     model = config.actor_rollout_ref.model
     rank, path = model.get("lora_rank", 0), model.get("lora_adapter_path")
     of_megatron = model.get("lora") or {}
+    if config.actor_rollout_ref.actor.strategy == "megatron" and rank and not of_megatron.get("rank", 0):
+        raise ConfigError(
+            f"{MODEL}.lora_rank={rank} is not read by Megatron, which would train the whole model, while the trainer "
+            f"takes the actor without an adapter for the reference policy: set {MODEL}.lora.rank={rank}"
+        )
     if config.actor_rollout_ref.actor.strategy in FSDP and not rank:
         # verl's trainer takes the actor without its adapter for the reference, and the actor has none.
         whole = "the whole model would be trained, and the reference policy would be the actor itself: set"

@@ -55,6 +55,7 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
             "trainer.val_only=true validates before training and stops there, and trainer.val_before_train=false "
             "leaves that out, so that the run would train: set trainer.val_before_train=true"
         )
+    _warn_greedy(config)
     if {*loops} == {"turnkey_env"}:
         _warn_turns(config)
 
@@ -187,6 +188,18 @@ def _check_loggers(config: DictConfig) -> None:
             raise ConfigError(f"there is no trainer.logger={name!r}{closest(name, list(Tracking.supported_backend))}")
         if name in LOGGERS and find_spec(LOGGERS[name]) is None:
             raise ConfigError(f"trainer.logger={name} needs the package {LOGGERS[name]!r}: pip install it, or drop it")
+
+
+def _warn_greedy(config: DictConfig) -> None:
+    """Several validation episodes of a task at temperature 0 are one: verl's V1 trainers read the temperature alone."""
+    given = config.actor_rollout_ref.rollout.val_kwargs
+    asked = [f"do_sample={given.do_sample}"] * bool(given.do_sample) + [f"n={given.n}"] * (given.n > 1)
+    if asked and given.temperature == 0:
+        warnings.warn(
+            f"{ROLLOUT}.val_kwargs: {' and '.join(asked)} at temperature=0, which is greedy whatever do_sample says: "
+            "set val_kwargs.temperature, or n=1",
+            stacklevel=2,
+        )
 
 
 def _warn_turns(config: DictConfig) -> None:

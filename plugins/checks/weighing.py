@@ -96,7 +96,7 @@ def _reason_of_verls(config: DictConfig, name: str, key: str) -> str | None:
             f"or choose one of {', '.join(TAKE_WEIGHTS)}"
         )
     if name == "bypass_mode":
-        for where in ("actor_rollout_ref.actor.policy_loss", "algorithm"):
+        for where in ("algorithm", "actor_rollout_ref.actor.policy_loss"):
             rejects = f"{where}.rollout_correction.rollout_rs"
             if (given := OmegaConf.select(config, rejects)) is not None:
                 return (

@@ -590,6 +590,27 @@ PAY = [
         "rollout_is=token | actor_rollout_ref.rollout.calculate_log_probs=true",
     ),
     (
+        "algorithm.rollout_correction.bypass_mode=True actor_rollout_ref.rollout.calculate_log_probs=False",
+        "bypass_mode=true | actor_rollout_ref.rollout.calculate_log_probs=true",
+    ),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode algorithm.rollout_correction.rollout_is=token",
+        "loss_mode=bypass_mode | algorithm.rollout_correction.bypass_mode=true",
+    ),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode algorithm.rollout_correction.bypass_mode=True "
+        "algorithm.rollout_correction.rollout_is=token "
+        "+actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type=reinforce",
+        "rollout_correction.rollout_is=token | policy_loss.rollout_correction is given | drop one of the two",
+    ),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=dro", "dro | policy_loss.dro_beta | None"),
+    ("sandbox_fusion.url=http://sandbox", "sandbox_fusion.url=http://sandbox | reward.sandbox_fusion.url"),
+    (
+        "actor_rollout_ref.actor.checkpoint.async_save=True",
+        "actor.checkpoint.async_save=true | Megatron | async_save=false",
+    ),
+    ("critic.enable=true critic.checkpoint.async_save=True", "critic.checkpoint.async_save=true | async_save=false"),
+    (
         "+turnkey/loss=rebel algorithm.rollout_correction.rollout_is=token",
         "rebel | algorithm.rollout_correction.rollout_is=null",
     ),
@@ -864,6 +885,31 @@ WARNED: list[tuple[str, str]] = [
     ),
     ("trainer.resume_from_path=/x/global_step_5", "trainer.resume_from_path=/x/global_step_5 | no effect | auto"),
     ("trainer.val_only=True", "trains nothing"),
+    ("actor_rollout_ref.actor.grad_clip=0.2", "actor.grad_clip=0.2 | no effect | actor.optim.clip_grad, which is 1.0"),
+    (
+        "critic.grad_clip=0.5 critic.enable=true",
+        "critic.grad_clip=0.5 | critic.optim.clip_grad, which is 1.0",
+    ),
+    ("actor_rollout_ref.actor.clip_ratio=0.1", "clip_ratio=0.1 | no effect | clip_ratio_low=0.2 | clip_ratio_high=0.2"),
+    ("actor_rollout_ref.actor.freeze_vision_tower=True", "freeze_vision_tower=true | no effect"),
+    ("actor_rollout_ref.rollout.val_kwargs.n=4", "val_kwargs: n=4 at temperature=0 | greedy"),
+    (
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "val_kwargs: do_sample=True at temperature=0 | set val_kwargs.temperature",
+    ),
+    (
+        "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
+        "actor.checkpoint.load_contents=['hf_model'] | no model | the weights are those that the run began with",
+    ),
+    (
+        "critic.enable=true critic.checkpoint.save_contents=[model]",
+        "critic.checkpoint.load_contents=['model'] | no optimizer and no extra | begin anew",
+    ),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode algorithm.rollout_correction.bypass_mode=True "
+        "algorithm.rollout_correction.loss_type=reinforce",
+        "bypass_mode (verl's): loss_type=reinforce",
+    ),
     (
         "+turnkey=turn_gae critic.ppo_micro_batch_size_per_gpu=32",
         "critic.ppo_micro_batch_size_per_gpu=32 | no effect | +critic.ppo_infer_max_token_len_per_gpu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from contract_tools import AWKWARD, Compose
 from omegaconf import OmegaConf
 from pyarrow import parquet
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import need_critic
+from verl.utils.config import omega_conf_to_dataclass
 
 from verl_turnkey.advantage import ConfigError, Credit, estimators, register_estimator
 from verl_turnkey.advantage import registry as estimator_registry
@@ -584,3 +587,26 @@ def test_stock_command_line_stops_before_ray(stock_overrides, tmp_path: Path):
     assert "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu" in done.stdout
     assert "ray init kwargs" not in done.stdout
     assert not ray_folder.exists()
+
+
+def test_verls_loss_of_bypass_mode_reads_what_algorithm_says(compose: Compose):
+    """verl's V1 trainers leave it at its defaults, PPO's clipping without rejection."""
+    correction = "algorithm.rollout_correction"
+    lines = ("actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode", f"{correction}.bypass_mode=true")
+    config = compose("+turnkey=gigpo", *lines, f"{correction}.loss_type=reinforce", f"{correction}.rollout_is=token")
+    checked(config)
+    config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = 1
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    new, old, advantages = torch.tensor([[[-1.0, -2.0]], [[-2.0, -1.0]], [[1.0, 3.0]]])
+    mask = torch.ones(1, 2)
+    loss, _ = core_algos.get_policy_loss_fn("bypass_mode")(old, new, advantages, mask, "token-mean", actor)
+    ratio = torch.tensor([[math.e, 1 / math.e]]).clamp(max=config.algorithm.rollout_correction.rollout_is_threshold)
+    torch.testing.assert_close(loss, -(ratio * new * advantages).mean())
+
+
+def test_the_key_of_an_adapter_is_that_of_the_engine(compose: Compose):
+    lines = ("+turnkey=gigpo", "model_engine=megatron", "actor_rollout_ref.model.lora_rank=16")
+    with pytest.raises(
+        ConfigError, match=r"lora_rank=16 is not read by Megatron.*set actor_rollout_ref\.model\.lora\.rank"
+    ):
+        checked(compose(*lines))

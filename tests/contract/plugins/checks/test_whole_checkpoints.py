@@ -69,6 +69,7 @@ def empty(file: Path) -> None:
 
 
 ACTOR = "actor/model_world_size_2_rank_1.pt"
+HUGGING_FACE = "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]"
 FAULTS = [
     (ACTOR, halve, "is truncated or damaged: File is not a zip file"),
     (ACTOR, empty, "is empty"),
@@ -250,3 +251,17 @@ def test_verl_has_all_but_one_of_them_while_it_saves(tmp_path: Path, keep: int):
         manager.register_checkpoint(str(tmp_path / str(step)), keep)
     assert len(left) == keep
     assert set(left) < set(there())
+
+
+@pytest.mark.parametrize("resume", ["auto", "resume_path"])
+def test_checkpoints_without_the_weights_that_training_goes_on_with_are_not_resumed_from(
+    compose: Compose, tmp_path: Path, resume: str
+):
+    """verl would load nothing, and count on from the step of the checkpoint."""
+    assert any("no model" in said for said in check(composed(compose, tmp_path, HUGGING_FACE)))
+    folder = save(tmp_path, 3)
+    lines = [HUGGING_FACE, f"trainer.resume_mode={resume}"]
+    lines += [f"trainer.resume_from_path={folder}"] if resume == "resume_path" else []
+    with pytest.raises(ConfigError, match=r"cannot be resumed from: .*actor: load_contents has no 'model'"):
+        check(composed(compose, tmp_path, *lines))
+    assert not check(composed(compose, tmp_path, HUGGING_FACE, "trainer.resume_mode=disable"))
