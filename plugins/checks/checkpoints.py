@@ -19,11 +19,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, Modification
 from verl_turnkey.plugins.checks.lora import FSDP
-from verl_turnkey.plugins.checks.paths import joins_cluster
+from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.verl_api.internals import TRACKER
 
-TRACKER = "latest_checkpointed_iteration.txt"
-"""verl's file with the number of the newest complete checkpoint"""
 CREDIT = "turnkey_credit.json"
 """what a method remembers, where one does"""
 GROUPS = "turnkey_groups.json"

@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.checkpoints import TRACKER
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.seeing.masking import masked
 from verl_turnkey.plugins.seeing.segments import read_segments
+from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 NAMES = ("project_name", "experiment_name")
 CHECKPOINTS = "default_local_dir"

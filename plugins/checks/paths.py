@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 MODEL = "actor_rollout_ref.model.path"
@@ -35,12 +36,6 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
     for key, folder in folders.items():
         if folder and "://" not in folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
             absent(config, f"{key}={folder} cannot be written to: {reason}")
-
-
-def joins_cluster(config: DictConfig) -> bool:
-    """Whether the run joins a running Ray cluster, so that files may be on its machines only."""
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
-    return bool(address) and address != "local"
 
 
 def check_joining(config: DictConfig) -> None:

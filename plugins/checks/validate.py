@@ -25,11 +25,12 @@ from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.lora import check_lora
-from verl_turnkey.plugins.checks.paths import check_joining, check_paths, joins_cluster
+from verl_turnkey.plugins.checks.paths import check_joining, check_paths
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
+from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,

@@ -16,16 +16,20 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ray
+from omegaconf import OmegaConf
 from ray.exceptions import OutOfMemoryError, RayActorError
 
+from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.stopping.leftovers import RunFiles
 from verl_turnkey.plugins.stopping.own_folder import own_folder
+from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 1.0
@@ -56,6 +60,7 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(run_ppo)
     def run(config: Any, task_runner_class: Any) -> None:
         ending, files = Ending(turnkey_config(config).stop.grace), RunFiles()
+        saved = checkpoints_of(config)
         ours = not ray.is_initialized()  # then run_ppo starts Ray, or connects to it
         try:
             with own_folder(config.get("trainer") or {}), files:
@@ -70,7 +75,9 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
             if verdict is None:
                 raise
             code, text = verdict
-            print(f"verl-turnkey: {text}. To resume:\n{resume_line()}", file=sys.stderr, flush=True)
+            # Where the folder is elsewhere, this process does not know.
+            goes_on = checkpoints_of(config) != saved or joins_cluster(config)
+            print(f"verl-turnkey: {text}. To resume:\n{resume_line(goes_on)}", file=sys.stderr, flush=True)
             raise SystemExit(code) from None
         finally:
             ending.end()
@@ -101,10 +108,21 @@ def died(error: RayActorError | OutOfMemoryError) -> str:
     return " ".join(str(getattr(error, "cause", error)).split())[:500]
 
 
-def resume_line() -> str:
-    """The command of this process, with ``trainer.resume_mode=auto`` where it had another."""
+def checkpoints_of(config: Any) -> tuple[str, int] | None:
+    """What verl's tracker says, and when it was written; other checkpoints than the run's may be in its folder."""
+    tracker = Path(str(OmegaConf.select(config, "trainer.default_local_dir"))) / TRACKER
+    with suppress(OSError):
+        return tracker.read_text(errors="replace"), tracker.stat().st_mtime_ns
+    return None
+
+
+def resume_line(saved: bool) -> str:
+    """The command of this process; with ``trainer.resume_mode=auto`` where it has ``saved`` and had another one.
+
+    Without a checkpoint of its own it begins as it has begun: what else is in the folder is another run's.
+    """
     asked = [word for word in sys.argv if word.lstrip("+").startswith("trainer.resume_mode=")]
-    auto = not asked or asked[-1].endswith("=auto")
+    auto = not saved or not asked or asked[-1].endswith("=auto")
     return shlex.join([*sys.orig_argv, *([] if auto else ["trainer.resume_mode=auto"])])
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import transfer_queue as tq
 
 from verl_turnkey.advantage import EstimatorSpec, Modification
-from verl_turnkey.plugins.checks.checkpoints import TRACKER, choose, remembering
+from verl_turnkey.plugins.checks.checkpoints import choose, remembering
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
+from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 
 class Checkpoints:
@@ -34,6 +35,8 @@ class Checkpoints:
     """``Credit.state`` of the newest batch: what the next one begins with"""
     _saved: int | None = None
     """the step of the newest checkpoint"""
+    _written: tuple[Path, ...] = ()
+    """checkpoints of this start that had weights when the newest one was written"""
 
     def _load_checkpoint(self) -> None:
         """verl's own on the newest whole checkpoint, then clears the rows that its batch left in the queue.
@@ -83,6 +86,20 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(unwritten(folder, error)) from error
         self._saved = self.global_steps
+        self._drop_snapshots(folder)
+
+    def _drop_snapshots(self, folder: Path) -> None:
+        """Remove the queue's snapshots of checkpoints of this start whose weights verl has removed by its limit.
+
+        verl leaves them, and each holds all rows of its batch. ``folder``: the checkpoint just written. Where its
+        weights are on another machine, nothing is known of the others' either.
+        """
+        if not (folder / "actor").is_dir():
+            return
+        gone = [each for each in self._written if not (each / "actor").is_dir()]
+        for each in gone:
+            shutil.rmtree(each / "transfer_queue", ignore_errors=True)
+        self._written = (*(each for each in self._written if each not in gone), folder)
 
     def _save_stopping(self, step: int) -> None:
         """Write a checkpoint of ``step``, the last completed one, unless it exists or the run writes none.

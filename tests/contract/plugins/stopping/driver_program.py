@@ -11,10 +11,13 @@ import signal
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import ray
+from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.stopping import channel, driver
+from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 WHAT, GRACE = sys.argv[1], float(sys.argv[2])
 
@@ -27,7 +30,7 @@ class Worker:
 
 @ray.remote
 class Runner:
-    def run(self, config: dict) -> None:
+    def run(self, config: DictConfig) -> None:
         if segment := os.environ.get("SEGMENT"):
             self.held = open(segment, "w")  # noqa: SIM115 - as long as this process lives
         if WHAT == "dies":
@@ -39,6 +42,7 @@ class Runner:
         while True:
             time.sleep(0.2)
             if WHAT == "listens" and (name := channel.told("signal")):
+                (Path(config.trainer.default_local_dir) / TRACKER).write_text("3")
                 raise channel.StoppedError(f"{name}: stopped after step 3")
 
 
@@ -53,7 +57,8 @@ def run_ppo(config, task_runner_class) -> None:
 def main() -> None:
     driver.guard_run()  # where verl's main program calls validate_config
     driver.guard_run()
-    run_ppo({"turnkey": {"stop": {"grace": GRACE}}}, task_runner_class=Runner)
+    given = {"turnkey": {"stop": {"grace": GRACE}}, "trainer": {"default_local_dir": folder, "save_freq": -1}}
+    run_ppo(OmegaConf.create(given), task_runner_class=Runner)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ def test_a_second_signal_stops_at_once(tmp_path: Path):
     code, said = run(tmp_path, "sleeps", signal.SIGTERM, signal.SIGINT)
     assert code == 128 + signal.SIGINT
     assert "SIGINT: stopped at once by a second signal, without a new checkpoint. To resume:" in said
+    # What may be in the folder is another run's.
+    assert said.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c'")
 
 
 def test_the_grace_ends(tmp_path: Path):
@@ -101,4 +103,4 @@ def test_a_process_that_ray_kills_where_memory_runs_out_is_a_dead_one(tmp_path: 
     last = said.rsplit("verl-turnkey: ", 1)[1]
     assert last.startswith("a process of the run is dead: ")
     assert "were killed due to the node running low on memory" in last
-    assert last.rstrip().endswith("trainer.resume_mode=auto")
+    assert last.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c'")

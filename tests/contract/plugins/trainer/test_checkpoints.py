@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -272,3 +273,27 @@ def test_a_folder_that_cannot_be_written_is_named(build: Build, tmp_path: Path):
     (tmp_path / "global_step_1").write_text("a file in its place")
     with pytest.raises(CheckpointError, match=rf"{tmp_path}/global_step_1 could not be written .* there is none"):
         trainer._save_checkpoint()
+
+
+def test_snapshots_of_the_queue_go_with_the_weights(build: Build, tmp_path: Path):
+    """verl's limit removes the weights of old checkpoints, and leaves all rows of their batches."""
+    trainer = build("colocate_async", recipe="gigpo")
+    (tmp_path / "global_step_1" / "transfer_queue").mkdir(parents=True)  # of an earlier start, whatever it is
+    folders = [tmp_path / f"global_step_{step}" for step in (2, 3, 4)]
+    for trainer.global_steps, folder in enumerate(folders, 2):
+        (folder / "actor").mkdir(parents=True)
+        if folder == folders[-1]:
+            shutil.rmtree(folders[0] / "actor")
+        trainer._save_checkpoint()
+        assert (folder / "transfer_queue").is_dir()
+    assert [(folder / "transfer_queue").is_dir() for folder in folders] == [False, True, True]
+    assert (folders[0] / "data.pt").is_file()
+    assert (tmp_path / "global_step_1" / "transfer_queue").is_dir()
+
+
+def test_of_weights_that_are_elsewhere_nothing_is_known(build: Build, tmp_path: Path):
+    trainer = build("colocate_async", recipe="gigpo")
+    trainer.actor_rollout_wg.save_checkpoint = lambda *_, **__: None
+    for trainer.global_steps in (1, 2, 3):
+        trainer._save_checkpoint()
+    assert all((tmp_path / f"global_step_{step}" / "transfer_queue").is_dir() for step in (1, 2, 3))
