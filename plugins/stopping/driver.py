@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any
 
 import ray
-from omegaconf import OmegaConf
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from verl_turnkey.plugins.config.cluster import joins_cluster
@@ -110,7 +109,7 @@ def died(error: RayActorError | OutOfMemoryError) -> str:
 
 def checkpoints_of(config: Any) -> tuple[str, int] | None:
     """What verl's tracker says, and when it was written; other checkpoints than the run's may be in its folder."""
-    tracker = Path(str(OmegaConf.select(config, "trainer.default_local_dir"))) / TRACKER
+    tracker = Path(str((config.get("trainer") or {}).get("default_local_dir"))) / TRACKER
     with suppress(OSError):
         return tracker.read_text(errors="replace"), tracker.stat().st_mtime_ns
     return None
