@@ -52,28 +52,23 @@ class ProcessWorker:
         Raises:
             EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.
         """
-        try:
-            mark = new_mark()
-            with contextlib.ExitStack() as opened:
-                ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
-                output, their_output = os.pipe()
-                opened.pop_all()
-        except OSError as error:  # no descriptors are left, or no process
-            raise _not_started(error) from None
         process: Fresh | Copy | None = None
-        try:
-            if templates is not None:
-                process = await templates.copy(mark, theirs, their_output)
-            process = process or start("process_main", mark, theirs, modules, their_output)
-        except BaseException as error:
-            ours.close()
-            os.close(output)
-            if not isinstance(error, OSError):
-                raise
-            raise _not_started(error) from None
-        finally:
-            theirs.close()
-            os.close(their_output)
+        with contextlib.ExitStack() as its_ends, contextlib.ExitStack() as our_ends:
+            try:
+                mark = new_mark()
+                ours, theirs = socket.socketpair()
+                our_ends.enter_context(ours)
+                its_ends.enter_context(theirs)
+                output, their_output = os.pipe()
+                our_ends.callback(os.close, output)
+                its_ends.callback(os.close, their_output)
+                if templates is not None:
+                    process = await templates.copy(mark, theirs, their_output)
+                process = process or start("process_main", mark, theirs, modules, their_output)
+            except OSError as error:  # no descriptors are left, or no process
+                message = f"no process could be started for an environment: {error}"
+                raise EnvironmentFailure("process", message) from None
+            our_ends.pop_all()
         worker = cls(process, mark, output)
         try:
             ours.setblocking(False)
@@ -202,10 +197,6 @@ class ProcessWorker:
             self._collect()
         text = self._ring.decode(errors="replace").strip()
         return f"\nIts last output:\n{text[-_TAIL_CHARS:]}" if text else ""
-
-
-def _not_started(error: OSError) -> EnvironmentFailure:
-    return EnvironmentFailure("process", f"no process could be started for an environment: {error}")
 
 
 def _signal_name(number: int) -> str:

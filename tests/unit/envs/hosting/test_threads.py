@@ -15,9 +15,11 @@ class Slow:
     """A runner whose step returns when it is let go."""
 
     def __init__(self) -> None:
-        self.go, self.closed, self.log = threading.Event(), threading.Event(), []
+        self.begun, self.go, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.log = []
 
     def step(self) -> None:
+        self.begun.set()
         self.go.wait(20)
         self.log.append("stepped")
 
@@ -26,14 +28,14 @@ class Slow:
         self.closed.set()
 
 
-async def late(worker: ThreadWorker) -> None:
-    with pytest.raises(EnvironmentFailure, match=r"took longer than 0\.01 s"):
-        await worker.call("step", (), 0.01, "step", "key")
+async def late(worker: ThreadWorker, _: Slow) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"took longer than 0\.5 s"):  # in which the thread has begun
+        await worker.call("step", (), 0.5, "step", "key")
 
 
-async def cancelled(worker: ThreadWorker) -> None:
+async def cancelled(worker: ThreadWorker, runner: Slow) -> None:
     call = asyncio.create_task(worker.call("step", (), 20.0, "step", "key"))
-    await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(runner.begun.wait, 20)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -43,7 +45,7 @@ async def cancelled(worker: ThreadWorker) -> None:
 def test_an_environment_that_nobody_waits_for_is_closed_once_when_its_call_returns(leaves):
     runner, idle = Slow(), []
     worker = ThreadWorker(idle, runner)
-    asyncio.run(leaves(worker))
+    asyncio.run(leaves(worker, runner))
     worker.kill()
     assert not runner.closed.wait(0.05), "its call has not returned"
     runner.go.set()
