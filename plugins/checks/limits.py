@@ -11,6 +11,7 @@ from collections.abc import Collection
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import positions
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
 
@@ -136,7 +137,7 @@ def _check_mini_batches(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 def _check_ranks(config: DictConfig) -> None:
     """Actor and critic take the same mini-batches of whole episodes, cut for as many data-parallel ranks."""
     actor, key = config.actor_rollout_ref.actor, "critic.fsdp.ulysses_sequence_parallel_size"
-    if not str(config.trainer.v1.trainer_mode).startswith("turnkey_") or str(actor.strategy) not in ("fsdp", "fsdp2"):
+    if not str(config.trainer.v1.trainer_mode).startswith("turnkey_") or str(actor.strategy) not in FSDP:
         return
     spread = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
     if (own := OmegaConf.select(config, key)) != spread:
@@ -180,7 +181,7 @@ def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_referen
 def _check_tokens(config: DictConfig, longest: int, what: str, use_critic: bool, use_reference: bool) -> None:
     """A micro-batch cut by tokens has to hold the longest row; with sequence parallelism its GPUs hold it together."""
     parts = config.actor_rollout_ref
-    if str(parts.actor.strategy) not in ("fsdp", "fsdp2"):
+    if str(parts.actor.strategy) not in FSDP:
         return  # other engines count in other ways
     spread = max(parts.actor.ulysses_sequence_parallel_size, parts.actor.fsdp_config.ulysses_sequence_parallel_size)
     used = [(f"{ACTOR}.ppo_max_token_len_per_gpu", parts.actor.use_dynamic_bsz, spread)]

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
@@ -19,7 +20,7 @@ LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 
 # Strategies of each kind of actor that ``model_engine`` composes, by its dataclass; those of FSDP are tested here.
 STRATEGIES = {
-    "FSDPActorConfig": ("fsdp", "fsdp2"),
+    "FSDPActorConfig": FSDP,
     "McoreActorConfig": ("megatron",),
     "VeOmniActorConfig": ("veomni",),
     "TorchTitanActorConfig": ("torchtitan",),

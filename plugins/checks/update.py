@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, EstimatorSpec
 from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
+from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.weighing import check_weights
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, loss_params
@@ -160,7 +161,7 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
     params = loss_params(config, turnkey)
     _check_mean(config, spec, params)
     strategy = str(config.actor_rollout_ref.actor.strategy)
-    if scales_gradient(params) and strategy not in ("fsdp", "fsdp2"):
+    if scales_gradient(params) and strategy not in FSDP:
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} scales gradients, which it can on "
             f"actor_rollout_ref.actor.strategy=fsdp or fsdp2, got {strategy!r}"
