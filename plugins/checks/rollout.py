@@ -121,6 +121,17 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig) -> None:
                     f"{key}={stop} needs SGLang's tokenizer, which {ROLLOUT}.skip_tokenizer_init=true leaves out: set "
                     f"it to false, or {instead}"
                 )
+    if name == "trtllm" and (short := turnkey.rollout.max_tokens_per_turn) not in (None, rollout.response_length):
+        raise ConfigError(
+            f"turnkey.rollout.max_tokens_per_turn={short} has no effect with {ROLLOUT}.name=trtllm: verl's server "
+            f"writes up to data.max_response_length={rollout.response_length} tokens whatever it is asked for; lower "
+            f"that instead, or use {ROLLOUT}.name={TESTED_ROLLOUT}"
+        )
+    if name == "trtllm" and (found := read_strategy(turnkey.rollout.strategy)) and not found[0].clones:
+        raise ConfigError(
+            f"{KEY}={found[0].name} asks the model for few tokens, or for log-probabilities of a text, and verl's "
+            f"server of {ROLLOUT}.name=trtllm gives neither: use {ROLLOUT}.name={TESTED_ROLLOUT}"
+        )
     try:  # as workers do, but after they have loaded the models
         omega_conf_to_dataclass(rollout)
     except Exception as error:

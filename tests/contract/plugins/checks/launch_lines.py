@@ -431,6 +431,14 @@ ENGINES = [
         "turnkey.rollout.strategy.stop | actor_rollout_ref.rollout.skip_tokenizer_init=true | strategy.stop=[]",
     ),
     (
+        "actor_rollout_ref.rollout.name=trtllm turnkey.rollout.max_tokens_per_turn=8",
+        "turnkey.rollout.max_tokens_per_turn=8 | actor_rollout_ref.rollout.name=trtllm | data.max_response_length",
+    ),
+    (
+        "actor_rollout_ref.rollout.name=trtllm turnkey.rollout.strategy=probe",
+        "turnkey.rollout.strategy=probe | actor_rollout_ref.rollout.name=trtllm | name=vllm",
+    ),
+    (
         "actor_rollout_ref.actor.strategy=megatron",
         "actor_rollout_ref.actor.strategy=megatron | model_engine=megatron",
     ),
