@@ -3,8 +3,9 @@
     python benchmarks/env_hosts.py
 
 The environment does nothing: it returns 500 characters and twelve admissible actions, once declared thread-safe (a
-thread of the host) and once not (a process of its own). "Through Ray" is what the agent loop does: one remote call per
-step. Beside one episode alone, many episodes step at once, and the time is the wall time per step of all of them.
+thread of the host) and once not (a process of its own). "Through Ray" is what the agent loop does: remote calls, which
+steps share that come at the same time. Beside one episode alone, many episodes step at once, and the time is the wall
+time per step of all of them.
 """
 
 from __future__ import annotations

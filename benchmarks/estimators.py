@@ -4,7 +4,7 @@
     python benchmarks/estimators.py --million      # one million steps
 
 The yardstick is the bare write of the (steps x 512) float32 advantage tensor that a trainer needs anyway. Growth is the
-time per step at 61,000 over that at 6,000. The naive twins of the tests run on two prompts of the smaller size only,
+time per step at 61,000 over that at 6,000. The naive twins of the tests run on one prompt of the smaller size only,
 and their time is scaled up by the number of prompts.
 """
 
@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,16 @@ from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS
 from verl_turnkey.advantage.methods._similarity import similar_states
 
 ROLLOUTS, TURNS, TOKENS = 8, (32, 66), 512
-NAIVE_PROMPTS = 2
+SHARED = 8
+NAIVE_PROMPTS = 1
 Columns = dict[str, list[Any]]
 
 
 def columns(prompts: int, seed: int = 0) -> Columns:
-    """Shuffled steps of ``prompts`` x 8 rollouts of 32 to 66 turns, string anchors, reward at the end."""
+    """Shuffled steps of ``prompts`` x 8 rollouts of 32 to 66 turns, string anchors, reward at the end.
+
+    The rollouts of a prompt share their first turns in pairs, as those of a tree do.
+    """
     draw = random.Random(seed)
     table = []
     for prompt in range(prompts):
@@ -47,9 +51,10 @@ def columns(prompts: int, seed: int = 0) -> Columns:
                 table.append(
                     {
                         "group": f"prompt-{prompt:08d}",
+                        "task": f"task {prompt}",
                         "trajectory": f"prompt-{prompt:08d}_{rollout}",
                         "step": step,
-                        "reward": 10.0 if won and step == turns - 1 else 0.0,
+                        "reward": 1.0 if won and step == turns - 1 else 0.0,
                         "penalty": 0.1 if draw.random() < 0.1 else 0.0,
                         "anchor": f"state-{draw.randrange(60):032x}",
                         "action": f"go to {draw.randrange(8)}",
@@ -62,6 +67,17 @@ def columns(prompts: int, seed: int = 0) -> Columns:
                         "turn_value": draw.random(),
                         "potential": draw.random(),
                         "gold_probability": draw.uniform(0.01, 1.0),
+                        "prior": 0.5,
+                        "role": ("guesser", "setter")[step % 2],
+                        "parent": f"{rollout // 2 if step < SHARED else rollout}-{step}",
+                        "candidate_score": draw.random(),
+                        "answer": f"answer {draw.randrange(4)}",
+                        "entropy": draw.uniform(0.1, 2.0),
+                        "log_prob": -draw.expovariate(0.1),
+                        "switch": draw.randrange(2),
+                        "value_low": draw.random(),
+                        "value_high": draw.random(),
+                        "value_term": draw.random(),
                     }
                 )
     draw.shuffle(table)
@@ -128,6 +144,7 @@ def needed(name: str, table: Columns) -> Columns:
     """The columns that an estimator reads: what a user of it would pass."""
     always = {"group", "trajectory", "step", "reward", "penalty"}
     more = {"turn_gae": {"terminated", "tokens"}, "vc_gae": {"terminated", "tokens"}, "proxmo": {"success"}}
+    more["shrinkage"] = {"task"}
     more |= {method: {"tokens"} for method in ("dual_granularity", "step_potential")}
     wanted = always | {column.removeprefix("extra.") for column in estimators()[name].needs} | more.get(name, set())
     return {column: values for column, values in table.items() if column in wanted}
@@ -150,10 +167,11 @@ def peak_over_input(name: str, table: Columns) -> float:
     return peak / size
 
 
-def compare_estimators() -> None:
+def compare_estimators(sizes: Sequence[int] = (16, 156)) -> None:
+    """``sizes``: numbers of prompts; the naive twins are compared with the first."""
     print(f"{'steps':>8}  {'what':<24}{'ms':>10}{'x write':>10}{'ns/step':>10}{'growth':>10}{'peak/input':>12}")
     per_step: dict[str, float] = {}
-    for prompts in (16, 156):
+    for prompts in sizes:
         table = columns(prompts)
         n = len(table["step"])
         write = best(lambda n=n: write_tensor(np.linspace(-1, 1, n)))
@@ -170,7 +188,7 @@ def compare_estimators() -> None:
             report(
                 name, best(lambda name=name, given=given: credit(name, given)), f"{peak_over_input(name, given):.1f}"
             )
-        if prompts == 16:
+        if prompts == sizes[0]:
             rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
             few = [row for row in rows if int(row["group"].removeprefix("prompt-")) < NAIVE_PROMPTS]
             for name in estimators():

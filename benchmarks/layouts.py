@@ -51,7 +51,8 @@ from verl_turnkey.plugins.rollout.action_reader import action_reader
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, RowBuilder
 from verl_turnkey.plugins.rollout.prompts import Scene, TemplatePrompts
-from verl_turnkey.plugins.rollout.turn_tail import builder_of, learn
+from verl_turnkey.plugins.rollout.turn_tail import learn
+from verl_turnkey.plugins.verl_api.builders import builder_of
 
 GPU = "TURNKEY_DEVICE" not in os.environ  # torch is not asked: the cases are forked, which its contexts do not bear
 PROMPTS = {
@@ -143,7 +144,7 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
         last = t + 1 == turns
         record = make_step(step=t, reward=float(last), anchor=seen.observation, action=action, terminated=last)
         record["composed_reward"] = record["reward"]
-        episode.steps.append(PlayedStep(prompt, turn, record, seen.observation, None, False, 0.0, {}, {}))
+        episode.steps.append(PlayedStep(prompt, turn, record, seen.observation, "", None, False, 0.0, {}, {}))
     episode.end(True)
     return RowBuilder(
         tokenizer.eos_token_id, True, merged=options.layout == "merged", max_response_length=scene.response_length
@@ -226,6 +227,7 @@ def main(
     micro_batch: int = 6144,
     timed_tokens: int = 1_000_000 if GPU else 10_000,
     jobs: int = 1 if GPU else 2,
+    out: Path = ROOT / "runs" / "layouts",
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="layouts-"))
     cases = [
@@ -251,9 +253,8 @@ def main(
         full, conversation = found[i], found[i + 1]
         ratios = [f"{full[name] / conversation[name]:.1f}" for name in ("tokens", "log_probs", "update")]
         print(f"| {full['turns']} | {' | '.join(ratios)} |")
-    out = ROOT / "runs" / "layouts" / "summary.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def episodes(count: int, turns: int, rng: np.random.Generator) -> list[Episode]:
             )
             turn = Generated(ids(150), None, text(90), {"min_global_steps": 1, "max_global_steps": 1}, 0, 1.0)
             steps.append(
-                PlayedStep(Prompt(ids(1500)), turn, record, text(70), None, False, 0.1, extra={}, next_extra={})
+                PlayedStep(Prompt(ids(1500)), turn, record, text(70), "", None, False, 0.1, extra={}, next_extra={})
             )
         made.append(Episode(steps, parts={"step": [0.0] * turns}))
     return made
@@ -59,7 +59,10 @@ def main(count: int = 256, turns: int = 30, per_group: int = 8) -> None:
     decode = PreTrainedTokenizerFast(tokenizer_object=words).decode
     played = episodes(count, turns, np.random.default_rng(0))
     task = Task("turnkey/MiniGrid-v0", 1, {"level": "MiniGrid-DoorKey-5x5-v0"})
-    rollout = {"data": {"train_batch_size": count // per_group}, "actor_rollout_ref": {"rollout": {"n": per_group}}}
+    rollout = {
+        "data": {"train_batch_size": count // per_group},
+        "actor_rollout_ref": {"rollout": {"n": per_group, "val_kwargs": {"n": 1}}},
+    }
     with tempfile.TemporaryDirectory() as folder:
         node = LogConfig(trajectories=f"{folder}/log", episodes_per_step=None)
         log = TrajectoryLog({**rollout, "turnkey": {"log": vars(node)}}, node)

@@ -17,6 +17,7 @@ LOGGED = f"{C}/trainer/test_logged.py"
 ONE_TRIP = f"{C}/verl_api/test_one_trip.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
+CHECKS = f"{C}/checks/test_launch_lines.py {CONFIG}"
 CANDIDATES, UNCERTAIN = f"{C}/rollout/test_siblings.py", f"{C}/rollout/test_entropy_branch.py"
 FORKS, STRATEGIES = f"{C}/rollout/test_branching.py", "tests/unit/plugins/rollout/test_strategies.py"
 SEEING = "tests/unit/plugins/seeing"
@@ -90,7 +91,12 @@ TESTS = {
     "plugins/checks/validate.py": CONFIG,
     "plugins/checks/data.py": CONFIG,
     "plugins/checks/update.py": LOSSES,
-    "plugins/checks/weighing.py": f"{C}/checks/test_launch_lines.py",
+    **{f"plugins/checks/{name}.py": CHECKS for name in ("algorithm", "header", "lora", "paths", "rewards", "rollout")},
+    "plugins/checks/weighing.py": CHECKS,
+    "plugins/cli/launch.py": f"{C}/cli/test_launch.py {C}/cli/test_launch_check.py",
+    "plugins/cli/main.py": f"tests/unit/plugins/cli/test_main.py {C}/cli/test_new.py {C}/cli/test_launch.py",
+    "plugins/cli/tables.py": "tests/unit/docs",
+    "plugins/trainer/hosts.py": f"{C}/trainer/test_hosts_metrics.py",
     "plugins/actor/weighing.py": WEIGHING,
     "plugins/verl_api/aggregation.py": WEIGHING,
     "plugins/credit/weights.py": "tests/unit/plugins/credit/test_weights.py",

@@ -841,6 +841,9 @@ STARTS = [
     "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
     "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_is=token",
+    "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
+    "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_is=token "
+    "+actor_rollout_ref.actor.policy_loss.rollout_correction={rollout_is:token}",
     "+turnkey=gigpo trainer.v1.trainer_mode=turnkey_colocate_async",
     f"+turnkey=gigpo {SEPARATE}",
     f"+turnkey=gigpo {SEPARATE} actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=3 "

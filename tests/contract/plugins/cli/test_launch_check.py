@@ -253,6 +253,12 @@ def test_a_line_that_verls_main_takes(checked: Checked):
     assert "ready: nothing was started" in out
 
 
+def test_a_flag_without_its_value_is_left_to_hydra(stock_overrides, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    assert dry_run(["+turnkey=gigpo", *stock_overrides, "--config-path"]) == 1
+    assert "expected one argument" in capsys.readouterr().err
+
+
 def test_flags_may_stand_behind_the_overrides(stock_overrides, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
     folder = tmp_path / "outputs"
