@@ -217,7 +217,7 @@ class HostPool:
     async def call(self, host: _Host, method: str, *args: Any) -> Any:
         """Call a method of a host; a host that is gone is a failure of kind ``host``."""
         import ray
-        from ray.exceptions import ActorUnavailableError, RayActorError
+        from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
         answer = host.call(method, *args)
         try:
@@ -230,7 +230,7 @@ class HostPool:
             elif error.kind == "restarts":
                 self._replace(host, time.monotonic(), error.message)
             raise EnvironmentFailure(error.kind, error.message) from None
-        except RayActorError as error:
+        except (RayActorError, OutOfMemoryError) as error:  # the second: Ray killed it where memory ran out
             if isinstance(error, ActorUnavailableError):  # it may be alive, with episodes that would stay open
                 ray.kill(host.actor)
             message = f"environment host {host.number} died: {error}"

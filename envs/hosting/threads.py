@@ -21,11 +21,19 @@ def deadline_exceeded(what: str, timeout: float, key: str, more: str = "") -> En
 
 
 class _WorkerThread:
-    """A thread that runs calls one after another. It is abandoned, not joined, when a call hangs."""
+    """A thread that runs calls one after another. It is abandoned, not joined, when a call hangs.
+
+    Raises:
+        EnvironmentFailure: of kind ``process``: it cannot be started.
+    """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="turnkey-env", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="turnkey-env", daemon=True).start()
+        except RuntimeError as error:  # as many as the machine or the container allows
+            message = f"no thread could be started for an environment: {error}"
+            raise EnvironmentFailure("process", message) from None
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
@@ -79,8 +87,10 @@ class ThreadWorker:
             await self.call("close", (), timeout, "close", "")
 
     def kill(self) -> None:
-        """Close the environment without waiting, unless an abandoned thread is to close it."""
-        if not self._busy:
+        """Close the environment without waiting, unless an abandoned thread is to close it, or none can be had."""
+        if self._busy:
+            return
+        with contextlib.suppress(EnvironmentFailure):
             thread = _WorkerThread()
             thread.submit(self._runner.close)
             thread.abandon()

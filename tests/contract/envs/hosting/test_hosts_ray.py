@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import OutOfMemoryError
 
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting import pool as hosts
@@ -227,6 +228,26 @@ def test_a_host_that_is_gone_for_good_is_replaced(run, patient):
         assert gone(pid)  # Ray kills in the background: a step that is sent at once may still be answered
         assert (await failure(victim.step("go"))).kind == "host"
         assert await played(pool, 1) == 1
+        assert load(pool) == 0
+
+    run(main())
+
+
+def test_a_host_that_ray_kills_for_its_memory_is_replaced(run, patient):
+    """Its calls end with an error of another class than those of any other dead actor."""
+
+    def killed(*_: Any) -> asyncio.Future[Any]:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_exception(OutOfMemoryError("the node ran low on memory"))
+        return answer
+
+    async def main():
+        pool = HostPool(1, "greedy", modules=[FAULTY])
+        victim = await pool.start(SAFE, {}, 1)
+        pool._hosts[0].call = killed
+        error = await failure(victim.step("go"))
+        assert (error.kind, "ran low on memory" in error.message) == ("host", True)
+        assert await played(pool, 2) == 2
         assert load(pool) == 0
 
     run(main())

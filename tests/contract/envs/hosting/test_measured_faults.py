@@ -52,7 +52,13 @@ async def begun(pool: HostPool) -> tuple[Episode, list[int]]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+    def has_a_title(pid: int) -> bool:  # a zombie has none
+        try:
+            return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+        except OSError:
+            return False
+
+    return [pid for pid in pids if has_a_title(pid)]
 
 
 async def left_of(pids: list[int]) -> tuple[list[int], float]:

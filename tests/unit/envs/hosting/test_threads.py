@@ -59,3 +59,16 @@ def test_without_an_open_call_it_is_closed_at_once():
     ThreadWorker([], runner).kill()
     assert runner.closed.wait(20)
     assert runner.log == ["closed"]
+
+
+def test_without_a_thread_to_be_had_a_call_fails_and_nothing_else_does(monkeypatch):
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = ThreadWorker([], Slow())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(EnvironmentFailure, match=r"no thread could be started .* can't start new thread") as caught:
+            asyncio.run(worker.call("step", (), 20.0, "step", "key"))
+        worker.kill()
+    assert caught.value.kind == "process"

@@ -12,8 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_server import JudgeServer
 
-from verl_turnkey.envs.rewards import Judge, JudgeConfig, JudgeError, RewardError, Standing, pairwise, tournament
+from verl_turnkey.envs.rewards import (
+    Judge,
+    JudgeConfig,
+    JudgeError,
+    RewardError,
+    RewardStep,
+    Standing,
+    pairwise,
+    tournament,
+)
 from verl_turnkey.envs.rewards.arena import _places
+from verl_turnkey.envs.rewards.ranked import Arena
 
 
 def run(members, judge, seed=0) -> Standing:
@@ -135,8 +145,30 @@ def test_as_in_slow_loops(n, seed, mood, pivot_games):
     assert list(order) == slow_tournament(members, scores, seed, pivot_games)
 
 
-@pytest.mark.parametrize(("pivot_games", "third"), [("mean", "b"), ("all", "pivot")])
-def test_the_pivots_seeding_games_count_as_one(pivot_games, third):
+def directly(members, judge, options):
+    return asyncio.run(tournament(members, judge, **options)).order
+
+
+judges = []
+
+
+async def by_the_last_judge(first, second):
+    return await judges[-1](first[0].action, second[0].action)
+
+
+def as_a_reward(members, judge, options):
+    """By the component, whose members are episodes: here of one step each, with the key for its action."""
+    judges.append(judge)
+    component = Arena(compare=f"{__name__}:by_the_last_judge", **options)
+    places, _ = asyncio.run(component.of_group({key: [RewardStep("", key)] for key in members}))
+    return sorted(places, key=places.__getitem__, reverse=True)
+
+
+@pytest.mark.parametrize("way", [directly, as_a_reward])
+@pytest.mark.parametrize(
+    ("options", "third"), [({}, "b"), ({"pivot_games": "mean"}, "b"), ({"pivot_games": "all"}, "pivot")]
+)
+def test_the_pivots_seeding_games_count_as_one(way, options, third):
     """Two losers of the first round: b has 4 and 3, the pivot 6 on average of three seeding games and 0 in the bracket.
 
     That is 3.5 for b; for the pivot 3 when the seeding games are one score, 4.5 when they are three.
@@ -153,9 +185,9 @@ def test_the_pivots_seeding_games_count_as_one(pivot_games, third):
         points = {a: 5, c: 5, b: 1.5, pivot: 0}
         return points[one], points[other]
 
-    standing = asyncio.run(tournament({key: key for key in lot}, judge, pivot_games=pivot_games))
-    assert standing.order[2] == {"b": b, "pivot": pivot}[third]
-    assert set(standing.order[:2]) == {a, c}
+    order = way({key: key for key in lot}, judge, options)
+    assert order[2] == {"b": b, "pivot": pivot}[third]
+    assert {*order[:2]} == {a, c}
 
 
 def test_the_ways_to_count_the_pivots_games():
