@@ -5,14 +5,13 @@ verl finds these out after the first rollout, or reads them nowhere.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
-from verl_turnkey.plugins.config.schema import closest
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.verl_api import internals
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
@@ -25,6 +24,7 @@ FORMER = {
     "sandbox_fusion.url": "reward.sandbox_fusion.url",
 }
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+KL_CONTROLLERS = ("fixed", "adaptive")
 LOSS, CORRECTION, FILTER = (
     "actor_rollout_ref.actor.policy_loss.loss_mode",
     "algorithm.rollout_correction",
@@ -36,7 +36,7 @@ METRICS = ("reward", "acc", "episode_return", "episode_length", "invalid_rate", 
 """what the agent loop turnkey_env tells of each episode, beside ``reward/<component>``"""
 
 
-def check_algorithm(config: DictConfig, loops: Collection[str]) -> None:
+def check_algorithm(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
     """Refuse keys of former versions, weights that the run would not compute, and names that verl does not know.
 
     ``loops``: the agent loops of the training rows.
@@ -51,6 +51,7 @@ def check_algorithm(config: DictConfig, loops: Collection[str]) -> None:
     _check_correction(config)
     _check_filter(config, loops)
     _check_kl(config)
+    _check_kl_control(config, turnkey, loops)
 
 
 def _check_estimator(config: DictConfig) -> None:
@@ -60,10 +61,10 @@ def _check_estimator(config: DictConfig) -> None:
             f"algorithm.adv_estimator={name} needs {WITHOUT_INPUT[name]}, which verl's V1 trainers do not hand over: "
             "choose another one"
         )
-    if name != "gae" and config.algorithm.get("use_pf_ppo"):
-        warnings.warn(
-            f"algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator={name}: verl has it for gae alone",
-            stacklevel=3,
+    if config.algorithm.get("use_pf_ppo"):
+        raise ConfigError(
+            "algorithm.use_pf_ppo=true draws rows anew for gae, and verl's V1 trainers write their advantages to other "
+            "rows; other estimators do not read it: set it to false"
         )
 
 
@@ -180,3 +181,18 @@ def _check_kl(config: DictConfig) -> None:
     for key, (on, name) in used.items():
         if on and str(name).removesuffix("+") not in KL_PENALTIES:
             raise ConfigError(f"there is no {key}={name!r}{closest(str(name), list(KL_PENALTIES))}")
+
+
+def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
+    """The coefficient of ``use_kl_in_reward``, of which verl's controller learns once Ray runs."""
+    if not config.algorithm.use_kl_in_reward:
+        return
+    key, kind = "algorithm.kl_ctrl.type", str(config.algorithm.kl_ctrl.type)
+    if kind not in KL_CONTROLLERS:
+        raise ConfigError(f"there is no {key}={kind!r}{closest(kind, list(KL_CONTROLLERS))}")
+    if kind == "adaptive" and "turnkey_env" in loops and not turnkey.rollout.rows_hold_turns:
+        raise ConfigError(
+            f"{key}=adaptive moves the coefficient by the number of rows over kl_ctrl.horizon, in which verl counts "
+            "episodes, and turnkey_env makes a row of each step: beyond 5 x horizon rows the coefficient changes its "
+            f"sign. Set {key}=fixed"
+        )

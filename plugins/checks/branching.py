@@ -37,11 +37,6 @@ def check_branching(
     asked = f"{KEY}={spec.name}"
     if "turnkey_env" not in loops:
         raise ConfigError(f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env forks episodes")
-    if rollout.get("full_determinism", False):
-        raise ConfigError(
-            f"{asked} asks the server several times at once under one request id, which "
-            "actor_rollout_ref.rollout.full_determinism=true hands to vLLM: set it to false"
-        )
     method = estimator_of(config)
     if method is None:
         raise ConfigError(

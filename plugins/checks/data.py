@@ -29,7 +29,9 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         TaskFormatError: a row's task is none.
         MissingPackageError: an environment of the tasks needs a package that is not installed.
     """
-    if (config.data.get("custom_cls") or {}).get("path"):
+    if path := (config.data.get("custom_cls") or {}).get("path"):
+        if "://" not in path and not Path(path).expanduser().is_file():
+            absent(config, f"data.custom_cls.path={path}: there is no such file")
         return []
     local: dict[str, list[str]] = {}
     for key in ("train_files", "val_files"):

@@ -79,6 +79,12 @@ def taken(config: DictConfig, key: str, rows: int) -> int:
     return min(rows, limit) if limit > 0 else rows
 
 
+def steps_until_data_end(config: DictConfig) -> int | None:
+    """Training steps in ``trainer.total_epochs``, as verl counts them; None where :func:`tasks` is."""
+    number = tasks(config, "train_files")
+    return None if number is None else number // config.data.train_batch_size * config.trainer.total_epochs
+
+
 def _json_rows(path: Path) -> list[Mapping[str, Any]]:
     """The rows of a JSON file: one list of objects, or an object per line."""
     text = path.read_text()

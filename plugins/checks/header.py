@@ -13,11 +13,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.envs.tasks import COLUMN
+from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.losses.registry import weighs
-from verl_turnkey.plugins.checks.files import columns, local_parquet, rows, training_loops
+from verl_turnkey.plugins.checks.files import columns, local_parquet, rows, steps_until_data_end, training_loops
 from verl_turnkey.plugins.checks.groups import updates_of_a_step
-from verl_turnkey.plugins.checks.limits import MICRO_BATCHES
 from verl_turnkey.plugins.checks.selection import uses_us
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.presets import names, read
@@ -81,6 +80,8 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
     episodes = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     if config.trainer.get("val_only"):
         yield "validates", "once, and trains nothing (trainer.val_only=true)"
+    elif steps := _steps(config):
+        yield "steps", steps
     yield "per step", f"{_episodes(config, turnkey.groups)}, {_rows(loops, turnkey, episodes)}"
     if mode.startswith("turnkey_"):
         if turnkey.groups.keep < 1:
@@ -155,9 +156,10 @@ def _agent_loop(loop: str, rollout: RolloutConfig) -> str:
 def task_environments(config: DictConfig) -> Counter[str]:
     """Environment ids in the local training files, with their number of tasks; empty when there are none to read."""
     counts: Counter[str] = Counter()
+    own = str(turnkey_config(config).env.id)  # of tasks that name none
     for file in local_parquet(config):
         if COLUMN in columns(file):
-            counts.update(str(json.loads(text).get("env_id")) for (text,) in rows(file, [COLUMN]) if text)
+            counts.update(Task.from_json(text).env_id or own for (text,) in rows(file, [COLUMN]) if text)
     return counts
 
 
@@ -171,6 +173,15 @@ def _environment(config: DictConfig, turnkey: TurnkeyConfig) -> str:
         source = f"{turnkey.env.id or 'unknown here'}, unless a task names another"
     kwargs = f"; {json.dumps(turnkey.env.kwargs)} under the tasks' own arguments" if turnkey.env.kwargs else ""
     return f"{source}{kwargs}; at most {turnkey.rollout.max_turns} turns"
+
+
+def _steps(config: DictConfig) -> str:
+    """How many there are, and how many of them are the critic's alone."""
+    ends = (config.trainer.get("total_training_steps"), steps_until_data_end(config))
+    number = min((end for end in ends if end is not None), default=None)
+    warm_up = config.trainer.get("critic_warmup") or 0
+    alone = f"the critic alone before step {warm_up} (trainer.critic_warmup)" if warm_up > 1 else ""
+    return "; ".join(filter(None, (str(number or ""), alone)))
 
 
 def _episodes(config: DictConfig, groups: GroupsConfig) -> str:
@@ -246,10 +257,6 @@ def _ignored(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str], m
             yield f"turnkey.env.id={turnkey.env.id}: {loops[0]} plays no environment of this package"
         if turnkey.rollout != RolloutConfig():
             yield f"turnkey.rollout.*: only {OURS} reads it"
-    if mode.startswith("turnkey_"):
-        if turnkey.update.mini_batches is not None:
-            key = "actor_rollout_ref.actor.ppo_mini_batch_size"
-            yield f"{key}={OmegaConf.select(config, key)}: turnkey.update.mini_batches is set"
-        for dynamic, size in MICRO_BATCHES[:2]:  # the actor's and the rollout's
-            if OmegaConf.select(config, dynamic) and (given := OmegaConf.select(config, size)) is not None:
-                yield f"{size}={given}: batches are filled by tokens (dynamic batches)"
+    if mode.startswith("turnkey_") and turnkey.update.mini_batches is not None:
+        key = "actor_rollout_ref.actor.ppo_mini_batch_size"
+        yield f"{key}={OmegaConf.select(config, key)}: turnkey.update.mini_batches is set"

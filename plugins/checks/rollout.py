@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from collections.abc import Collection, Iterable
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.lora import FSDP
+from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
@@ -20,13 +22,15 @@ LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 
 # Strategies of each kind of actor that ``model_engine`` composes, by its dataclass; those of FSDP are tested here.
 STRATEGIES = {
-    "FSDPActorConfig": FSDP,
+    "FSDPActorConfig": (*FSDP, "fsdp_turbo"),
     "McoreActorConfig": ("megatron",),
     "VeOmniActorConfig": ("veomni",),
     "TorchTitanActorConfig": ("torchtitan",),
 }
 ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActorConfig": "veomni"}
 TESTED_ROLLOUT = "vllm"
+SENDERS = ("nccl", "nixl", "delta_sharded", "kimi_ckpt_engine", "mooncake")
+"""verl's engines that send weights to other machines; which of them a machine has, only that one knows"""
 
 # Loggers that need a further package, and its module.
 LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml")}
@@ -47,6 +51,13 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
     if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) not in known:
         raise ConfigError(f"there is no {LOOP}={loop!r}{closest(loop, known)}")
     _check_gpus(config, mode)
+    _check_tools(config)
+    if config.actor_rollout_ref.rollout.get("full_determinism"):
+        raise ConfigError(
+            f"{ROLLOUT}.full_determinism=true gives all requests of a server the same seed, so that the rollouts of a "
+            f"task are copies of one another, with nothing to compare: set it to false; {ROLLOUT}.seed is each "
+            "server's own"
+        )
     if mode == "turnkey_separate_async":
         _check_separate(config)
     _check_loss_name(config)
@@ -80,6 +91,28 @@ def agent_loops(config: DictConfig) -> list[str]:
     return names
 
 
+def _check_tools(config: DictConfig) -> None:
+    """Files of tools, which verl's agent-loop workers load whatever the loop, after the models."""
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path
+
+    for name in ("tool_config_path", "function_tool_path"):
+        key = f"{ROLLOUT}.multi_turn.{name}"
+        if not (path := OmegaConf.select(config, key)):
+            continue
+        found = resolve_config_path(path)
+        if not os.path.isfile(found):
+            absent(config, f"{key}={path}: there is no such file, and verl's workers load it with any agent loop")
+        elif name == "tool_config_path":
+            for tool in OmegaConf.load(found).get("tools") or []:
+                module = str(tool.class_name).rpartition(".")[0]
+                try:
+                    missing = find_spec(module) is None
+                except ImportError:  # a parent is missing
+                    missing = True
+                if missing:
+                    absent(config, f"{key}={path}: there is no module {module!r} of the tool {tool.class_name}")
+
+
 def _check_strategy(config: DictConfig) -> None:
     actor = config.actor_rollout_ref.actor
     kind = str(actor.get("_target_", "")).rpartition(".")[2]
@@ -88,7 +121,7 @@ def _check_strategy(config: DictConfig) -> None:
         owner = next((ENGINES.get(other) for other, names in STRATEGIES.items() if strategy in names), None)
         way_out = f": it comes with model_engine={owner}" if owner else closest(strategy, list(known))
         raise ConfigError(f"{ACTOR}.strategy={strategy} does not go with this configuration{way_out}")
-    if strategy not in STRATEGIES["FSDPActorConfig"]:
+    if strategy not in FSDP:
         warnings.warn(
             f"{ACTOR}.strategy={strategy} is untested with verl-turnkey, which is tested on fsdp and fsdp2",
             stacklevel=2,
@@ -175,11 +208,13 @@ def _check_separate(config: DictConfig) -> None:
     for key in ("nnodes", "n_gpus_per_node"):
         if rollout[key] < 1:
             raise ConfigError(f"{here} needs GPUs of its own for the rollout: set {ROLLOUT}.{key}, got {rollout[key]}")
-    if rollout.checkpoint_engine.backend == "naive":
+    backend, key = str(rollout.checkpoint_engine.backend), f"{ROLLOUT}.checkpoint_engine.backend"
+    if backend == "naive":
         raise ConfigError(
-            f"{here} sends weights between machines: set {ROLLOUT}.checkpoint_engine.backend to nccl, nixl or another "
-            "engine, got naive"
+            f"{here} sends weights between machines: set {key} to nccl, nixl or another engine, got naive"
         )
+    if backend not in SENDERS and not rollout.checkpoint_engine.get("custom_backend_module"):
+        raise ConfigError(f"there is no {key}={backend!r}{closest(backend, list(SENDERS))}")
 
 
 def _check_loss_name(config: DictConfig) -> None:

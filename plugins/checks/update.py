@@ -36,10 +36,6 @@ IGNORED_ACTOR_KEYS = {
 }
 
 
-# verl's losses that clip ratios.
-CLIPPING = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
-
-
 def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     """Refuse what cannot work, warn of what nobody means.
 
@@ -50,7 +46,6 @@ def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
     """
     _check_loss(config, turnkey, mode, loops)
     _warn_departures(config)
-    _warn_unread(config)
     _check_order(config, turnkey, mode, loops)
     check_weights(config, turnkey, mode)
     _warn_levels(config, turnkey, loops)
@@ -94,29 +89,6 @@ def _warn_departures(config: DictConfig) -> None:
             f"algorithm.adv_estimator={estimator.name} gives {', '.join(estimator.gives)}, and no policy loss reads it "
             f"in this run: add {' or '.join(f'+turnkey/loss={name}' for name in readers)}",
             stacklevel=2,
-        )
-
-
-def _warn_unread(config: DictConfig) -> None:
-    """Name what was changed among the keys that verl has, and reads nowhere."""
-    actor = config.actor_rollout_ref.actor
-    for role, node in (("actor_rollout_ref.actor", actor), ("critic", config.critic)):
-        if (given := node.get("grad_clip", 1.0)) not in (1.0, read := OmegaConf.select(node, "optim.clip_grad")):
-            warnings.warn(
-                f"{role}.grad_clip={given} has no effect: verl's engines read {role}.optim.clip_grad, which is {read}",
-                stacklevel=3,
-            )
-    ratio, sides = actor.get("clip_ratio", 0.2), [actor.get(f"clip_ratio_{side}") for side in ("low", "high")]
-    if actor.policy_loss.get("loss_mode", "vanilla") in CLIPPING and ratio != 0.2 and {ratio, None}.isdisjoint(sides):
-        warnings.warn(
-            f"actor_rollout_ref.actor.clip_ratio={ratio} has no effect: clip_ratio_low={sides[0]} and "
-            f"clip_ratio_high={sides[1]} take its place, and verl sets both: set the two",
-            stacklevel=3,
-        )
-    if actor.get("freeze_vision_tower"):
-        warnings.warn(
-            "actor_rollout_ref.actor.freeze_vision_tower=true has no effect: verl's engines train all of the model",
-            stacklevel=3,
         )
 
 

@@ -29,6 +29,7 @@ from verl_turnkey.plugins.checks.paths import check_joining, check_paths
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
+from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
@@ -48,6 +49,9 @@ from verl_turnkey.plugins.verl_api import internals, ledger
 
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
+
+LATE = ("drop", "wait")
+"""what verl's trainers do with episodes that are too many steps old"""
 
 
 def check(config: DictConfig, *, use_critic: bool) -> None:
@@ -85,7 +89,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     if mode.startswith("turnkey_"):
         from verl.trainer.ppo.utils import need_reference_policy
 
-        _check_trainer(config, mode)
+        _check_trainer(config, mode, use_critic)
         check_counts(config)
         check_rollout(config, turnkey, mode, loops)
         check_joining(config)
@@ -93,7 +97,8 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_lora(config, mode, use_critic=use_critic)
         check_checkpoints(config, turnkey, use_critic=use_critic)
         check_log_folder(config, turnkey)
-        check_algorithm(config, loops)
+        check_algorithm(config, turnkey, loops)
+        check_unread(config, loops)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
     elif turnkey.log.trajectories:
         warnings.warn(
@@ -103,6 +108,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         )
     check_update(config, turnkey, mode, loops)
     files = check_data(config, turnkey, agent_loops(config))
+    check_steps(config)
     check_groups(config, turnkey, mode, files, loops)
     if "turnkey_env" not in loops and turnkey.rewards != TurnkeyConfig().rewards:
         warnings.warn(
@@ -181,7 +187,7 @@ def _check_bounds(specs: list[EstimatorSpec | ModifierSpec], config: DictConfig)
         )
 
 
-def _check_trainer(config: DictConfig, mode: str) -> None:
+def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
     if mode not in ledger.TRAINERS:
         raise ConfigError(f"there is no trainer.v1.trainer_mode={mode!r}{closest(mode, list(ledger.TRAINERS))}")
     if not config.trainer.use_v1:
@@ -196,6 +202,18 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
     name = str(config.algorithm.adv_estimator)
     if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
         raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
+    if not use_critic and (warm_up := config.trainer.get("critic_warmup") or 0) > 1:
+        raise ConfigError(
+            f"trainer.critic_warmup={warm_up} leaves the actor as it is before step {warm_up}, and this run has no "
+            "critic to warm up: set it to 0"
+        )
+    sampler = config.trainer.v1.sampler
+    if (most := sampler.max_off_policy_threshold) is not None and not (isinstance(most, int) and most > 0):
+        raise ConfigError(
+            f"trainer.v1.sampler.max_off_policy_threshold={most}: expected a positive number of steps, or null for any"
+        )
+    if (late := str(sampler.max_off_policy_strategy)) not in LATE:
+        raise ConfigError(f"there is no trainer.v1.sampler.max_off_policy_strategy={late!r}{closest(late, [*LATE])}")
 
 
 def check_agent_loop(
@@ -206,11 +224,7 @@ def check_agent_loop(
     ``given``, ``forked``: the columns that reward components give, and those that the strategy of rollouts gives.
     """
     rollout = config.actor_rollout_ref.rollout
-    if rollout.get("enable_rollout_routing_replay", False):
-        raise ConfigError(
-            "the agent loop turnkey_env does not carry routed experts yet: set "
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay=false"
-        )
+    _check_routing(config)
     budget = rollout.response_length
     limit = turnkey.rollout.max_tokens_per_turn
     if limit is not None and limit > budget:
@@ -223,6 +237,16 @@ def check_agent_loop(
 
     if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
         check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given, forked)
+
+
+def _check_routing(config: DictConfig) -> None:
+    """Routed experts travel with no row of the agent loop turnkey_env."""
+    replayed = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": "false"}
+    replayed |= {f"actor_rollout_ref.actor.{engine}.router_replay.mode": "R2" for engine in ("megatron", "veomni")}
+    if given := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
+        instead = " and ".join(f"{key}={replayed[key]}" for key in given)
+        more = " (R2 records routes in the trainer)" if "R2" in instead else ""
+        raise ConfigError(f"the agent loop turnkey_env does not carry routed experts: set {instead}{more}")
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:

@@ -101,6 +101,8 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
     (folder / "no_loops.yaml").write_text("name: mine\n")
+    for name, tool in {"tools": "verl.tools.base_tool.BaseTool", "strange_tools": "nowhere.tools.Hammer"}.items():
+        (folder / f"{name}.yaml").write_text(f"tools: [{{class_name: {tool}, config: {{type: native}}}}]\n")
     short = folder / "short"
     short.mkdir()
     for file in model.iterdir():
@@ -730,6 +732,45 @@ SEPARATE = (
     "trainer.v1.trainer_mode=turnkey_separate_async trainer.v1.separate_async.parameter_sync_step=2 "
     "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"
 )
+# What verl's V1 trainers do not do, or find out about late.
+UNREAD = [
+    ("trainer.default_hdfs_dir=hdfs://store/run", "trainer.default_hdfs_dir=hdfs://store/run | default_local_dir"),
+    ("skip.rollout_tq.enable=True skip.rollout_tq.steps=[1]", "skip.rollout_tq.enable=true | set it to false"),
+    ("actor_rollout_ref.rollout.full_determinism=True", "rollout.full_determinism=true | copies | set it to false"),
+    ("+actor_rollout_ref.actor.veomni.router_replay.mode=R3", "actor.veomni.router_replay.mode=R2 | routed experts"),
+    (
+        "actor_rollout_ref.rollout.enable_rollout_routing_replay=True "
+        "+actor_rollout_ref.actor.megatron.router_replay.mode=R3",
+        "rollout.enable_rollout_routing_replay=false and actor_rollout_ref.actor.megatron.router_replay.mode=R2",
+    ),
+    ("actor_rollout_ref.rollout.trace.backend=weave", "rollout.trace.backend=weave | package 'weave' | null"),
+    ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=true | other rows | set it to false"),
+    (
+        "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptiv",
+        "algorithm.kl_ctrl.type='adaptiv' | 'adaptive'",
+    ),
+    (
+        "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive",
+        "algorithm.kl_ctrl.type=adaptive | number of rows | kl_ctrl.type=fixed",
+    ),
+    ("trainer.critic_warmup=20", "trainer.critic_warmup=20 | before step 20 | set it to 0"),
+    ("trainer.v1.sampler.max_off_policy_threshold=0", "max_off_policy_threshold=0 | positive | null"),
+    ("trainer.v1.sampler.max_off_policy_strategy=dorp", "max_off_policy_strategy='dorp' | 'drop'"),
+    ("data.custom_cls.path={tmp}/missing.py data.custom_cls.name=Mine", "data.custom_cls.path= | no such file"),
+    (
+        f"{SEPARATE.replace('nccl', 'ncll')}",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend='ncll' | 'nccl'",
+    ),
+    (
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp}/missing.yaml",
+        "multi_turn.tool_config_path= | missing.yaml: there is no such file | any agent loop",
+    ),
+    ("actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp}/missing.py", "function_tool_path= | no such file"),
+    (
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp}/strange_tools.yaml",
+        "multi_turn.tool_config_path= | there is no module 'nowhere.tools' of the tool nowhere.tools.Hammer",
+    ),
+]
 LORA = [
     ("actor_rollout_ref.model.lora.rank=32", "model.lora.rank=32 | Megatron | model.lora_rank=32"),
     ("actor_rollout_ref.model.lora_adapter_path={model}", "lora_adapter_path= | model.lora_rank"),
@@ -757,6 +798,7 @@ REFUSED = [
     ("", GROUPS),
     ("", NAMED),
     ("+turnkey=gigpo", LORA),
+    ("+turnkey=gigpo", UNREAD),
     (GIGPO, PARAMETERS),
     ("+turnkey=gigpo", DATA),
     ("+turnkey=gigpo", SIZES),
@@ -846,6 +888,11 @@ STARTS = [
     "+actor_rollout_ref.actor.policy_loss.rollout_correction={rollout_is:token}",
     "+turnkey=gigpo trainer.v1.trainer_mode=turnkey_colocate_async",
     f"+turnkey=gigpo {SEPARATE}",
+    f"+turnkey=gigpo {SEPARATE} actor_rollout_ref.rollout.checkpoint_engine.backend=delta_sharded",
+    "+turnkey=grpo_steps algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive "
+    "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent trainer.v1.sampler.max_off_policy_threshold=null "
+    "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
+    "+turnkey=gigpo trainer.critic_warmup=1",
     f"+turnkey=gigpo {SEPARATE} actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=3 "
     "actor_rollout_ref.rollout.n_gpus_per_node=4",
     "+turnkey=gigpo trainer.save_freq=10 trainer.default_local_dir={tmp}/new/folder",
@@ -889,7 +936,6 @@ WARNED: list[tuple[str, str]] = [
     ("algorithm.lam=0.9", "algorithm.lam=0.9 | no effect"),
     ("algorithm.norm_adv_by_std_in_grpo=False", "norm_adv_by_std_in_grpo | turnkey.credit.norm"),
     ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n=1 | nothing to compare"),
-    ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=true | gae alone"),
     (
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
         "loss_agg_mode=seq-mean-token-sum-norm | loss_scale_factor=16 | the longest response of a micro-batch",
@@ -903,6 +949,33 @@ WARNED: list[tuple[str, str]] = [
     ),
     ("actor_rollout_ref.actor.clip_ratio=0.1", "clip_ratio=0.1 | no effect | clip_ratio_low=0.2 | clip_ratio_high=0.2"),
     ("actor_rollout_ref.actor.freeze_vision_tower=True", "freeze_vision_tower=true | no effect"),
+    ("actor_rollout_ref.actor.use_prefix_grouper=True", "use_prefix_grouper=true | no effect"),
+    ("actor_rollout_ref.model.tiled_mlp.enabled=True", "model.tiled_mlp.enabled=true | no effect"),
+    ("actor_rollout_ref.nccl_timeout=7200", "actor_rollout_ref.nccl_timeout=7200 | no effect"),
+    ("skip.rollout.enable=True", "skip.rollout.enable=true | no effect | skip.rollout_tq"),
+    (
+        "actor_rollout_ref.actor.fsdp_config.strategy=fsdp2",
+        "actor.fsdp_config.strategy=fsdp2 | no effect | actor_rollout_ref.actor.strategy, which is fsdp",
+    ),
+    (
+        "+turnkey=turn_gae critic.fsdp.strategy=fsdp2",
+        "critic.fsdp.strategy=fsdp2 | no effect | critic.strategy, which is fsdp",
+    ),
+    (
+        "+turnkey=turn_gae critic.ulysses_sequence_parallel_size=2",
+        "critic.ulysses_sequence_parallel_size=2 | no effect | critic.fsdp.ulysses_sequence_parallel_size, which is 1",
+    ),
+    (
+        "trainer.total_training_steps=500",
+        "steps 30 | total_training_steps=500 is not reached | end after 30 steps | trainer.total_epochs=250",
+    ),
+    ("trainer.total_training_steps=20", "steps 20"),
+    ("+turnkey=turn_gae trainer.critic_warmup=5", "steps 30; the critic alone before step 5 (trainer.critic_warmup)"),
+    (
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp}/tools.yaml",
+        "multi_turn.tool_config_path= | no effect with the agent loop turnkey_env",
+    ),
+    ("actor_rollout_ref.actor.strategy=fsdp_turbo", "actor_rollout_ref.actor.strategy=fsdp_turbo | untested"),
     ("actor_rollout_ref.rollout.val_kwargs.n=4", "val_kwargs: n=4 at temperature=0 | greedy"),
     (
         "actor_rollout_ref.rollout.val_kwargs.do_sample=True",

@@ -67,7 +67,6 @@ def test_the_columns_of_a_strategy_are_known():
     ("rollout", "options", "given", "said"),
     [
         ({"agent": {"default_agent_loop": "tool_agent"}}, {}, (), "no effect with the agent loop tool_agent"),
-        ({"full_determinism": True}, {}, (), "full_determinism=true hands to vLLM: set it to false"),
         ({}, {"branch_tokens": 63}, (), "branch_tokens=63 allows no branch: one turn may take 64 tokens"),
         ({}, {"branch_tokens": 7, "max_tokens_per_turn": 8}, (), "one turn may take 8 tokens"),
         ({}, {"strategy": {"name": "vine", "k": 3}}, (), "turnkey.rollout.strategy.k: unknown key"),

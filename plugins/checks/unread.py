@@ -1,0 +1,108 @@
+"""Keys that verl has and its V1 trainers read nowhere, or not where they are set: named, or refused where it hurts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from importlib.util import find_spec
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.files import steps_until_data_end
+from verl_turnkey.plugins.checks.lora import FSDP
+
+ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+
+# Key -> what it is when nobody sets it, and what happens instead.
+NOWHERE = {
+    "actor_rollout_ref.nccl_timeout": (600, "verl's workers start their process groups with torch's own timeout"),
+    f"{ACTOR}.freeze_vision_tower": (False, "verl's engines train all of the model"),
+    f"{ACTOR}.use_prefix_grouper": (False, "verl's engines pass it on to no model"),
+    f"{MODEL}.tiled_mlp.enabled": (False, "verl's engines pass it on to no model"),
+    "skip.rollout.enable": (False, "verl's V1 trainers read skip.rollout_tq"),
+    "skip.async_rollout.enable": (False, "verl's V1 trainers read skip.rollout_tq"),
+}
+# verl's losses that clip ratios.
+CLIPPING = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
+
+
+def check_unread(config: DictConfig, loops: Collection[str]) -> None:
+    """Name what was set and does nothing; refuse what would lose checkpoints, or train something else.
+
+    ``loops``: the agent loops of the training rows.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    for key, (default, instead) in NOWHERE.items():
+        if (value := OmegaConf.select(config, key)) not in (default, None):
+            said = str(value).lower() if value is True else value
+            warnings.warn(f"{key}={said} has no effect: {instead}", stacklevel=2)
+    _check_elsewhere(config)
+    _check_trace(config)
+    if (folder := config.trainer.get("default_hdfs_dir")) and config.actor_rollout_ref.actor.strategy in FSDP:
+        raise ConfigError(
+            f"trainer.default_hdfs_dir={folder} is not read by verl's FSDP engine, and checkpoints are in "
+            "trainer.default_local_dir alone: set that to a folder that stays, and trainer.default_hdfs_dir=null"
+        )
+    if OmegaConf.select(config, "skip.rollout_tq.enable") and "turnkey_env" in loops:
+        raise ConfigError(
+            "skip.rollout_tq.enable=true plays stored rows again as if each were an episode, and turnkey_env makes "
+            "several of an episode: set it to false"
+        )
+
+
+def _check_elsewhere(config: DictConfig) -> None:
+    """What verl reads under another key than the one that was set."""
+    actor = config.actor_rollout_ref.actor
+    for role, node, engine in ((ACTOR, actor, "fsdp_config"), ("critic", config.critic, "fsdp")):
+        if (given := node.get("grad_clip", 1.0)) not in (1.0, read := OmegaConf.select(node, "optim.clip_grad")):
+            warnings.warn(
+                f"{role}.grad_clip={given} has no effect: verl's engines read {role}.optim.clip_grad, which is {read}",
+                stacklevel=3,
+            )
+        if (given := OmegaConf.select(node, f"{engine}.strategy")) not in (None, "fsdp", node.strategy):
+            warnings.warn(
+                f"{role}.{engine}.strategy={given} has no effect: verl sets it to {role}.strategy, which is "
+                f"{node.strategy}",
+                stacklevel=3,
+            )
+    spread, read = config.critic.get("ulysses_sequence_parallel_size", 1), "critic.fsdp.ulysses_sequence_parallel_size"
+    if spread not in (1, found := OmegaConf.select(config, read)) and found is not None:
+        warnings.warn(
+            f"critic.ulysses_sequence_parallel_size={spread} has no effect: verl reads {read}, which is {found}",
+            stacklevel=3,
+        )
+    ratio, sides = actor.get("clip_ratio", 0.2), [actor.get(f"clip_ratio_{side}") for side in ("low", "high")]
+    if actor.policy_loss.get("loss_mode", "vanilla") in CLIPPING and ratio != 0.2 and {ratio, None}.isdisjoint(sides):
+        warnings.warn(
+            f"{ACTOR}.clip_ratio={ratio} has no effect: clip_ratio_low={sides[0]} and clip_ratio_high={sides[1]} take "
+            "its place, and verl sets both: set the two",
+            stacklevel=3,
+        )
+
+
+def _check_trace(config: DictConfig) -> None:
+    """verl's V1 trainers trace nothing, but each agent-loop worker imports the package."""
+    if backend := OmegaConf.select(config, f"{ROLLOUT}.trace.backend"):
+        key = f"{ROLLOUT}.trace.backend={backend}"
+        if find_spec(str(backend)) is None:
+            raise ConfigError(f"{key} needs the package {str(backend)!r}: pip install it, or set it to null")
+        warnings.warn(
+            f"{key} has no effect: verl's V1 trainers trace no rollouts; turnkey.log.trajectories writes them",
+            stacklevel=3,
+        )
+
+
+def check_steps(config: DictConfig) -> None:
+    """Warn of epochs that run out before the steps: verl ends without its last checkpoint and validation then."""
+    asked, most = config.trainer.get("total_training_steps"), steps_until_data_end(config)
+    if asked is not None and most is not None and asked > most:
+        epochs = config.trainer.total_epochs
+        warnings.warn(
+            f"trainer.total_training_steps={asked} is not reached: trainer.total_epochs={epochs} end after {most} "
+            "steps, without verl's last checkpoint and validation, and before the learning rate's schedule does. Set "
+            f"trainer.total_epochs={-(-asked * epochs // max(1, most))}, or trainer.total_training_steps={most}",
+            stacklevel=2,
+        )
