@@ -21,9 +21,13 @@ GIVEN = {
     "data.train_batch_size": "256",
     "actor_rollout_ref.rollout.n": "8",
     "turnkey.rollout.max_tokens_per_turn": "1024",
+    "turnkey.rollout.max_turns": "20",
     "actor_rollout_ref.actor.optim.lr": "1e-6",
     "actor_rollout_ref.actor.kl_loss_coef": "0.001",
 }
+
+#: Their steps are more than a few tasks have, in the epochs that they set or verl's.
+LONG = ("hdpo_tools_8b", "slate_search_7b")
 
 Run = Callable[..., tuple[DictConfig, str]]
 
@@ -33,7 +37,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """``run(*words)`` goes the way of the driver up to the start of Ray: the configuration, and what it printed."""
     folder = tmp_path_factory.mktemp("presets")
     for name, env_id in (("recipes", ""), ("own", "turnkey/MiniGrid-v0")):
-        write_parquet(folder / f"{name}.parquet", [Task(env_id, seed) for seed in range(256)], "x", "train")
+        for more, number in (("", 256), ("_many", 10_000)):
+            tasks = [Task(env_id, seed) for seed in range(number)]
+            write_parquet(folder / f"{name}{more}.parquet", tasks, "x", "train")
 
     def run(*words: str, tasks: str = "recipes") -> tuple[DictConfig, str]:
         line = [*words, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.model.path=some/model"]
@@ -56,11 +62,21 @@ def given(preset: presets.Preset, model: Path) -> list[str]:
     return [*critic, *(f"{key}={values[key]}" for key in preset.not_found)]
 
 
+@pytest.mark.parametrize("name", ["gigpo_alfworld_1.5b", "turn_ppo_sokoban"])
+def test_a_preset_goes_with_a_device(run: Run, model_dir: Path, name: str):
+    preset = presets.read(name)
+    switch, *others = preset.switches
+    config, printed = run(switch, "+turnkey/device=cpu", *others, *given(preset, model_dir))
+    assert f"  preset       {name}" in printed
+    assert config.trainer.device == "cpu"
+
+
 @pytest.mark.parametrize("name", presets.names())
 def test_a_preset_passes_and_arrives(run: Run, model_dir: Path, name: str):
     preset = presets.read(name)
     plays = preset.env or any(setting.key == "turnkey.env.id" for setting in preset.settings)
-    config, printed = run(*preset.switches, *given(preset, model_dir), tasks="recipes" if plays else "own")
+    tasks = ("recipes" if plays else "own") + "_many" * (name in LONG)
+    config, printed = run(*preset.switches, *given(preset, model_dir), tasks=tasks)
     for setting in preset.settings:
         value = OmegaConf.select(config, setting.key, throw_on_missing=True)
         value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
