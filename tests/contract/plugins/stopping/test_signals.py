@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ import pytest
 DRIVER = Path(__file__).with_name("driver_program.py")
 
 
-def run(tmp_path: Path, what: str, *signals: signal.Signals, grace: float = 300) -> tuple[int, str]:
+def run(
+    tmp_path: Path, what: str, *signals: signal.Signals, grace: float = 300, send: Callable[..., None] = os.kill
+) -> tuple[int, str]:
     """Exit status and stderr of a driver whose actor does ``what``; each signal is sent when the last was noticed."""
     log = tmp_path / "stderr"
     with log.open("w") as stderr:
@@ -25,7 +28,7 @@ def run(tmp_path: Path, what: str, *signals: signal.Signals, grace: float = 300)
         for number, each in enumerate(signals):
             wait_for(log, "waiting" if number == 0 else f"verl-turnkey: {signals[0].name}", process)
             time.sleep(1.5 * (number > 0))  # a signal right after the first counts as its echo
-            os.kill(process.pid, each)
+            send(process.pid, each)
         process.wait(timeout=90)
     finally:
         if process.poll() is None:
@@ -42,9 +45,10 @@ def wait_for(log: Path, text: str, process: subprocess.Popen) -> None:
     pytest.fail(f"no {text!r} in {log.read_text()}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_actor_and_the_driver_says_how_to_resume(tmp_path: Path, number: signal.Signals):
-    code, said = run(tmp_path, "listens", number)
+@pytest.mark.parametrize(("number", "send"), [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)])
+def test_a_signal_reaches_the_actor_and_the_driver_says_how_to_resume(tmp_path: Path, number, send):
+    """A terminal sends the SIGINT of Ctrl-C to the group, in which Ray's processes are, too."""
+    code, said = run(tmp_path, "listens", number, send=send)
     assert code == 75
     assert f"verl-turnkey: {number.name}: the run stops after this step, with a checkpoint" in said
     assert f"verl-turnkey: {number.name}: stopped after step 3. To resume:\n{sys.executable} {DRIVER} listens" in said
