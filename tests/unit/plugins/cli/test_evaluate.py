@@ -97,3 +97,13 @@ def test_a_second_evaluation_in_a_folder_writes_nothing(tmp_path):
             done = CliRunner().invoke(app, ["eval", "frozenlake", "--out", str(out), *model])
             assert "another turnkey eval is writing there" in str(done.exception)
         assert [path.name for path in out.iterdir()] == [".lock"]
+
+
+def test_the_bar_tells_success_of_what_was_played_and_how_many_failed():
+    progress = evaluate._progress()
+    with progress as begin:
+        advance = begin(0, 5)
+        for success in (True, False, False, None):
+            advance(success)
+        (shown,) = progress._bar.tasks
+        assert (shown.description, shown.completed, shown.total) == ("success 0.33, 1 failed", 4, 5)
