@@ -12,9 +12,9 @@ def choose(text: str, admissible: Sequence[str] | None) -> str | None:
     return admissible[sum(text.encode()) % len(admissible)] if admissible else None
 
 
-def taking(steps: Sequence[RewardStep]) -> list[float]:
-    """Pays for picking things up; a random walk hardly ever does more in a household."""
-    return [float(step.valid and (step.action or "").startswith("take ")) for step in steps]
+def going(steps: Sequence[RewardStep]) -> list[float]:
+    """Pays for going somewhere: in a household a random walk does it in more than half of its steps, and not in all."""
+    return [float(step.valid and (step.action or "").startswith("go to ")) for step in steps]
 
 
 def forward(steps: Sequence[RewardStep]) -> list[float]:
