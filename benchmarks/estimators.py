@@ -3,9 +3,9 @@
     python benchmarks/estimators.py                # about 6,000 and 61,000 steps; similarity grouping; verl's own GRPO
     python benchmarks/estimators.py --million      # one million steps
 
-The yardstick is the bare write of the (steps x 512) float32 advantage tensor that a trainer needs anyway. Growth is the
-time per step at 61,000 over that at 6,000. The naive twins of the tests run on one prompt of the smaller size only,
-and their time is scaled up by the number of prompts.
+The yardstick is the bare write of the (steps x 512) float32 advantage tensor that a trainer needs anyway. *x write*,
+*ns a step* and *peak/input* are of the larger batch; *growth* is the time per step there over that in the smaller one.
+The naive twins of the tests run on one prompt of the smaller batch, and their time is scaled up by its number of prompts.
 """
 
 from __future__ import annotations
@@ -168,33 +168,31 @@ def peak_over_input(name: str, table: Columns) -> float:
 
 
 def compare_estimators(sizes: Sequence[int] = (16, 156)) -> None:
-    """``sizes``: numbers of prompts; the naive twins are compared with the first."""
-    print(f"{'steps':>8}  {'what':<24}{'ms':>10}{'x write':>10}{'ns/step':>10}{'growth':>10}{'peak/input':>12}")
-    per_step: dict[str, float] = {}
-    for prompts in sizes:
-        table = columns(prompts)
-        n = len(table["step"])
-        write = best(lambda n=n: write_tensor(np.linspace(-1, 1, n)))
+    """A Markdown table. ``sizes``: numbers of prompts; the naive twins are compared with the first."""
+    tables = [columns(prompts) for prompts in sizes]
+    steps = [len(table["step"]) for table in tables]
+    writes = [best(lambda n=n: write_tensor(np.linspace(-1, 1, n))) for n in steps]
+    few = [row for row in as_rows(tables[0]) if int(row["group"].removeprefix("prompt-")) < NAIVE_PROMPTS]
+    heads = ["what", "naive, ms", *(f"{n:,} steps, ms" for n in steps), "x write", "ns a step", "growth", "peak/input"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
 
-        def report(what: str, seconds: float, memory: str = "", n: int = n, write: float = write) -> None:
-            growth = f"{seconds / n / per_step[what]:.2f}" if what in per_step else ""
-            per_step.setdefault(what, seconds / n)
-            numbers = f"{seconds * 1e3:>10.1f}{seconds / write:>10.2f}{seconds / n * 1e9:>10.0f}"
-            print(f"{n:>8}  {what:<24}{numbers}{growth:>10}{memory:>12}", flush=True)
+    def report(what: str, seconds: Sequence[float], naive: str = "", memory: str = "") -> None:
+        per_step = [taken / n for taken, n in zip(seconds, steps, strict=True)]
+        cells = [what, naive, *(f"{taken * 1e3:.1f}" for taken in seconds), f"{seconds[-1] / writes[-1]:.2f}"]
+        cells += [f"{per_step[-1] * 1e9:.0f}", f"{per_step[-1] / per_step[0]:.2f}", memory]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
-        report("write of the tensor", write)
-        for name in estimators():
-            given = needed(name, table)
-            report(
-                name, best(lambda name=name, given=given: credit(name, given)), f"{peak_over_input(name, given):.1f}"
-            )
-        if prompts == sizes[0]:
-            rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-            few = [row for row in rows if int(row["group"].removeprefix("prompt-")) < NAIVE_PROMPTS]
-            for name in estimators():
-                seconds = best(lambda name=name, few=few: getattr(naive, name)(few), 1)
-                report(f"{name} naive, scaled", seconds * prompts / NAIVE_PROMPTS)
-        report("verl grpo_vectorized", verls_grpo(table))
+    report("write of the tensor", writes)
+    for name in estimators():
+        given = [needed(name, table) for table in tables]
+        slow = best(lambda name=name: getattr(naive, name)(few), 1) * sizes[0] / NAIVE_PROMPTS
+        seconds = [best(lambda name=name, table=table: credit(name, table)) for table in given]
+        report(f"`{name}`", seconds, f"{slow * 1e3:,.0f}", f"{peak_over_input(name, given[-1]):.1f}")
+    report("verl's `grpo`, vectorized", [verls_grpo(table) for table in tables])
+
+
+def as_rows(table: Columns) -> list[dict[str, Any]]:
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
 def verls_grpo(table: Columns) -> float:
@@ -243,7 +241,7 @@ def a_million() -> None:
     for name in estimators():
         seconds = best(lambda name=name: credit(name, needed(name, table)), 1)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(f"{name:<12}{seconds:>8.2f} s{peak:>8.2f} GiB", flush=True)
+        print(f"{name:<18}{seconds:>8.2f} s{peak:>8.2f} GiB", flush=True)
 
 
 def main(million: bool = False) -> None:
