@@ -5,7 +5,7 @@
 
 The yardstick is the bare write of the (steps x 512) float32 advantage tensor that a trainer needs anyway. *x write*,
 *ns a step* and *peak/input* are of the larger batch; *growth* is the time per step there over that in the smaller one.
-The naive twins of the tests run on one prompt of the smaller batch, and their time is scaled up by its number of prompts.
+The naive twins of the tests run on one prompt of the smaller batch; their time is scaled up by its number of prompts.
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ def _check_tools(config: DictConfig) -> None:
         key = f"{ROLLOUT}.multi_turn.{name}"
         if not (path := OmegaConf.select(config, key)):
             continue
-        found = resolve_config_path(path)
+        try:
+            found = resolve_config_path(path)
+        except FileNotFoundError:  # relative to no folder that verl looks in
+            found = path
         if not os.path.isfile(found):
             absent(config, f"{key}={path}: there is no such file, and verl's workers load it with any agent loop")
         elif name == "tool_config_path":

@@ -767,6 +767,10 @@ UNREAD = [
     ),
     ("actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp}/missing.py", "function_tool_path= | no such file"),
     (
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path=examples/config/tools.yaml",
+        "multi_turn.tool_config_path=examples/config/tools.yaml: there is no such file",
+    ),
+    (
         "actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp}/strange_tools.yaml",
         "multi_turn.tool_config_path= | there is no module 'nowhere.tools' of the tool nowhere.tools.Hammer",
     ),
