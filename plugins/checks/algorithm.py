@@ -5,6 +5,7 @@ verl finds these out after the first rollout, or reads them nowhere.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -62,10 +63,12 @@ def _check_estimator(config: DictConfig) -> None:
             "choose another one"
         )
     if config.algorithm.get("use_pf_ppo"):
-        raise ConfigError(
-            "algorithm.use_pf_ppo=true draws rows anew for gae, and verl's V1 trainers write their advantages to other "
-            "rows; other estimators do not read it: set it to false"
-        )
+        if name == "gae":
+            raise ConfigError(
+                "algorithm.use_pf_ppo=true draws rows anew, and verl's V1 trainers write their advantages to other "
+                "rows: set it to false"
+            )
+        warnings.warn(f"algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator={name}", stacklevel=3)
 
 
 def _check_correction(config: DictConfig) -> None:
@@ -190,9 +193,15 @@ def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collect
     key, kind = "algorithm.kl_ctrl.type", str(config.algorithm.kl_ctrl.type)
     if kind not in KL_CONTROLLERS:
         raise ConfigError(f"there is no {key}={kind!r}{closest(kind, list(KL_CONTROLLERS))}")
-    if kind == "adaptive" and "turnkey_env" in loops and not turnkey.rollout.rows_hold_turns:
-        raise ConfigError(
-            f"{key}=adaptive moves the coefficient by the number of rows over kl_ctrl.horizon, in which verl counts "
-            "episodes, and turnkey_env makes a row of each step: beyond 5 x horizon rows the coefficient changes its "
-            f"sign. Set {key}=fixed"
-        )
+    if kind != "adaptive" or "turnkey_env" not in loops or turnkey.rollout.rows_hold_turns:
+        return
+    # verl multiplies the coefficient by 1 +- 0.2 x rows / horizon, of which the sign must not change.
+    horizon = config.algorithm.kl_ctrl.horizon
+    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n * turnkey.rollout.max_turns
+    said = (
+        f"{key}=adaptive moves the coefficient by up to 0.2 x rows / algorithm.kl_ctrl.horizon={horizon} a step, and "
+        f"turnkey_env makes a row of each turn, up to {rows}"
+    )
+    if rows >= 5 * horizon:
+        raise ConfigError(f"{said}: it may change its sign. Set kl_ctrl.horizon={10 * rows}, or {key}=fixed")
+    warnings.warn(f"{said}; in a horizon for episodes these count as episodes", stacklevel=3)

@@ -70,7 +70,15 @@ def tasks(config: DictConfig, key: str) -> int | None:
     files = [Path(file).expanduser() for file in listed(config, key)]
     if (config.data.get("custom_cls") or {}).get("path") or not all(file.is_file() for file in files):
         return None
-    return taken(config, key, sum(1 for file in map(str, files) for _ in rows(file, columns(file)[:1])))
+    return taken(config, key, sum(map(_number_of_rows, files)))
+
+
+def _number_of_rows(path: Path) -> int:
+    if path.suffix != ".parquet":
+        return len(_json_rows(path))
+    import pyarrow.parquet as pq
+
+    return int(pq.ParquetFile(path).metadata.num_rows)
 
 
 def taken(config: DictConfig, key: str, rows: int) -> int:
@@ -80,7 +88,10 @@ def taken(config: DictConfig, key: str, rows: int) -> int:
 
 
 def steps_until_data_end(config: DictConfig) -> int | None:
-    """Training steps in ``trainer.total_epochs``, as verl counts them; None where :func:`tasks` is."""
+    """Training steps in ``trainer.total_epochs``, as verl counts them; None where :func:`tasks` is.
+
+    They are fewer where ``data.filter_overlong_prompts`` drops tasks, of which verl learns when it reads them.
+    """
     number = tasks(config, "train_files")
     return None if number is None else number // config.data.train_batch_size * config.trainer.total_epochs
 

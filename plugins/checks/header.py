@@ -179,9 +179,10 @@ def _steps(config: DictConfig) -> str:
     """How many there are, and how many of them are the critic's alone."""
     ends = (config.trainer.get("total_training_steps"), steps_until_data_end(config))
     number = min((end for end in ends if end is not None), default=None)
+    most = "at most " if config.data.get("filter_overlong_prompts") and number != ends[0] else ""
     warm_up = config.trainer.get("critic_warmup") or 0
     alone = f"the critic alone before step {warm_up} (trainer.critic_warmup)" if warm_up > 1 else ""
-    return "; ".join(filter(None, (str(number or ""), alone)))
+    return "; ".join(filter(None, (f"{most}{number}" if number else "", alone)))
 
 
 def _episodes(config: DictConfig, groups: GroupsConfig) -> str:

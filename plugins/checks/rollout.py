@@ -22,12 +22,13 @@ LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 
 # Strategies of each kind of actor that ``model_engine`` composes, by its dataclass; those of FSDP are tested here.
 STRATEGIES = {
-    "FSDPActorConfig": (*FSDP, "fsdp_turbo"),
+    "FSDPActorConfig": FSDP,
     "McoreActorConfig": ("megatron",),
     "VeOmniActorConfig": ("veomni",),
     "TorchTitanActorConfig": ("torchtitan",),
 }
 ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActorConfig": "veomni"}
+TURBO = "verl.workers.engine.fsdp.fsdp_turbo_impl"  # from verl 0.9.1 on
 TESTED_ROLLOUT = "vllm"
 SENDERS = ("nccl", "nixl", "delta_sharded", "kimi_ckpt_engine", "mooncake")
 """verl's engines that send weights to other machines; which of them a machine has, only that one knows"""
@@ -46,17 +47,18 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
         ConfigError: names the key to change.
     """
     _check_strategy(config)
-    _check_engine(config, turnkey)
+    _check_engine(config, turnkey, loops)
     known = agent_loops(config)
     if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) not in known:
         raise ConfigError(f"there is no {LOOP}={loop!r}{closest(loop, known)}")
     _check_gpus(config, mode)
     _check_tools(config)
-    if config.actor_rollout_ref.rollout.get("full_determinism"):
+    rollout, forked = config.actor_rollout_ref.rollout, read_strategy(turnkey.rollout.strategy) is not None
+    if rollout.get("full_determinism") and rollout.name == TESTED_ROLLOUT and (rollout.n > 1 or forked):
         raise ConfigError(
-            f"{ROLLOUT}.full_determinism=true gives all requests of a server the same seed, so that the rollouts of a "
-            f"task are copies of one another, with nothing to compare: set it to false; {ROLLOUT}.seed is each "
-            "server's own"
+            f"{ROLLOUT}.full_determinism=true gives all requests of a server the same seed, so that what it writes for "
+            f"the rollouts of a task is the same, with nothing to compare: set it to false ({ROLLOUT}.seed seeds each "
+            "server as a whole)"
         )
     if mode == "turnkey_separate_async":
         _check_separate(config)
@@ -120,6 +122,8 @@ def _check_strategy(config: DictConfig) -> None:
     actor = config.actor_rollout_ref.actor
     kind = str(actor.get("_target_", "")).rpartition(".")[2]
     known, strategy = STRATEGIES.get(kind), str(actor.strategy)
+    if kind == "FSDPActorConfig" and strategy == "fsdp_turbo" and find_spec(TURBO):
+        known = (*FSDP, strategy)
     if known is not None and strategy not in known:
         owner = next((ENGINES.get(other) for other, names in STRATEGIES.items() if strategy in names), None)
         way_out = f": it comes with model_engine={owner}" if owner else closest(strategy, list(known))
@@ -131,7 +135,7 @@ def _check_strategy(config: DictConfig) -> None:
         )
 
 
-def _check_engine(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -157,11 +161,13 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig) -> None:
                     f"{key}={stop} needs SGLang's tokenizer, which {ROLLOUT}.skip_tokenizer_init=true leaves out: set "
                     f"it to false, or {instead}"
                 )
-    if name == "trtllm" and (short := turnkey.rollout.max_tokens_per_turn) not in (None, rollout.response_length):
+    short = turnkey.rollout.max_tokens_per_turn
+    if name == "trtllm" and "turnkey_env" in loops and short not in (None, rollout.response_length):
+        lower = "" if turnkey.rollout.prompt == "conversation" else "lower that instead, or "
         raise ConfigError(
             f"turnkey.rollout.max_tokens_per_turn={short} has no effect with {ROLLOUT}.name=trtllm: verl's server "
-            f"writes up to data.max_response_length={rollout.response_length} tokens whatever it is asked for; lower "
-            f"that instead, or use {ROLLOUT}.name={TESTED_ROLLOUT}"
+            f"writes up to data.max_response_length={rollout.response_length} tokens whatever it is asked for; "
+            f"{lower}use {ROLLOUT}.name={TESTED_ROLLOUT}"
         )
     if name == "trtllm" and (found := read_strategy(turnkey.rollout.strategy)) and not found[0].clones:
         raise ConfigError(

@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.files import steps_until_data_end
-from verl_turnkey.plugins.checks.lora import FSDP
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
@@ -23,6 +22,8 @@ NOWHERE = {
     "skip.rollout.enable": (False, "verl's V1 trainers read skip.rollout_tq"),
     "skip.async_rollout.enable": (False, "verl's V1 trainers read skip.rollout_tq"),
 }
+# What the agent-loop workers import for ``rollout.trace.backend``.
+TRACERS = ("weave", "mlflow", "trackio")
 # verl's losses that clip ratios.
 CLIPPING = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
 
@@ -41,10 +42,12 @@ def check_unread(config: DictConfig, loops: Collection[str]) -> None:
             warnings.warn(f"{key}={said} has no effect: {instead}", stacklevel=2)
     _check_elsewhere(config)
     _check_trace(config)
-    if (folder := config.trainer.get("default_hdfs_dir")) and config.actor_rollout_ref.actor.strategy in FSDP:
+    saves, strategy = config.trainer.save_freq > 0, str(config.actor_rollout_ref.actor.strategy)
+    if saves and strategy != "megatron" and (folder := config.trainer.get("default_hdfs_dir")):
         raise ConfigError(
-            f"trainer.default_hdfs_dir={folder} is not read by verl's FSDP engine, and checkpoints are in "
-            "trainer.default_local_dir alone: set that to a folder that stays, and trainer.default_hdfs_dir=null"
+            f"trainer.default_hdfs_dir={folder} is read by verl's Megatron engine alone: with strategy={strategy} "
+            "checkpoints are in trainer.default_local_dir and nowhere else. Set that to a folder that stays, and "
+            "trainer.default_hdfs_dir=null"
         )
     if OmegaConf.select(config, "skip.rollout_tq.enable") and "turnkey_env" in loops:
         raise ConfigError(
@@ -87,7 +90,7 @@ def _check_trace(config: DictConfig) -> None:
     """verl's V1 trainers trace nothing, but each agent-loop worker imports the package."""
     if backend := OmegaConf.select(config, f"{ROLLOUT}.trace.backend"):
         key = f"{ROLLOUT}.trace.backend={backend}"
-        if find_spec(str(backend)) is None:
+        if backend in TRACERS and find_spec(backend) is None:
             raise ConfigError(f"{key} needs the package {str(backend)!r}: pip install it, or set it to null")
         warnings.warn(
             f"{key} has no effect: verl's V1 trainers trace no rollouts; turnkey.log.trajectories writes them",
@@ -96,13 +99,18 @@ def _check_trace(config: DictConfig) -> None:
 
 
 def check_steps(config: DictConfig) -> None:
-    """Warn of epochs that run out before the steps: verl ends without its last checkpoint and validation then."""
-    asked, most = config.trainer.get("total_training_steps"), steps_until_data_end(config)
-    if asked is not None and most is not None and asked > most:
-        epochs = config.trainer.total_epochs
-        warnings.warn(
-            f"trainer.total_training_steps={asked} is not reached: trainer.total_epochs={epochs} end after {most} "
-            "steps, without verl's last checkpoint and validation, and before the learning rate's schedule does. Set "
-            f"trainer.total_epochs={-(-asked * epochs // max(1, most))}, or trainer.total_training_steps={most}",
-            stacklevel=2,
-        )
+    """Warn of epochs that run out before the steps: verl saves and validates at the end of the steps alone."""
+    trainer, most = config.trainer, steps_until_data_end(config)
+    asked = trainer.get("total_training_steps")
+    if asked is None or most is None or asked <= most or trainer.get("val_only"):
+        return
+    every = {"checkpoint": trainer.save_freq, "validation": trainer.test_freq}
+    lost = [what for what, steps in every.items() if steps > 0 and most % steps]
+    without = f" without a last {' and '.join(lost)}" if lost else ""
+    epochs = trainer.total_epochs
+    warnings.warn(
+        f"trainer.total_training_steps={asked} is not reached: trainer.total_epochs={epochs} end after {most} steps"
+        f"{without}, and before the learning rate's schedule does. Set "
+        f"trainer.total_epochs={-(-asked * epochs // max(1, most))}, or trainer.total_training_steps={most}",
+        stacklevel=2,
+    )

@@ -210,7 +210,8 @@ def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
     sampler = config.trainer.v1.sampler
     if (most := sampler.max_off_policy_threshold) is not None and not (isinstance(most, int) and most > 0):
         raise ConfigError(
-            f"trainer.v1.sampler.max_off_policy_threshold={most}: expected a positive number of steps, or null for any"
+            f"trainer.v1.sampler.max_off_policy_threshold={most}: expected a positive number of steps, or, from verl "
+            "0.9.1 on, null for any"
         )
     if (late := str(sampler.max_off_policy_strategy)) not in LATE:
         raise ConfigError(f"there is no trainer.v1.sampler.max_off_policy_strategy={late!r}{closest(late, [*LATE])}")

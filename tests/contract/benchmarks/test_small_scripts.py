@@ -43,10 +43,9 @@ def test_every_estimator_and_its_naive_twin_are_timed(monkeypatch, capsys) -> No
     }
     assert {*found} == {"write of the tensor", *(f"`{name}`" for name in estimators()), "verl's `grpo`, vectorized"}
     for name in estimators():
-        naive, *seconds, times_write, _, growth, memory = (float(cell.replace(",", "")) for cell in found[f"`{name}`"])
+        _, *seconds, times_write, _, growth, memory = (float(cell.replace(",", "")) for cell in found[f"`{name}`"])
         assert len(seconds) == 2
         assert min(*seconds, times_write, growth, memory) > 0
-        assert naive >= 0
     assert "similarity >= 0.9 at 60 rows" in printed
 
 
@@ -88,5 +87,5 @@ def test_a_host_is_beside_a_direct_call() -> None:
 
 @pytest.mark.parametrize("script", ["import_time", "prefix_cache", "stability", "view_page", "view_pictures"])
 def test_what_takes_long_is_at_least_importable(script: str) -> None:
-    """Of a run of these others are: real training, a browser's page, and ten imports of verl."""
+    """A run of them would be real training, a browser's page, or ten imports of verl."""
     __import__(script)

@@ -704,8 +704,14 @@ LOOP = [
 ]
 
 ESTIMATORS = [
-    (f"+turnkey=base algorithm.adv_estimator={name}", f"algorithm.adv_estimator={name} | choose another")
-    for name in WITHOUT_INPUT
+    (
+        "+turnkey=base algorithm.adv_estimator=gae critic.enable=True algorithm.use_pf_ppo=True",
+        "algorithm.use_pf_ppo=true | other rows | set it to false",
+    ),
+    *(
+        (f"+turnkey=base algorithm.adv_estimator={name}", f"algorithm.adv_estimator={name} | choose another")
+        for name in WITHOUT_INPUT
+    ),
 ]
 
 # The data name the loops of their rows.
@@ -734,7 +740,10 @@ SEPARATE = (
 )
 # What verl's V1 trainers do not do, or find out about late.
 UNREAD = [
-    ("trainer.default_hdfs_dir=hdfs://store/run", "trainer.default_hdfs_dir=hdfs://store/run | default_local_dir"),
+    (
+        "trainer.default_hdfs_dir=hdfs://store/run trainer.save_freq=5",
+        "trainer.default_hdfs_dir=hdfs://store/run | strategy=fsdp | default_local_dir",
+    ),
     ("skip.rollout_tq.enable=True skip.rollout_tq.steps=[1]", "skip.rollout_tq.enable=true | set it to false"),
     ("actor_rollout_ref.rollout.full_determinism=True", "rollout.full_determinism=true | copies | set it to false"),
     ("+actor_rollout_ref.actor.veomni.router_replay.mode=R3", "actor.veomni.router_replay.mode=R2 | routed experts"),
@@ -744,14 +753,13 @@ UNREAD = [
         "rollout.enable_rollout_routing_replay=false and actor_rollout_ref.actor.megatron.router_replay.mode=R2",
     ),
     ("actor_rollout_ref.rollout.trace.backend=weave", "rollout.trace.backend=weave | package 'weave' | null"),
-    ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=true | other rows | set it to false"),
     (
         "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptiv",
         "algorithm.kl_ctrl.type='adaptiv' | 'adaptive'",
     ),
     (
-        "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive",
-        "algorithm.kl_ctrl.type=adaptive | number of rows | kl_ctrl.type=fixed",
+        "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.horizon=80",
+        "algorithm.kl_ctrl.type=adaptive | kl_ctrl.horizon=80 | up to 400 | kl_ctrl.horizon=4000 | type=fixed",
     ),
     ("trainer.critic_warmup=20", "trainer.critic_warmup=20 | before step 20 | set it to 0"),
     ("trainer.v1.sampler.max_off_policy_threshold=0", "max_off_policy_threshold=0 | positive | null"),
@@ -897,6 +905,12 @@ STARTS = [
     "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent trainer.v1.sampler.max_off_policy_threshold=null "
     "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=gigpo trainer.critic_warmup=1",
+    "+turnkey=gigpo trainer.default_hdfs_dir=hdfs://store/run",
+    "+turnkey=turn_gae actor_rollout_ref.rollout.n=1 actor_rollout_ref.rollout.full_determinism=True",
+    "+turnkey=gigpo actor_rollout_ref.rollout.trace.backend=console",
+    "+turnkey=grpo_steps actor_rollout_ref.rollout.name=trtllm turnkey.rollout.max_tokens_per_turn=8 "
+    "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
+    "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     f"+turnkey=gigpo {SEPARATE} actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=3 "
     "actor_rollout_ref.rollout.n_gpus_per_node=4",
     "+turnkey=gigpo trainer.save_freq=10 trainer.default_local_dir={tmp}/new/folder",
@@ -938,6 +952,11 @@ WARNED: list[tuple[str, str]] = [
     ),
     ("algorithm.gamma=0.9", "algorithm.gamma=0.9 | turnkey.credit.gamma"),
     ("algorithm.lam=0.9", "algorithm.lam=0.9 | no effect"),
+    ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator=gigpo"),
+    (
+        "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.horizon=81",
+        "algorithm.kl_ctrl.type=adaptive | kl_ctrl.horizon=81 a step | a row of each turn, up to 400",
+    ),
     ("algorithm.norm_adv_by_std_in_grpo=False", "norm_adv_by_std_in_grpo | turnkey.credit.norm"),
     ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n=1 | nothing to compare"),
     (
@@ -971,10 +990,18 @@ WARNED: list[tuple[str, str]] = [
     ),
     (
         "trainer.total_training_steps=500",
-        "steps 30 | total_training_steps=500 is not reached | end after 30 steps | trainer.total_epochs=250",
+        "steps at most 30 | total_training_steps=500 is not reached | end after 30 steps, and before | "
+        "trainer.total_epochs=250",
+    ),
+    (
+        "trainer.total_training_steps=31 trainer.save_freq=7 trainer.test_freq=4",
+        "trainer.total_epochs=15 end after 30 steps without a last checkpoint and validation",
     ),
     ("trainer.total_training_steps=20", "steps 20"),
-    ("+turnkey=turn_gae trainer.critic_warmup=5", "steps 30; the critic alone before step 5 (trainer.critic_warmup)"),
+    (
+        "+turnkey=turn_gae trainer.critic_warmup=5",
+        "steps at most 30; the critic alone before step 5 (trainer.critic_warmup)",
+    ),
     (
         "actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp}/tools.yaml",
         "multi_turn.tool_config_path= | no effect with the agent loop turnkey_env",
