@@ -61,6 +61,14 @@ def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
                 f"does not write {TRACKER} either, without which no run resumes: set {key}.async_save=false"
             )
         contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
+        saved = OmegaConf.select(node, "checkpoint.save_contents") or list(NAMES)
+        unsaved = [name for name in NAMES if name in contents and name not in saved]
+        if resumable and unsaved and config.trainer.save_freq > 0:
+            warnings.warn(
+                f"{key}.load_contents={[*contents]} wants {' and '.join(unsaved)}, which save_contents={[*saved]} does "
+                f"not write: no run resumes from the checkpoints of this one. Set {key}.load_contents alike",
+                stacklevel=3,
+            )
         if resumable and (lacking := [name for name in NAMES if name not in contents]):
             lost = "the weights are those that the run began with" if "model" in lacking else "they begin anew"
             warnings.warn(

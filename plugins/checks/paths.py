@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -34,7 +35,14 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
     if config.trainer.save_freq > 0:
         folders["trainer.default_local_dir"] = config.trainer.default_local_dir
     for key, folder in folders.items():
-        if folder and "://" not in folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
+        if folder and "://" in folder:
+            raise ConfigError(
+                f"{key}={folder} is an address, of which verl makes a folder in its working directory: expected a "
+                "folder that every node sees, such as one on a mounted file system"
+            )
+        if folder and folder.startswith("~"):  # verl takes it as it stands
+            OmegaConf.update(config, key, folder := str(Path(folder).expanduser()))
+        if folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
             absent(config, f"{key}={folder} cannot be written to: {reason}")
 
 
@@ -76,11 +84,19 @@ def positions(config: DictConfig) -> tuple[int | None, str]:
         return limit, "actor_rollout_ref.rollout.max_model_len"
     model = config.actor_rollout_ref.model
     given = (model.get("override_config") or {}).get("max_position_embeddings")
-    file = Path(model.hf_config_path or model.path).expanduser() / "config.json"
-    if given is None and file.is_file():
-        found = json.loads(file.read_text())
-        given = found.get("max_position_embeddings", (found.get("text_config") or {}).get("max_position_embeddings"))
+    if given is None:
+        given = model_config(config).get("max_position_embeddings")
     return given, f"max_position_embeddings of {MODEL}={model.path}"
+
+
+def model_config(config: DictConfig) -> dict[str, Any]:
+    """What the model's ``config.json`` says of its text part; empty where it is not on this machine."""
+    model = config.actor_rollout_ref.model
+    file = Path(model.hf_config_path or model.path).expanduser() / "config.json"
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text())
+    return {**(found.get("text_config") or {}), **found}
 
 
 def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:

@@ -134,6 +134,12 @@ def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "turnkey.rewards: set it to false and ask the model with the component judge "
             "(turnkey.rewards=[{name: judge, url: ..., model: ...}]) or with a function of your own"
         )
+    if url := OmegaConf.select(config, "reward.sandbox_fusion.url"):
+        warnings.warn(
+            f"reward.sandbox_fusion.url={url} has no effect with the agent loop turnkey_env, whose rewards are "
+            "turnkey.rewards",
+            stacklevel=2,
+        )
     manager = config.reward.reward_manager
     if manager.name != "naive" or manager.source != "register":
         warnings.warn(

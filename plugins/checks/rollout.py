@@ -34,7 +34,7 @@ SENDERS = ("nccl", "nixl", "delta_sharded", "kimi_ckpt_engine", "mooncake")
 """verl's engines that send weights to other machines; which of them a machine has, only that one knows"""
 
 # Loggers that need a further package, and its module.
-LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml")}
+LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml", "rl_insight")}
 LOGGERS["vemlp_wandb"] = "volcengine_ml_platform"
 
 
@@ -272,5 +272,12 @@ def _warn_turns(config: DictConfig) -> None:
             warnings.warn(
                 f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: it takes "
                 f"{instead}",
+                stacklevel=2,
+            )
+    for key, default in {"max_tool_response_length": 256, "tool_response_truncate_side": "middle"}.items():
+        if multi_turn.get(key, default) != default:
+            warnings.warn(
+                f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: what an "
+                "environment says is not cut",
                 stacklevel=2,
             )

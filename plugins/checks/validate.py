@@ -22,6 +22,7 @@ from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.groups import check_groups
+from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.lora import check_lora
@@ -100,6 +101,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_algorithm(config, turnkey, loops)
         check_unread(config, loops)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
+        check_late(config, turnkey, loops, use_critic=use_critic)
     elif turnkey.log.trajectories:
         warnings.warn(
             f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "

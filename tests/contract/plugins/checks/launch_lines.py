@@ -103,14 +103,15 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "no_loops.yaml").write_text("name: mine\n")
     for name, tool in {"tools": "verl.tools.base_tool.BaseTool", "strange_tools": "nowhere.tools.Hammer"}.items():
         (folder / f"{name}.yaml").write_text(f"tools: [{{class_name: {tool}, config: {{type: native}}}}]\n")
-    short = folder / "short"
-    short.mkdir()
-    for file in model.iterdir():
-        if file.is_file() and file.suffix != ".safetensors":
-            (short / file.name).write_bytes(file.read_bytes())
-    found = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**found, "max_position_embeddings": 1024}))
-    return {"train": f"{folder}/train.parquet", "val": f"{folder}/val.parquet", "model": str(model), "tmp": str(folder)}
+    for name, own in {"model": {}, "short": {"max_position_embeddings": 1024}}.items():
+        (folder / name).mkdir()
+        for file in model.iterdir():
+            if file.is_file() and file.suffix != ".safetensors":
+                (folder / name / file.name).write_bytes(file.read_bytes())
+        found = json.loads((model / "config.json").read_text())
+        (folder / name / "config.json").write_text(json.dumps({**found, "num_attention_heads": 4, **own}))
+    placeholders = {"train": "train.parquet", "val": "val.parquet", "model": "model", "tmp": ""}
+    return {name: str(folder / path) for name, path in placeholders.items()}
 
 
 GIGPO = "+turnkey=gigpo +turnkey/env=babyai"
@@ -741,11 +742,49 @@ SEPARATE = (
 # What verl's V1 trainers do not do, or find out about late.
 UNREAD = [
     (
+        "trainer.save_freq=5 trainer.default_local_dir=hdfs://store/run",
+        "trainer.default_local_dir=hdfs://store/run | address | mounted",
+    ),
+    ("trainer.rollout_data_dir=s3://store/dump", "trainer.rollout_data_dir=s3://store/dump | address"),
+    ("reward.reward_manager.name=prime", "reward.reward_manager.name='prime' | naive, | dapo"),
+    (
+        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent reward.custom_reward_function.path={tmp}/no.py",
+        "reward.custom_reward_function.path= | no.py: there is no such file",
+    ),
+    (
+        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent "
+        "reward.custom_reward_function.path={tmp}/reward.py reward.custom_reward_function.name=scored",
+        "reward.custom_reward_function.path= | name=scored | cannot be loaded",
+    ),
+    (
+        "actor_rollout_ref.actor.optim.optimizer_impl=bitsandbites.optim",
+        "optimizer_impl=bitsandbites.optim: the package is not installed",
+    ),
+    ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", "optimizer_impl=torch.optim has no | optimizer=AdamW8bit"),
+    ("actor_rollout_ref.model.use_liger=True", "model.use_liger=true | liger_kernel"),
+    (
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=8",
+        "actor.ulysses_sequence_parallel_size=8 does not divide the model's 4 attention heads",
+    ),
+    (
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=3",
+        "fsdp_config.ulysses_sequence_parallel_size=3 does not divide the 8 GPUs",
+    ),
+    ("actor_rollout_ref.rollout.max_model_len=1000000", "max_model_len=1000000 | positions of the model | lower it to"),
+    (
+        "transfer_queue.backend.SimpleStorage.total_storage_size=399",
+        "total_storage_size=399 | 400 rows | total_storage_size=null",
+    ),
+    ("trainer.logger=[rl_insight]", "trainer.logger=rl_insight | 'rl_insight'"),
+    (
         "trainer.default_hdfs_dir=hdfs://store/run trainer.save_freq=5",
         "trainer.default_hdfs_dir=hdfs://store/run | strategy=fsdp | default_local_dir",
     ),
     ("skip.rollout_tq.enable=True skip.rollout_tq.steps=[1]", "skip.rollout_tq.enable=true | set it to false"),
-    ("actor_rollout_ref.rollout.full_determinism=True", "rollout.full_determinism=true | copies | set it to false"),
+    (
+        "actor_rollout_ref.rollout.full_determinism=True",
+        "rollout.full_determinism=true | the same seed | set it to false",
+    ),
     ("+actor_rollout_ref.actor.veomni.router_replay.mode=R3", "actor.veomni.router_replay.mode=R2 | routed experts"),
     (
         "actor_rollout_ref.rollout.enable_rollout_routing_replay=True "
@@ -905,6 +944,9 @@ STARTS = [
     "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent trainer.v1.sampler.max_off_policy_threshold=null "
     "data.train_files={tmp}/math.parquet data.val_files={tmp}/math.parquet",
     "+turnkey=gigpo trainer.critic_warmup=1",
+    "+turnkey=gigpo transfer_queue.backend.SimpleStorage.total_storage_size=400",
+    "+turnkey=gigpo trainer.save_freq=5 'trainer.default_local_dir=\"~/checkpoints\"'",
+    "+turnkey=gigpo actor_rollout_ref.actor.optim.optimizer=SGD",
     "+turnkey=gigpo trainer.default_hdfs_dir=hdfs://store/run",
     "+turnkey=turn_gae actor_rollout_ref.rollout.n=1 actor_rollout_ref.rollout.full_determinism=True",
     "+turnkey=gigpo actor_rollout_ref.rollout.trace.backend=console",
@@ -952,6 +994,16 @@ WARNED: list[tuple[str, str]] = [
     ),
     ("algorithm.gamma=0.9", "algorithm.gamma=0.9 | turnkey.credit.gamma"),
     ("algorithm.lam=0.9", "algorithm.lam=0.9 | no effect"),
+    (
+        "actor_rollout_ref.rollout.multi_turn.max_tool_response_length=4096",
+        "multi_turn.max_tool_response_length=4096 has no effect | not cut",
+    ),
+    ("reward.sandbox_fusion.url=http://sandbox", "reward.sandbox_fusion.url=http://sandbox | no effect"),
+    (
+        "trainer.save_freq=5 actor_rollout_ref.actor.checkpoint.save_contents=[model] "
+        "actor_rollout_ref.actor.checkpoint.load_contents=[model,optimizer,extra]",
+        "wants optimizer and extra, which save_contents=['model'] does not write | load_contents alike",
+    ),
     ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator=gigpo"),
     (
         "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.horizon=81",
