@@ -17,6 +17,8 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
+STALE = ("drop", "wait")
+"""what verl's trainers do with episodes that are too many steps old"""
 QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
@@ -31,6 +33,7 @@ def check_late(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str
     _check_spread(config)
     _check_length(config)
     _check_queue(config, turnkey, loops)
+    _check_sampler(config)
 
 
 def _check_reward_code(config: DictConfig, loops: Collection[str]) -> None:
@@ -113,3 +116,14 @@ def _check_queue(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[s
             f"{QUEUE}={size} is less than the {rows} rows that a batch may have, and those without room cost their "
             f"episodes: set {QUEUE}=null, which is no limit"
         )
+
+
+def _check_sampler(config: DictConfig) -> None:
+    sampler = config.trainer.v1.sampler
+    if (most := sampler.max_off_policy_threshold) is not None and not (isinstance(most, int) and most > 0):
+        raise ConfigError(
+            f"trainer.v1.sampler.max_off_policy_threshold={most}: expected a positive number of steps, or, from verl "
+            "0.9.1 on, null for any"
+        )
+    if (late := str(sampler.max_off_policy_strategy)) not in STALE:
+        raise ConfigError(f"there is no trainer.v1.sampler.max_off_policy_strategy={late!r}{closest(late, [*STALE])}")

@@ -51,9 +51,6 @@ from verl_turnkey.plugins.verl_api import internals, ledger
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
 
-LATE = ("drop", "wait")
-"""what verl's trainers do with episodes that are too many steps old"""
-
 
 def check(config: DictConfig, *, use_critic: bool) -> None:
     """Refuse a configuration that cannot do what it asks for; one without anything of this package is left alone.
@@ -209,14 +206,6 @@ def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
             f"trainer.critic_warmup={warm_up} leaves the actor as it is before step {warm_up}, and this run has no "
             "critic to warm up: set it to 0"
         )
-    sampler = config.trainer.v1.sampler
-    if (most := sampler.max_off_policy_threshold) is not None and not (isinstance(most, int) and most > 0):
-        raise ConfigError(
-            f"trainer.v1.sampler.max_off_policy_threshold={most}: expected a positive number of steps, or, from verl "
-            "0.9.1 on, null for any"
-        )
-    if (late := str(sampler.max_off_policy_strategy)) not in LATE:
-        raise ConfigError(f"there is no trainer.v1.sampler.max_off_policy_strategy={late!r}{closest(late, [*LATE])}")
 
 
 def check_agent_loop(
