@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from time import strftime
 from typing import Any
@@ -203,7 +204,8 @@ def overrides(
     switches += ["+turnkey/device=cpu"] if device == "cpu" else []
     lines = [switches]
     lines += [[override("turnkey.modules", [played.module])]] if played.module else []
-    lines += [[override(f"data.{split}_files", tasks / f"{split}.parquet") for split in ("train", "val")]]
+    # verl reads these as patterns, in which brackets have to be escaped.
+    lines += [[override(f"data.{split}_files", escape(f"{tasks / split}.parquet")) for split in ("train", "val")]]
     lines += [[override("actor_rollout_ref.model.path", model)]]
     lines += [[override(key, value)] for key, value in chosen.items() if key.lstrip("+") not in given]
     lines += [[entry] for entry in further]
