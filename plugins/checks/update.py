@@ -107,7 +107,8 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
     if not mode.startswith("turnkey_"):
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs a trainer that hands its parameters to the "
-            f"workers, but trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}"
+            f"workers, but trainer.v1.trainer_mode is {mode!r}: add +turnkey=<method> in front of +turnkey/loss={name} "
+            f"(+turnkey=base for an estimator of verl's), or set trainer.v1.trainer_mode=turnkey_{mode}"
         )
     estimator = estimator_of(config)
     given = {*PROVIDED, *(estimator.gives if estimator else ())}
