@@ -134,8 +134,6 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     if hint is Any:
         return value
     if is_dataclass(hint):
-        if value is None:  # it would drop what other files set below this key
-            raise ConfigError(f"{where}: expected a mapping, got None: leave it out, or set single keys below it")
         return parse(hint, value, where)  # type: ignore[arg-type]
     if kind in _UNIONS:
         return _union(value, hint, where)

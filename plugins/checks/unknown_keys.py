@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.recipe_files import leaves
 
 # Nodes of plain keys. `actor_rollout_ref` holds those of the next list.
@@ -55,10 +56,10 @@ def check_unknown(config: DictConfig, *, use_critic: bool, use_reference: bool) 
     for node in [*DATACLASSES, *(name for name, used in roles if used)]:
         _check_dataclass(config, node)
     for key, value in _unread(config):
-        shown = f"{key}={value}"
         hint = next((text for former, text in FORMER.items() if f"{key}.".startswith(f"{former}.")), _closest(key))
         warnings.warn(
-            f"{shown} has no effect unless code of your own reads it: verl has no such key{hint and f'; {hint}'}",
+            f"{override(key, value)} has no effect unless code of your own reads it: verl has no such key"
+            f"{f'; {hint}' if hint else ''}",
             stacklevel=2,
         )
 
@@ -73,10 +74,10 @@ def _check_dataclass(config: DictConfig, node: str) -> None:
     for name in map(str, section):
         key = f"{node}.{name}"
         if name != "_target_" and name not in taken and key not in known():
-            hint = _closest(key, taken)
+            hint, word = _closest(key, taken), override(key, OmegaConf.select(config, key))
             raise ConfigError(
-                f"{key}={OmegaConf.select(config, key)}: verl has no such key, and {str(target).rpartition('.')[2]} "
-                f"fails on it{f'; {hint}' if hint else ''}"
+                f"{word}: verl has no such key, and {str(target).rpartition('.')[2]} fails on it"
+                f"{f'; {hint}' if hint else ''}"
             )
         if isinstance(section._get_node(name), DictConfig):
             _check_dataclass(config, key)
@@ -98,20 +99,22 @@ def _unread(config: DictConfig) -> Iterator[tuple[str, Any]]:
     """The keys that verl has not, with their values: of a whole node that it has not, each."""
     if not known():
         return
-    own = {"data": (config.data.get("custom_cls") or {}).get("path"), "trainer.v1": config.trainer.v1.trainer_mode}
-    for node in READ_BY_KEY:
+    exempt = {f"trainer.v1.{config.trainer.v1.trainer_mode}"}  # the parameters of a trainer of the user's own
+    nodes = [node for node in READ_BY_KEY if node != "data" or not OmegaConf.select(config, "data.custom_cls.path")]
+    for node in nodes:
         section = OmegaConf.select(config, node)
-        for name in section if isinstance(section, DictConfig) and not (node == "data" and own["data"]) else ():
-            key = f"{node}.{name}"
-            if key in known() or key in UNLISTED or (node, name) == ("trainer.v1", own["trainer.v1"]):
-                continue
-            value = section._get_node(name)
-            yield from leaves(value, f"{key}.") if isinstance(value, DictConfig) else [(key, section[name])]
+        for name in section if isinstance(section, DictConfig) else ():
+            if (key := f"{node}.{name}") not in known() | UNLISTED | exempt:
+                yield from _leaves(section, str(name), key)
     roots = {key for key in known() if "." not in key}
-    for root in map(str, config):
-        if root not in roots and difflib.get_close_matches(root, roots, n=1, cutoff=0.8):
-            value = config._get_node(root)
-            yield from leaves(value, f"{root}.") if isinstance(value, DictConfig) else [(root, config[root])]
+    for name in map(str, config):
+        if name not in roots and difflib.get_close_matches(name, roots, n=1, cutoff=0.8):
+            yield from _leaves(config, name, name)
+
+
+def _leaves(node: DictConfig, name: str, key: str) -> Iterator[tuple[str, Any]]:
+    value = node._get_node(name)
+    yield from leaves(value, f"{key}.") if isinstance(value, DictConfig) else [(key, node[name])]
 
 
 def _closest(key: str, siblings: Collection[str] = ()) -> str:

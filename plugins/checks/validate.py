@@ -26,7 +26,6 @@ from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.lora import check_lora
-from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.paths import check_joining, check_paths
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
@@ -102,7 +101,6 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_unread(config, loops)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_late(config, turnkey, loops, use_critic=use_critic)
-        check_migrated(config, turnkey, loops)
     elif turnkey.log.trajectories:
         warnings.warn(
             f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "

@@ -145,7 +145,7 @@ def check(arguments: Sequence[str], main: str = "") -> None:
     _check_loss(line)
     _check_foreign(line)
     for override in [] if line.own_files else line.ours:
-        check_node(override.text, override.key, override.value, groups())
+        check_node(override.text, override.key, override.value, groups(), _nodes())
         if f"{override.key}.".startswith(f"{KWARGS}.") and not override.plus:
             chosen = [(other.key, other.value) for other in line.overrides if other.key.startswith("turnkey")]
             check_argument(override.text, override.key, chosen, [other.key for other in line.overrides if other.plus])
@@ -260,6 +260,14 @@ def _check_foreign(line: CommandLine) -> None:
         found += [(text, rest) for text in bare]
     if found:
         raise ConfigError(refusal(found))
+
+
+def _nodes() -> list[str]:
+    """The keys below ``turnkey`` that have keys of their own."""
+    from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+    config = TurnkeyConfig()
+    return [entry.name for entry in fields(config) if is_dataclass(getattr(config, entry.name))]
 
 
 def _check_key(override: _Override, line: CommandLine) -> None:

@@ -32,13 +32,19 @@ def check_together(arguments: Sequence[str], overrides: Iterable[str]) -> None:
         )
 
 
-def check_node(text: str, key: str, value: str, groups: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a recipe's name as the value of a node: ``turnkey.env=frozenlake`` for ``+turnkey/env=frozenlake``.
+def check_node(text: str, key: str, value: str, groups: Mapping[str, Sequence[str]], nodes: Iterable[str]) -> None:
+    """Refuse null or a recipe's name as a node's value: ``turnkey.env=frozenlake`` for ``+turnkey/env=frozenlake``.
+
+    ``nodes``: the keys below ``turnkey`` that have keys of their own.
 
     Raises:
-        ConfigError: names the group.
+        ConfigError: names the group, or what to set instead.
     """
-    group = key.replace(".", "/")
+    node, group = key.removeprefix("turnkey."), key.replace(".", "/")
+    if key.startswith("turnkey.") and node in {*nodes} and value.lower() == "null":
+        raise ConfigError(
+            f"{text} drops what the recipes set there: leave it out, or set keys below it ({key}.<key>=...)"
+        )
     if key.count(".") == 1 and value in groups.get(group, ()):
         raise ConfigError(f"{text}: a recipe is chosen with a slash and one plus: write +{group}={value}")
 
