@@ -32,8 +32,6 @@ def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
 ) -> None:
     """Turn-level credit for LLM agents on stock verl."""
-    if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: modules in the current folder, for us as for verl
 
 
 @app.command()
@@ -252,6 +250,8 @@ def tables() -> None:
 def main() -> None:
     """Entry point of the console script: errors of the user's input in one line, not in a traceback."""
     try:
+        if not sys.flags.safe_path and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` does: modules in the current folder, for us as for verl
         app()
     except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
         words = error.args[0] if error.args and isinstance(error.args[0], str) else error

@@ -114,7 +114,7 @@ def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> li
     check_name(kind, name)
     if path.suffix != ".py":
         raise ValueError(f"--out: expected the path of a .py file, got {path}")
-    if path.stem.isidentifier() and not path.exists() and find_spec(path.stem) is not None:
+    if path.stem.isidentifier() and not path.exists() and _installed(path.stem):
         raise ValueError(
             f"{path} would hide the installed module {path.stem!r}: choose another name, or a file by --out"
         )
@@ -125,6 +125,12 @@ def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> li
     words = {"file": file, "modules": shlex.quote(override("turnkey.modules", [path]))}
     commands = [command.format(**words, name=name, camel=camel(name)) for command in KINDS[kind].use]
     return [f"Written: {path}. It works as it is; make it yours. Then:", *(f"    {command}" for command in commands)]
+
+
+def _installed(name: str) -> bool:
+    """Whether there is a module ``name``, other than in the current folder."""
+    spec = find_spec(name)
+    return bool(spec and spec.origin) and Path.cwd() not in [*Path(str(spec.origin)).parents][:2]
 
 
 def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
+from verl_turnkey.plugins.config.foreign_keys import BARE, VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
 from verl_turnkey.plugins.config.line_words import KWARGS, check_argument, check_node, check_together
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
@@ -256,6 +256,7 @@ def _check_foreign(line: CommandLine) -> None:
     rest = "turnkey.env.kwargs, or the tasks' own arguments (`turnkey tasks --kwargs`)"
     known = {text for text, _ in found}
     if not line.own_files:
+        found += [(o.text, BARE[o.key]) for o in line.overrides if o.key in BARE and not o.plus]
         bare = [o.text for o in line.overrides if o.key.startswith("env.") and not o.plus and o.text not in known]
         found += [(text, rest) for text in bare]
     if found:

@@ -95,6 +95,9 @@ FOREIGN: dict[str, str] = {
     "ray_init": "ray_kwargs.ray_init",
 }
 
+# The same without a plus alone: with one it may be a key of the user's own code.
+BARE = {"max_turns": "turnkey.rollout.max_turns", "model_path": "actor_rollout_ref.model.path"}
+
 # What a line of verl-agent's means otherwise although it has the keys of verl.
 MORE = """
 What else differs from verl-agent, whose published settings are presets (docs/presets.md):

@@ -53,7 +53,7 @@ def test_a_path_is_its_text(text):
         ("a b", '"a b"'),
         ("true", '"true"'),
         (True, "true"),
-        (1e-6, "1e-06"),
+        (1e-6, "1e-6"),
         (["console", "file"], "[console,file]"),
         (["/a,b/env.py"], '["/a,b/env.py"]'),
     ],
