@@ -248,7 +248,10 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     from verl_turnkey.envs.user_modules import load_function
 
     options = turnkey.rollout
-    template = load_template(options.template)
+    try:
+        template = load_template(options.template)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"turnkey.rollout.template: {error}") from None
     if options.prompt == "template":
         for key in ("observation_role", "thinking", "when_full"):
             if (value := getattr(options, key)) != getattr(type(options)(), key):

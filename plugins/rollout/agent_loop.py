@@ -185,7 +185,7 @@ class EnvAgentLoop(AgentLoopBase):
             if forks is not None:
                 await forks.written(path, turn)
             seen, path.prompt = path.seen, None
-            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"])
+            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids)
             started = perf_counter()
             # Without an action the environment is not called, and its state stays.
             answer = (

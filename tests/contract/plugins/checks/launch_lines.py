@@ -97,17 +97,19 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "folder.parquet").mkdir()
     (folder / "train.csv").write_text("prompt\nhello\n")
     (folder / "plain_file").write_text("")
+    (folder / "odd.txt").write_text("{observaton}\n{observation}\n")
     (folder / "bare").mkdir()
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
     (folder / "no_loops.yaml").write_text("name: mine\n")
     for name, tool in {"tools": "verl.tools.base_tool.BaseTool", "strange_tools": "nowhere.tools.Hammer"}.items():
         (folder / f"{name}.yaml").write_text(f"tools: [{{class_name: {tool}, config: {{type: native}}}}]\n")
-    for name, own in {"model": {}, "short": {"max_position_embeddings": 1024}}.items():
+    for name, own in {"model": {}, "short": {"max_position_embeddings": 1024}, "distilled": {}}.items():
         (folder / name).mkdir()
         for file in model.iterdir():
             if file.is_file() and file.suffix != ".safetensors":
-                (folder / name / file.name).write_bytes(file.read_bytes())
+                text = file.read_text()  # like DeepSeek-R1's distills, which have Qwen's type and not its tokens
+                (folder / name / file.name).write_text(text.replace("im_end", "end") if name == "distilled" else text)
         found = json.loads((model / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps({**found, "num_attention_heads": 4, **own}))
     placeholders = {"train": "train.parquet", "val": "val.parquet", "model": "model", "tmp": ""}
@@ -170,7 +172,10 @@ PARAMETERS = [
         "turnkey.rollout.action_format=json actor_rollout_ref.rollout.multi_turn.format=hermess",
         "actor_rollout_ref.rollout.multi_turn.format=hermess | 'hermes'",
     ),
-    ("turnkey.rollout.template=defualt", "defualt | 'default'"),
+    ("turnkey.rollout.template=defualt", "turnkey.rollout.template | defualt | 'default'"),
+    ("turnkey.rollout.template={tmp}/odd.txt", "turnkey.rollout.template | {observaton} | 'observation'"),
+    ("turnkey.rollout.template={tmp}/bare", "turnkey.rollout.template | bare"),
+    ("actor_rollout_ref.model.path={tmp}/distilled", "model_type=qwen3 | <|im_end|> | model.tokenizer_path"),
     ("turnkey.rollout.summary=textwrap:shortn", "turnkey.rollout.summary | 'shorten'"),
     (
         "turnkey.rollout.summary=textwrap:shorten turnkey.rollout.template=minigrid",

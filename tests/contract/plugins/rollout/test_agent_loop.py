@@ -373,7 +373,7 @@ def test_actions_are_tool_calls(play, tool_tokenizer, tmp_path: Path):
         call('{"act": "look"}'),
         call("{action}"),
         call('{"action": 7}'),
-        call('{"action": "lose"}') + call('{"action": "win"}'),
+        call('{"action": "win"}') + call('{"action": "lose"}'),
     ]
     outputs, script = play(turns, awkward(), JSON, f"turnkey.log.trajectories={tmp_path}", tokenizer=tool_tokenizer)
     assert [s["action"] for s in steps(outputs)] == ["look", None, None, None, None, "7", "lose"]
@@ -402,9 +402,20 @@ def test_a_tool_parser_may_have_tokens_that_end_a_turn(play, tool_tokenizer):
 def test_a_chat_template_without_tools_stops_the_run(compose: Compose, tokenizer, tool_tokenizer, hosts, monkeypatch):
     monkeypatch.setattr(loop_worker, "_process", None)
     config = compose("+turnkey=gigpo", JSON)
-    loop_worker.prepare(SimpleNamespace(config=config, tokenizer=tool_tokenizer), False)
+    model = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3"))
+    worker = SimpleNamespace(config=config, tokenizer=tool_tokenizer, processor=None, model_config=model)
+    loop_worker.prepare(worker, False)
+    worker.tokenizer = tokenizer
     with pytest.raises(ConfigError, match=r"chat template shows tools.*action_format=tags"):
-        loop_worker.prepare(SimpleNamespace(config=config, tokenizer=tokenizer), False)
+        loop_worker.prepare(worker, False)
+
+
+def test_a_tokenizer_that_does_not_suit_verls_builder_stops_the_run(compose: Compose, tokenizer, hosts, monkeypatch):
+    monkeypatch.setattr(loop_worker, "_process", None)
+    model = SimpleNamespace(hf_config=SimpleNamespace(model_type="gemma4"))
+    worker = SimpleNamespace(config=compose("+turnkey=gigpo"), tokenizer=tokenizer, processor=None, model_config=model)
+    with pytest.raises(ConfigError, match=r"model_type=gemma4 .* tokenizer_path"):
+        loop_worker.prepare(worker, False)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
