@@ -414,7 +414,7 @@ def test_a_tokenizer_that_does_not_suit_verls_builder_stops_the_run(compose: Com
     monkeypatch.setattr(loop_worker, "_process", None)
     model = SimpleNamespace(hf_config=SimpleNamespace(model_type="gemma4"))
     worker = SimpleNamespace(config=compose("+turnkey=gigpo"), tokenizer=tokenizer, processor=None, model_config=model)
-    with pytest.raises(ConfigError, match=r"model_type=gemma4 .* tokenizer_path"):
+    with pytest.raises(ConfigError, match=r"model_type=gemma4 .*tokenizer_path"):
         loop_worker.prepare(worker, False)
 
 
