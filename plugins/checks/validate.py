@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -172,17 +173,35 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in wanted and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    _check_bounds([spec, *(one.spec for one in modify)], config)
+    _check_bounds([spec, *(one.spec for one in modify)], config, turnkey.rewards)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
-def _check_bounds(specs: list[EstimatorSpec | ModifierSpec], config: DictConfig) -> None:
+def _check_bounds(
+    specs: list[EstimatorSpec | ModifierSpec], config: DictConfig, rewards: Sequence[Mapping[str, Any]]
+) -> None:
     """Refuse KL in the reward of what reads outcomes in known bounds, which the KL leaves after the first rollout."""
     bounded = [spec.name for spec in specs if spec.bounded_outcomes]
     if bounded and config.algorithm.use_kl_in_reward:
         raise ConfigError(
             f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
             "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
+        )
+    costs = [entry["name"] for entry in rewards if entry.get("column") is None and (entry.get("weight") or 0) < 0]
+    if bounded and costs:
+        warnings.warn(
+            f"turnkey.rewards: {costs[0]} has a negative weight, and a failure's outcome below 0 is out of the bounds "
+            f"in which {bounded[0]} reads outcomes",
+            stacklevel=2,
+        )
+    if "mc_grpo" in [spec.name for spec in specs] and (config.algorithm.use_kl_in_reward or costs):
+        cause = (
+            "algorithm.use_kl_in_reward=true" if config.algorithm.use_kl_in_reward else f"turnkey.rewards ({costs[0]})"
+        )
+        warnings.warn(
+            f"{cause} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
+            "differ from the median: its credit shrinks by up to the size of the group",
+            stacklevel=2,
         )
 
 
