@@ -12,7 +12,7 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.group_ops import ROUNDING, Floats, GroupStats, equal, group_stats, mean
 from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
-from verl_turnkey.advantage.methods._step_columns import step_column
+from verl_turnkey.advantage.methods._step_columns import first_applied, step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import ConfigError, check
 
@@ -74,6 +74,7 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
     given = params.prior == "given"
     tasks = [None] * batch.n_groups if given else _tasks(batch)
     prior = _given(batch, params) if given else _known(tasks, state, stats)
+    prior = np.where(np.isnan(prior), stats.mean, prior)
     variance = (params.high - params.low) ** 2 / 4 / np.maximum(stats.size, 1)
     gap = np.where(equal(prior, stats.mean), 0.0, stats.mean - prior)
     excess = np.maximum(0.0, gap**2 - variance)
@@ -87,15 +88,21 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
 
 
 def _given(batch: StepBatch, params: ShrinkageParams) -> Floats:
-    """``extra.prior`` of each group (G,): the mean of its trajectories' first ones."""
-    column = step_column(batch, "shrinkage", "prior", params.low, params.high)[batch.first_rows]
-    return group_stats(column, batch.group[batch.first_rows], batch.n_groups).mean
+    """``extra.prior`` of each group (G,): the mean over trajectories, by the first step of each that was applied.
+
+    nan for a group in which no step was.
+    """
+    rows, applied = first_applied(batch)
+    column = step_column(batch, "shrinkage", "prior", params.low, params.high, rows=rows[applied])
+    stats = group_stats(column, batch.group[rows[applied]], batch.n_groups)
+    return np.where(stats.size > 0, stats.mean, np.nan)
 
 
 def _tasks(batch: StepBatch) -> list[str | None]:
     """Key of each group's task as a text; None without one."""
     tasks: list[str | None] = [None] * batch.n_groups
-    for row in batch.first_rows.tolist():
+    rows, applied = first_applied(batch)
+    for row in rows[applied].tolist():
         key: Any = batch.extra["task"][row]
         if key is None or key != key:  # nan
             continue

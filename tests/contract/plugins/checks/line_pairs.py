@@ -16,7 +16,7 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
 ]
 
 WARNED_OR_NOT: list[tuple[str, str, str]] = [
-    (f"+turnkey=maxrl {LENGTH}", "turnkey.rewards: length | maxrl", "+turnkey=maxrl"),
+    (f"+turnkey=maxrl {LENGTH}", "turnkey.rewards: length | maxrl | has a negative weight", "+turnkey=maxrl"),
     (
         f"+turnkey=mc_grpo {LENGTH}",
         "turnkey.rewards (length) | mc_grpo multiplies",
