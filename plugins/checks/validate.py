@@ -20,6 +20,7 @@ from verl_turnkey.plugins.checks.absolute import absolute_paths
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
+from verl_turnkey.plugins.checks.combinations import warn_of_combinations
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.groups import check_groups
@@ -97,6 +98,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_checkpoints(config, turnkey, use_critic=use_critic)
         check_log_folder(config, turnkey)
         check_algorithm(config, turnkey, loops)
+        warn_of_combinations(config, turnkey, loops)
         check_unread(config, loops)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_late(config, turnkey, loops, use_critic=use_critic)

@@ -47,6 +47,7 @@ class Credited:
     _updates: list[dict[str, float]]
     _table: Rows | None
     _real_rows: int
+    _played: Sequence[int]
     _dealt_mask: Callable[[KVBatchMeta], dict[str, torch.Tensor]]
     _advantage_metrics: Callable[..., dict[str, float]]
     _log_credit: Callable[..., Mapping[str, torch.Tensor]]
@@ -73,7 +74,7 @@ class Credited:
             data=trip.data,
             state=self.credit_state,
         )
-        with credit_step(step), trip.for_verl():
+        with credit_step(step), trip.for_verl(None if self.estimator is not None else self._played):
             super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if step.rows is None and step.has_records:
             step.read()
@@ -134,7 +135,8 @@ class Credited:
         """Count the rows of played episodes, and the episodes that left no row."""
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         has_tokens = (token_counts(response_mask) > 0).tolist()
-        self._real_rows = sum(failure(extra_fields[i], has_tokens[i]) is None for i in real)
+        self._played = [i for i in real if failure(extra_fields[i], has_tokens[i]) is None]
+        self._real_rows = len(self._played)
         # An agent loop that raises leaves no row: verl then silently trains on the rest of its group.
         played = [i for i in real if not batch.tags[i].get(REPLAYED, False)]
         there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in played}) + self._left_out

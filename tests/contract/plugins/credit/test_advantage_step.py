@@ -215,12 +215,36 @@ def test_stock_grpo_on_rows_with_and_without_records(queue, trainer, records):
     assert counts == ((6, 1) if records else (None, None))  # the records are there for anybody
     expected = {}
     for group, sessions in EPISODES.items():
-        scores = [0.0 if isinstance(e, str) else sum(step["reward"] for step in e) for e in sessions]
-        mean, std = np.mean(scores), np.std(scores, ddof=1)
-        for session, episode in enumerate(sessions):
-            for t in range(0 if isinstance(episode, str) else len(episode)):
-                expected[f"{group}_{session}_{t}"] = (scores[session] - mean) / (std + 1e-6)
+        scores = {i: sum(step["reward"] for step in e) for i, e in enumerate(sessions) if not isinstance(e, str)}
+        mean, std = np.mean([*scores.values()]), np.std([*scores.values()], ddof=1)
+        for session, score in scores.items():
+            for t in range(len(sessions[session])):
+                expected[f"{group}_{session}_{t}"] = (score - mean) / (std + 1e-6)
     check_against(batch, expected)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_vectorized"])
+def test_a_failed_episode_enters_no_statistic_of_verls_estimators(queue, trainer, estimator):
+    """Three that won and one that timed out: none is better than another."""
+    won = [{"reward": 1.0}]
+    batch = advance(
+        trainer(f"algorithm.adv_estimator={estimator}", recipe="base"), fill({"g": ["timeout", won, won, won]})
+    )
+    advantages = read(batch, "advantages")
+    expected = 0.0
+    for key, values in advantages.items():
+        assert values == pytest.approx([expected] * len(values), abs=1e-5), key
+
+
+def test_a_group_that_failed_as_a_whole_gets_nothing_from_verls_estimators(queue, trainer):
+    sessions = {"f": ["timeout", "timeout"], "g": [[{"reward": 1.0}], [{"reward": 0.0}]]}
+    advantages = read(advance(trainer("algorithm.adv_estimator=rloo", recipe="base"), fill(sessions)), "advantages")
+    assert {key: round(max(values, key=abs), 6) for key, values in advantages.items()} == {
+        "f_0_0": 0.0,
+        "f_1_0": 0.0,
+        "g_0_0": 1.0,
+        "g_1_0": -1.0,
+    }
 
 
 def test_stock_gae_on_step_rows(queue, trainer):
