@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ LOOP_COLUMN = "agent_name"
 
 
 def listed(config: DictConfig, key: str) -> list[str]:
-    """The files of ``data.<key>``, which may be one name or a list; empty when it is not set."""
-    files = config.data.get(key) or []
-    return [str(file) for file in ([files] if isinstance(files, str) else files)]
+    """The files of ``data.<key>``, one name or a list, with what patterns stand for here; empty when it is not set."""
+    names = config.data.get(key) or []
+    files: list[str] = []
+    for name in map(str, [names] if isinstance(names, str) else names):
+        files += (sorted(glob(name, recursive=True)) if "://" not in name and has_magic(name) else None) or [name]
+    return files
 
 
 def local_parquet(config: DictConfig) -> list[str]:

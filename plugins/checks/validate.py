@@ -29,6 +29,8 @@ from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.paths import check_joining, check_paths
+from verl_turnkey.plugins.checks.ranges import check_ranges
+from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
@@ -78,10 +80,11 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     ours = estimator_of(config) is not None and (
         involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
     )
+    if not (ours or involved) and loss_of(config) is None:
+        return
+    check_ranges(config)
     if ours:
         _check_estimator(config, turnkey, use_critic, mode)
-    elif not involved and loss_of(config) is None:
-        return
     if warning := internals.unsupported_verl():
         warnings.warn(warning, stacklevel=2)
     ledger.verify(("config",))
@@ -102,6 +105,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_unread(config, loops)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_late(config, turnkey, loops, use_critic=use_critic)
+        check_resources(config, use_critic=use_critic)
     elif turnkey.log.trajectories:
         warnings.warn(
             f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "
