@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import words
-from verl_turnkey.envs.prompting.thoughts import after_thoughts
+from verl_turnkey.envs.thoughts import after_thoughts
 from verl_turnkey.envs.user_modules import load_function
 
 TOOL_CALL = "json"

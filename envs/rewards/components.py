@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from verl_turnkey.advantage.params import check, require_frozen
-from verl_turnkey.envs.prompting.thoughts import after_thoughts
+from verl_turnkey.envs.thoughts import after_thoughts
 
 
 class RewardError(RuntimeError):

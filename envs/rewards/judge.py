@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.prompting.thoughts import after_first_thoughts
 from verl_turnkey.envs.rewards.components import JudgeError
 from verl_turnkey.envs.rewards.endpoint import SHOWN, Endpoint, EndpointConfig, finite
+from verl_turnkey.envs.thoughts import after_first_thoughts
 
 Messages = Sequence[Mapping[str, Any]]
 

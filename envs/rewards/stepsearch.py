@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.prompting.thoughts import after_thoughts
 from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
 from verl_turnkey.envs.squad import normalize
+from verl_turnkey.envs.thoughts import after_thoughts
 
 _TERMS = re.compile(r"\b\w\w+\b")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

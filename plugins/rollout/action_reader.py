@@ -21,7 +21,7 @@ from verl_turnkey.envs.prompting.actions import (
     admit,
     load_parser,
 )
-from verl_turnkey.envs.prompting.thoughts import after_thoughts, opens_thoughts
+from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
 from verl_turnkey.plugins.config.schema import closest
 
 ACT: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_turnkey.envs.prompting.thoughts import (
+from verl_turnkey.envs.thoughts import (
     FAMILIES,
     after_first_thoughts,
     after_thoughts,
