@@ -23,6 +23,8 @@ FAMILIES = (
     Marks("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", alone=False),
     Marks("◁think▷", "◁/think▷"),
     Marks("<seed:think>", "</seed:think>"),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 _MARK = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in (family.begin, family.end)))
 
