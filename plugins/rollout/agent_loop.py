@@ -251,6 +251,7 @@ class EnvAgentLoop(AgentLoopBase):
             answer=answer.observation,
             invalid=None if valid else parsed.reason or "the environment refused the action",
             unparsed=not parsed.valid and parsed.kind == "format",
+            content=parsed.content,
             seconds=seconds,
             extra=extra,
             next_extra=next_extra,

@@ -313,7 +313,7 @@ MUTATIONS = [
     ),
     ("plugins/seeing/table_writer.py", "            if said not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
-    ("plugins/rollout/action_reader.py", "_called(calls[0], admissible)", "_called(calls[-1], admissible)"),
+    ("plugins/rollout/action_reader.py", "_called(calls[-1], admissible)", "_called(calls[0], admissible)"),
     ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
     (
         "plugins/config/schema.py",

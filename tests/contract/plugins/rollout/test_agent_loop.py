@@ -312,6 +312,39 @@ def test_thoughts_are_kept_on_demand(play):
     assert f"Action: {turns[0]}\n" in script.text(1)
 
 
+SEEN = """
+def seen(steps):
+    assert [step.content for step in steps] == ["", "what <action>", "<action>lose</action>"], steps
+    return [1.0] * len(steps)
+"""
+
+
+def test_thoughts_that_the_template_opens_are_no_action_no_past_action_and_no_answer(play, tokenizer, tmp_path):
+    (tmp_path / "judged.py").write_text(SEEN)
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = tokenizer.chat_template.replace(
+        "assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"
+    )
+    turns = [
+        "maybe <action>look</action>",
+        "or <action>look</action></think>what <action>",
+        "no</think><action>lose</action>",
+    ]
+    outputs, script = play(
+        turns,
+        awkward(),
+        "turnkey.rollout.action_format=tags",
+        f"turnkey.rewards=[{{name: '{tmp_path}/judged.py:seen'}}]",
+        tokenizer=thinking,
+    )
+    assert [s["action"] for s in steps(outputs)] == [None, None, "lose"]
+    assert outputs[0].extra_fields["reward_extra_info"]["unparsed_rate"] == pytest.approx(2 / 3)
+    assert script.text(0).endswith("assistant\n<think>\n")
+    assert "Action: (nothing)" in script.text(1)
+    assert "Action: what <action>" in script.text(2)
+    assert "maybe" not in script.text(1) + script.text(2)
+
+
 PAST = """
 def short(turns):
     if turns[-1].action == "boom":

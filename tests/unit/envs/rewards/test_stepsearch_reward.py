@@ -109,6 +109,9 @@ def test_the_released_code_pays_only_episodes_with_an_answer():
         (RewardStep("", "x", text="<answer>a</answer> or so"), False),
         (RewardStep("", "x", text="a"), False),
         (RewardStep("", "x", text="a", next_extra={"answer": "a"}), True),
+        (RewardStep("", "x", text="<think>b?</think><answer>a</answer>"), True),
+        (RewardStep("", "x", text="<think>Perhaps <answer>a</answer>"), False),
+        (RewardStep("", "x", text="Perhaps <answer>a</answer>", content=""), False),  # the prompt opened the thoughts
     ]
     for last, paid in answers:
         released = compose([{"name": "stepsearch", "scale": 1.6, "needs_answer": True}])
