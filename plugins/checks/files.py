@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from glob import glob, has_magic
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ LOOP_COLUMN = "agent_name"
 """the column in which a row names its agent loop"""
 
 
-def listed(config: DictConfig, key: str) -> list[str]:
-    """The files of ``data.<key>``, one name or a list, with what patterns stand for here; empty when it is not set."""
+def patterns(config: DictConfig, key: str) -> list[str]:
+    """``data.<key>``, which may be one name or a list; verl reads each as a pattern (``*``, ``?``, ``[abc]``)."""
     names = config.data.get(key) or []
-    files: list[str] = []
-    for name in map(str, [names] if isinstance(names, str) else names):
-        files += (sorted(glob(name, recursive=True)) if "://" not in name and has_magic(name) else None) or [name]
-    return files
+    return [str(name) for name in ([names] if isinstance(names, str) else names)]
+
+
+def listed(config: DictConfig, key: str) -> list[str]:
+    """The files of ``data.<key>``; a pattern that matches nothing here stays as it is. Empty when it is not set."""
+    return [file for pattern in patterns(config, key) for file in sorted(glob(pattern, recursive=True)) or [pattern]]
 
 
 def local_parquet(config: DictConfig) -> list[str]:

@@ -34,6 +34,7 @@ from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
+from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
 from verl_turnkey.plugins.config.cluster import joins_cluster
@@ -93,6 +94,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         from verl.trainer.ppo.utils import need_reference_policy
 
         _check_trainer(config, mode, use_critic)
+        check_unknown(config, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_counts(config)
         check_rollout(config, turnkey, mode, loops)
         check_joining(config)
