@@ -509,6 +509,21 @@ def test_images_go_verls_way(play, sees):
     assert [s["action"] for s in steps(outputs)] == ["look", "win"]
 
 
+@pytest.mark.parametrize("anchor", ["state_key", "observation"])
+def test_images_tell_states_apart(play, sees, monkeypatch, anchor):
+    """The same words, "a room", with a dark image at the start and a bright one from then on."""
+    monkeypatch.setattr(loop_worker, "keep_texts", True)
+    task = Task("contract/Awkward-v0", 3, {"images": 1, "same_words": True})
+    outputs, _ = play(["look", "look", "win"], task, f"turnkey.rollout.anchor={anchor}", **sees)
+    played = steps(outputs)
+    dark, bright, again = (step["anchor"] for step in played)
+    assert dark != bright == again
+    assert [step["extra"]["next_anchor"] for step in played] == [bright] * 3
+    assert {step["extra"]["text"] for step in played} == {"a room"}
+    images = [step["extra"]["images"] for step in played]
+    assert images[0] != images[1] == images[2]
+
+
 def test_text_goes_through_the_same_model(play, sees):
     outputs, script = play(["win"], awkward(), **sees)
     assert script.seen == [{}]
@@ -859,6 +874,7 @@ def test_records_carry_the_observation_when_the_method_compares_texts(play, comp
     outputs, _ = play(["look", "win"], awkward())
     found = [step["extra"].get("text") for step in steps(outputs)]
     assert found == (["a room 3", "a room"] if keep else [None, None])
+    assert ["images" in step["extra"] for step in steps(outputs)] == [keep, keep]
 
 
 @pytest.mark.parametrize(
