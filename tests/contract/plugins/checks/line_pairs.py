@@ -130,6 +130,11 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
         f"+turnkey=gigpo {POTENTIAL.format(1.0)}",
     ),
     (
+        f"+turnkey=base algorithm.adv_estimator=grpo {POTENTIAL.format(0.9)}",
+        "potential with gamma=0.9 | since grpo compares outcomes without a discount",
+        f"+turnkey=base algorithm.adv_estimator=grpo {POTENTIAL.format(1.0)}",
+    ),
+    (
         f"+turnkey=rebn turnkey.credit.gamma=0.95 {POTENTIAL.format(0.9)}",
         "turnkey.credit.gamma=0.95 | changes which policy is best",
         f"+turnkey=rebn turnkey.credit.gamma=0.9 {POTENTIAL.format(0.9)}",
