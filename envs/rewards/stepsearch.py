@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
-from verl_turnkey.envs.squad import normalize
+from verl_turnkey.envs.squad import f1, normalize
 from verl_turnkey.envs.thoughts import after_thoughts
 
 _TERMS = re.compile(r"\b\w\w+\b")
@@ -81,14 +81,8 @@ def round_rewards(gain: ArrayLike, redundancy: ArrayLike, scale: float = 0.6) ->
 
 
 def token_f1(text: str, golds: Sequence[str]) -> float:
-    """F1 of the words (as often as they occur) with the best of ``golds``, after :func:`normalize`."""
-    ours = Counter(normalize(text).split())
-    best = 0.0
-    for gold in golds:
-        theirs = Counter(normalize(gold).split())
-        common = sum((ours & theirs).values())
-        best = max(best, 2 * common / (ours.total() + theirs.total()) if common else 0.0)
-    return best
+    """F1 of the words (as often as they occur) with the best of ``golds``, see :mod:`verl_turnkey.envs.squad`."""
+    return max((f1(text, gold) for gold in golds), default=0.0)
 
 
 def key_score(queries: Sequence[str], gold_queries: Sequence[Sequence[str]]) -> float:
