@@ -66,7 +66,7 @@ class TextArenaText(TextEnv):
         max_steps: int | None = None,
     ) -> None:
         super().__init__(max_steps)
-        if why := NOT_HERE.get(game.partition("-")[0]):
+        if why := NOT_HERE.get(str(game).partition("-")[0]):
             raise UnknownEnvironmentError(f"{game!r} of TextArena cannot be trained on: {why}")
         if game not in GAMES:
             raise UnknownEnvironmentError(f"TextArena has no game {game!r}{did_you_mean(game, GAMES) or '.'}")
