@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,12 @@ from verl_turnkey.plugins.config.cluster import joins_cluster
 MODEL, RAY = "actor_rollout_ref.model", "ray_kwargs.ray_init"
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 """package of each rollout engine"""
+CLASSES: dict[str, tuple[str, ...]] = {
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": ("create", "generate_sequences"),
+    "trainer.checkpoint_callback_class": (),
+}
+"""the user's own, with the methods that verl calls"""
+ROUTER = "actor_rollout_ref.rollout.router_config_path"
 LIBRARIES = ("actor_rollout_ref.model.external_lib", "critic.model.external_lib")
 
 
@@ -37,9 +44,40 @@ def check_resources(config: DictConfig, *, use_critic: bool) -> None:
         for name in [names] if isinstance(names, str) else names or []:
             if find_spec(str(name).partition(".")[0]) is None:
                 absent(config, f"{key}={name}: there is no such module")
+    _check_classes(config)
     _check_adapter(config)
     if not joins_cluster(config):
         _check_ray(config)
+
+
+def _check_classes(config: DictConfig) -> None:
+    """Classes of the user's that verl imports once the models are loaded."""
+    for key, methods in CLASSES.items():
+        if not (name := OmegaConf.select(config, key)):
+            continue
+        module, _, wanted = str(name).rpartition(".")
+        try:
+            cls = getattr(importlib.import_module(module), wanted)
+        except (ImportError, AttributeError, ValueError) as error:
+            absent(config, f"{key}={name} cannot be imported: {error}")
+            continue
+        if lacking := [method for method in methods if not hasattr(cls, method)]:
+            raise ConfigError(f"{key}={name} has no method {lacking[0]}, which verl calls")
+    router = OmegaConf.select(config, ROUTER)
+    if router and not Path(str(router)).expanduser().is_file():
+        absent(config, f"{ROUTER}={router}: there is no such file")
+    data = config.data.get("custom_cls") or {}
+    if (path := data.get("path")) and "://" not in path and Path(path).is_file():
+        from verl.utils.import_utils import load_extern_object
+
+        try:
+            load_extern_object(path, data.get("name"))
+        except Exception as error:  # of the user's code
+            absent(
+                config,
+                f"data.custom_cls.path={path}, name={data.get('name')}: it cannot be loaded ({type(error).__name__}: "
+                f"{error})",
+            )
 
 
 def _check_ray(config: DictConfig) -> None:

@@ -68,6 +68,31 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
         f"+turnkey=gigpo {LORA} 'actor_rollout_ref.model.target_modules=[q_proj,v_proj]'",
     ),
     (
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=my_manager.Manager",
+        "agent_loop_manager_class=my_manager.Manager cannot be imported",
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=verl.experimental.agent_loop.AgentLoopManager",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=pathlib.Path",
+        "agent_loop_manager_class=pathlib.Path has no method create",
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=null",
+    ),
+    (
+        "+turnkey=gigpo +trainer.checkpoint_callback_class=no.such.Callback",
+        "checkpoint_callback_class=no.such.Callback cannot be imported",
+        "+turnkey=gigpo +trainer.checkpoint_callback_class=pathlib.Path",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/no_router.yaml",
+        "router_config_path | no such file",
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/loops.yaml",
+    ),
+    (
+        "+turnkey=gigpo data.custom_cls.path={tmp}/reward.py data.custom_cls.name=Nothing",
+        "data.custom_cls.path | name=Nothing | cannot be loaded",
+        "+turnkey=gigpo data.custom_cls.path={tmp}/reward.py data.custom_cls.name=compute_score",
+    ),
+    (
         "+turnkey=gigpo actor_rollout_ref.model.external_lib=no_such_lib",
         "external_lib=no_such_lib | no such module",
         "+turnkey=gigpo actor_rollout_ref.model.external_lib=json",
