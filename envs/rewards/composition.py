@@ -17,7 +17,7 @@ from verl_turnkey.envs.rewards.group import Seat
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label", "column")
-LOOPS_OWN = ("next_anchor", "text")  # columns that the agent loop writes itself
+LOOPS_OWN = ("images", "next_anchor", "text")  # columns that the agent loop writes itself
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,9 @@ def _part(entry: Any, where: str) -> _Part:
         raise ConfigError(f"{where}.weight: expected a finite number, got {weight!r}")
     column = entry.get("column")
     if column is not None and (not isinstance(column, str) or not column.isidentifier() or column in LOOPS_OWN):
+        taken = f"{', '.join(LOOPS_OWN[:-1])} and {LOOPS_OWN[-1]}"
         raise ConfigError(
-            f"{where}.column: expected the name of a column such as turn_score, other than {' and '.join(LOOPS_OWN)}, "
+            f"{where}.column: expected the name of a column such as turn_score, other than {taken}, "
             f"got {column!r}{_without_extra(column)}"
         )
     if ":" in name:

@@ -67,6 +67,11 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
         raise ConfigError(f"{key}={file}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
     if "://" in file:
         return False
+    if file.startswith("~"):
+        raise ConfigError(
+            f"{key}={file}: there is no such file, since verl does not expand the ~: write {path}, or $HOME without "
+            "single quotes"
+        )
     if not path.is_file():
         absent(config, f"{key}={file}: there is no such file; `turnkey tasks` writes them")
         return False

@@ -24,7 +24,7 @@ def patterns(config: DictConfig, key: str) -> list[str]:
 
 def listed(config: DictConfig, key: str) -> list[str]:
     """The files of ``data.<key>``; a pattern that matches nothing here stays as it is. Empty when it is not set."""
-    return [file for pattern in patterns(config, key) for file in sorted(glob(pattern)) or [pattern]]
+    return [file for pattern in patterns(config, key) for file in sorted(glob(pattern, recursive=True)) or [pattern]]
 
 
 def local_parquet(config: DictConfig) -> list[str]:

@@ -88,7 +88,7 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
             yield "trained", _kept(turnkey.groups)
         yield "update", _update(config, turnkey)
         yield "weighs", _weighs(config, turnkey)
-    yield "paid", _paid(loops, turnkey)
+    yield "paid", _paid(loops, turnkey, estimator_of(config) is not None)
     if OURS in loops and (given := [entry for entry in turnkey.rewards if entry.get("column")]):
         yield "columns", ", ".join(f"{entry['column']}: {_weighted(entry)}" for entry in given)
     for text in _ignored(config, turnkey, loops, mode):
@@ -242,12 +242,13 @@ def _weighs(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     return mean
 
 
-def _paid(loops: Collection[str], turnkey: TurnkeyConfig) -> str:
+def _paid(loops: Collection[str], turnkey: TurnkeyConfig, penalises: bool) -> str:
+    """``penalises``: the estimator is one of ours, since verl's never see the penalty."""
     carried = "what the rows carry: records of the loop, or verl's reward per token"
     if OURS not in loops:
         return carried
     parts = [_weighted(entry) for entry in turnkey.rewards if not entry.get("column")]
-    penalty = turnkey.rollout.invalid_action_penalty
+    penalty = turnkey.rollout.invalid_action_penalty if penalises else 0.0
     ours = " + ".join(parts) + (f", minus {penalty} for a turn without a valid action" if penalty else "")
     return ours if {*loops} == {OURS} else f"{OURS}: {ours}; the other rows: {carried}"
 

@@ -20,6 +20,7 @@ from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from launch_lines import BASE, REFUSED, STARTS, WARNED, write_files
+from line_pairs import REFUSED_OR_NOT, WARNED_OR_NOT
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.config import command_line
@@ -144,6 +145,24 @@ def test_starts_with_a_warning(driver: Driver, line, words):
     said = " ".join(driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}").split())
     for word in words.split(" | "):
         assert word in said
+
+
+@pytest.mark.parametrize(("line", "words", "fine"), REFUSED_OR_NOT, ids=[line for line, *_ in REFUSED_OR_NOT])
+def test_refused_and_its_neighbour_is_not(driver: Driver, line, words, fine):
+    with pytest.raises(Exception) as error:  # noqa: PT011 - the words tell what was meant
+        driver(line)
+    message = " ".join(str(error.value).split())
+    for word in words.split(" | "):
+        assert word in message
+    driver(fine)
+
+
+@pytest.mark.parametrize(("line", "words", "fine"), WARNED_OR_NOT, ids=[line for line, *_ in WARNED_OR_NOT])
+def test_warned_about_and_its_neighbour_is_not(driver: Driver, line, words, fine):
+    messages, quiet = (" ".join(driver(text).split()) for text in (line, fine))
+    for word in words.split(" | "):
+        assert word in messages
+    assert words.split(" | ")[-1] not in quiet
 
 
 @pytest.mark.parametrize(("line", "words"), QUIET, ids=[line for line, _ in QUIET])
