@@ -1,4 +1,8 @@
-"""Turn the columns users pass in, sequences or arrays of anything, into numpy arrays, or say which row is wrong."""
+"""Turn the columns users pass in, sequences or arrays of anything, into numpy arrays, or say which row is wrong.
+
+A missing entry is None, or the NA or NaT of pandas. A missing anchor, action or text never matches; a missing number of
+an extra column is nan; anywhere else a missing entry is refused, as is nan where it is no number that may be missing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ def canonical(value: Any) -> Any:
         return value
     if isinstance(value, float):
         if value != value:
-            raise ValueError("nan equals nothing, itself included; use None for a state that never matches")
+            raise ValueError(
+                "nan equals nothing, itself included; use None for a state that never matches (of pandas: "
+                "column.astype(object).where(column.notna(), None))"
+            )
         return value
     if hasattr(value, "tolist") and type(plain := value.tolist()) is not type(value):  # arrays, tensors, numpy scalars
         return canonical(plain)
@@ -55,8 +62,11 @@ def common_length(columns: Mapping[str, Any]) -> int:
 
 
 def plain(column: Any) -> Sequence[Any]:
-    """The entries of a column as Python values, where an array or tensor can give them."""
-    return column.tolist() if hasattr(column, "tolist") else column
+    """The entries of a column as Python values, where an array or tensor can give them; missing ones are None."""
+    values = column.tolist() if hasattr(column, "tolist") else column
+    if any(t.__name__ in ("NAType", "NaTType") for t in set(map(type, values))):  # without an import of pandas
+        return [None if type(value).__name__ in ("NAType", "NaTType") else value for value in values]
+    return values
 
 
 def encode(name: str, column: Any, none_allowed: bool) -> tuple[Ints, list[Any]]:
@@ -99,10 +109,11 @@ def values(name: str, column: Any, place: Place) -> Floats:
 
 
 def ints(name: str, column: Any, place: Place) -> Ints:
-    """A column of integers >= 0 as int64 (S,); floats that are whole numbers are taken too."""
-    array = _numbers(name, column, place, "an integer >= 0")
-    bad = ~np.isfinite(array) | (array != np.floor(array)) | (array < 0)
-    _refuse(name, column, place, "an integer >= 0", bad)
+    """A column of integers from 0 to 2^63 - 1 as int64 (S,); floats that are whole numbers are taken too."""
+    wanted = "an integer >= 0"
+    array = _numbers(name, column, place, wanted)
+    _refuse(name, column, place, "an integer below 2^63", np.isfinite(array) & (array >= 2.0**63))
+    _refuse(name, column, place, wanted, ~np.isfinite(array) | (array != np.floor(array)) | (array < 0))
     return array.astype(np.int64, copy=False)
 
 
@@ -111,7 +122,7 @@ def bools(name: str, column: Any, place: Place) -> Bools:
     array = _array(column)
     if array.dtype.kind not in "biuf" or array.ndim != 1 or not np.isin(array, (0, 1)).all():
         for row, entry in enumerate(plain(column)):
-            if entry not in (True, False):
+            if not isinstance(entry, int | float | np.number | np.bool_) or entry not in (True, False):
                 raise ValueError(f"{name}: {place(row)}: expected true or false, got {entry!r}")
     return array.astype(bool)
 

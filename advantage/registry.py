@@ -67,7 +67,8 @@ class EstimatorSpec:
     ``stateful`` one remembers something from batch to batch: ``fn(batch, params, state)`` gets the ``Credit.state`` of
     the batch before, empty at the start. ``before``: columns ``extra.<name>`` that describe the state before the step:
     ``turnkey_env`` takes them from what the environment said of that state, all others from its answer to the step.
-    ``bounded_outcomes``: it refuses outcomes out of bounds, which verl's KL penalty in the reward would move there.
+    ``bounded_outcomes``: it refuses outcomes out of bounds or gives them no credit, and verl's KL penalty in the reward
+    would move them there.
     Params whose values decide on further columns have a property ``also_needs``; on whether a stateful one remembers
     anything, ``remembers``.
     """

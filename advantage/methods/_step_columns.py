@@ -7,29 +7,40 @@ from typing import Any
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.columns import encode
+from verl_turnkey.advantage.columns import Bools, encode
 from verl_turnkey.advantage.group_ops import Floats, Ints
 from verl_turnkey.advantage.params import ConfigError
 
 
 def step_column(
-    batch: StepBatch, method: str, name: str, low: float = -np.inf, high: float = np.inf, *, gaps: bool = False
+    batch: StepBatch,
+    method: str,
+    name: str,
+    low: float = -np.inf,
+    high: float = np.inf,
+    *,
+    gaps: bool = False,
+    rows: Ints | None = None,
 ) -> Floats:
     """``extra[name]``, one finite number from ``low`` to ``high`` per step -> (S,); with ``gaps`` also nan, for none.
+
+    ``rows`` (R,): of these steps alone -> (R,); what stands in others does not matter.
 
     Raises:
         ConfigError: names the method, the column, the row and what stands there.
     """
     column = batch.extra[name]
+    rows = np.arange(len(batch)) if rows is None else rows
+    column = column[rows]
     numbers = column if column.dtype != object else np.array([_number(value) for value in column], np.float64)
     good = np.isfinite(numbers) & (low <= numbers) & (numbers <= high)
     bad = np.flatnonzero(~(good | np.isnan(numbers) if gaps else good))
     if len(bad):
-        row = int(bad[0])
+        at, row = int(bad[0]), int(rows[bad[0]])
         bounds = "" if low == -np.inf and high == np.inf else f" from {low:g} to {high:g}"
         bounds = f" >= {low:g}" if low > -np.inf and high == np.inf else bounds
         bounds = f" <= {high:g}" if low == -np.inf and high < np.inf else bounds
-        got = column[row] if column.dtype == object else float(column[row])
+        got = column[at] if column.dtype == object else float(column[at])
         raise ConfigError(
             f"{method}: extra.{name}: expected a finite number{bounds} on every step, got {got!r} in row {row}, "
             f"trajectory {batch.ids['trajectory'][batch.trajectory[row]]!r}, step {batch.step[row]}"
@@ -44,6 +55,32 @@ def key_column(batch: StepBatch, name: str) -> tuple[Ints, list[Any]]:
     """
     keys = [None if isinstance(key, float) and key != key else key for key in batch.extra[name].tolist()]
     return encode(f"extra.{name}", keys, none_allowed=True)
+
+
+def filled(batch: StepBatch, name: str) -> Bools:
+    """Which steps have an entry of their own in ``extra[name]`` (S,): neither None nor nan, nor a 0 that fills a gap.
+
+    A turn that never reached the environment has 0 where others have a number, so the 0 of an invalid step is none.
+    """
+    column = batch.extra[name]
+    if column.dtype != object:
+        return ~np.isnan(column) & (batch.valid | (column != 0))
+
+    def fills(value: Any, valid: bool) -> bool:
+        if isinstance(value, int | float):
+            return value == value and (valid or value != 0)
+        return value is not None
+
+    return np.fromiter(map(fills, column, batch.valid), dtype=bool, count=len(column))
+
+
+def first_filled(batch: StepBatch, name: str) -> Ints:
+    """The row of each trajectory's earliest step that is :func:`filled`, for a column of one value per trajectory.
+
+    Trajectories without such a step are left out.
+    """
+    rows = batch.runs.order[filled(batch, name)[batch.runs.order]]
+    return rows[np.unique(batch.trajectory[rows], return_index=True)[1]]
 
 
 def _number(value: object) -> float:

@@ -27,6 +27,7 @@ class MaxrlParams:
 @register_estimator(
     "maxrl",
     params=MaxrlParams,
+    bounded_outcomes=True,
     paper="MaxRL, arXiv:2602.02710",
     summary="divides each outcome's distance from the group's mean by that mean: rare successes weigh more",
 )

@@ -24,14 +24,14 @@ class ProgressParams:
     prover: Literal["given", "best_of_k"] = "given"
     """whose values tell progress: those of extra.prover_value (or turn_value itself), or best of k of turn_value"""
     k: int = 4  # tries of the best-of-k prover
-    segments: bool = False
+    segments: bool | Literal["auto"] = "auto"
     """every step from one measured state to the next gets what all of them add (SPO's chain); extra.value_rollouts says
-    which states were measured"""
+    which states were measured; auto: where the rollout gives that column"""
     whiten: Whiten = "none"  # normalize advantages over the turns of the batch, as VinePPO and SPO do, or not
 
     @property
     def also_needs(self) -> tuple[str, ...]:
-        return ("extra.value_rollouts",) if self.segments else ()
+        return ("extra.value_rollouts",) if self.segments is True else ()
 
     def __post_init__(self) -> None:
         check(0 <= self.alpha < np.inf, "alpha", "a finite number >= 0", self.alpha)
@@ -61,8 +61,11 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     advantage. The estimates are the baseline: a group of equal outcomes is not 0 where they were wrong.
     ``whiten="turns"``: mean 0 and sample deviation 1 over the turns of the batch. ``Credit.returns`` is None.
 
-    ``segments=True``: A_pi(t) and A_mu(t) are their sums over the steps of t's segment. One begins with each episode,
-    and with each step before which the value was measured (``extra.value_rollouts`` above 0).
+    ``segments``: A_pi(t) and A_mu(t) are their sums over the steps of t's segment. One begins with each episode, and
+    with each step before which the value was measured (``extra.value_rollouts`` above 0). With ``auto`` this holds
+    wherever a strategy measures values: it changes nothing where every state was measured, and where states were left
+    out (``vine`` with ``every``, a budget, failed branches; ``spo_chain``) the values between are no estimates, and
+    steps before them would get exactly 0.
 
     Source: PAV (arXiv:2410.08146), whose step reward is Q_pi + alpha A_mu with A_mu(t) the change of the prover's
     probability of success and the outcome as its last value: the same here with an outcome reward of 0 or 1. It
@@ -77,7 +80,7 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
         prover = best_of_k(value, params.k)
     own = batch.reward + next_values(value, batch.runs, 0.0) - value
     gain = batch.reward + next_values(prover, batch.runs, 0.0) - prover
-    if params.segments:
+    if params.segments is True or (params.segments == "auto" and "extra.value_rollouts" in batch.given):
         measured = step_column(batch, "progress", "value_rollouts", 0.0) > 0
         own, gain = (over_segments(each, measured, batch.runs) for each in (own, gain))
     mean, std = moments(own + params.alpha * gain, batch, params.whiten)

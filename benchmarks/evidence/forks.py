@@ -98,7 +98,7 @@ class Forks:
         allowance = self._allowances.setdefault(path.group, Allowance(self._more))
         turns = None if fork.turns is None else len(path.steps) + fork.turns
         found: list[P] = []
-        while len(found) < fork.branches and (not fork.trained or allowance.take()):
+        for _ in range(allowance.take(fork.branches) if fork.trained else fork.branches):
             branch = self._branches[path.rollout] = self._branches.get(path.rollout, 0) + fork.trained
             found.append(path.fork(branch if fork.trained else path.branch, fork.trained, turns))
             found[-1].depth += fork.trained

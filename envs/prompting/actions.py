@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import words
+from verl_turnkey.envs.thoughts import after_thoughts
 from verl_turnkey.envs.user_modules import load_function
 
 TOOL_CALL = "json"
@@ -32,6 +33,8 @@ class ParsedAction:
     reason: str | None = None
     kind: Literal["format", "admissible"] = "format"
     """of the reason: there is no action in the text, or one that is not admissible now"""
+    content: str | None = field(default=None, repr=False, compare=False)
+    """what the turn says after its thoughts, empty if it ends before they do; None: nobody cut them off"""
 
     def __post_init__(self) -> None:
         if (self.action is None) == (self.reason is None):
@@ -44,17 +47,19 @@ class ParsedAction:
         return self.action is not None
 
 
+UNFINISHED = ParsedAction(None, "no action: the turn ends before its thoughts do", content="")
+
 Parser = Callable[[str, "Sequence[str] | None"], ParsedAction]
 """From the decoded turn and the admissible actions, if they are known, to the action. Never raises."""
 
 
 def parse_action(text: str, fmt: str, admissible: Sequence[str] | None) -> ParsedAction:
-    """Find the action in a model's turn. Never raises because of ``text``.
+    """Find the action in what a model's turn says after its thoughts. Never raises because of ``text``.
 
     Args:
         text: the decoded turn.
-        fmt: ``plain`` (the first line after the thoughts), ``tags`` (the last ``<action>...</action>``), ``boxed``
-            (the last ``\\boxed{...}``, braces balanced), or a function of your own as ``module:function``.
+        fmt: ``plain`` (the first line), ``tags`` (the last ``<action>...</action>``), ``boxed`` (the last
+            ``\\boxed{...}``, braces balanced), or a function of your own as ``module:function``.
         admissible: when given, the action must be one of these; case and white space do not matter.
     """
     return load_parser(fmt)(text, admissible)
@@ -65,7 +70,7 @@ def load_parser(fmt: str) -> Parser:
 
     A function of your own takes the text and the admissible actions, and returns the action as text, which is then
     looked up among the admissible ones, or None when there is none in the text, or a :class:`ParsedAction`, which is
-    final. What it raises is the reason of an invalid action.
+    final. What it raises is the reason of an invalid action. It gets the whole turn, thoughts included.
 
     Raises:
         ValueError: no such format.
@@ -73,7 +78,12 @@ def load_parser(fmt: str) -> Parser:
     """
     if fmt in FORMATS:
         find = FORMATS[fmt]
-        return lambda text, admissible: admit(find(text), admissible, fmt)
+
+        def parse(text: str, admissible: Sequence[str] | None) -> ParsedAction:
+            content = after_thoughts(text)
+            return UNFINISHED if content is None else replace(admit(find(content), admissible, fmt), content=content)
+
+        return parse
     if ":" in fmt:
         function = load_function(fmt, KEY)
         return lambda text, admissible: _ask(function, fmt, text, admissible)
@@ -112,10 +122,7 @@ def _ask(function: Callable[..., Any], fmt: str, text: str, admissible: Sequence
 
 
 def _plain(text: str) -> str | None:
-    _, closed, said = text.rpartition("</think>")
-    if not closed and said.lstrip().startswith("<think>"):
-        return None  # cut off while thinking
-    return said.strip().partition("\n")[0]
+    return text.strip().partition("\n")[0]
 
 
 def _tags(text: str) -> str | None:

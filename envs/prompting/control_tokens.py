@@ -5,23 +5,33 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from verl_turnkey.envs.thoughts import FAMILIES
+
 
 class ControlTokens:
     """Makes the control tokens in a text of the environment plain text.
 
     A chat template writes control tokens and texts into one string, so a page that holds ``<|im_end|>`` would otherwise
-    end its own message.
+    end its own message. Control tokens are the tokenizer's special tokens, and of its other added tokens those that
+    mark thoughts or stand in the chat template (``<think>``, ``<tool_call>``).
     """
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        found = {
-            str(token) for token in added if token.special or re.match(r"[<\[{].*[|｜]|[|｜].*[>\]}]$", str(token))
+        # Not all of them: the added tokens of some models include tags of HTML.
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        marks = {mark for family in FAMILIES for mark in (family.begin, family.end)}
+        tokens = {
+            str(token)
+            for token in added
+            if token.special
+            or re.match(r"[<\[{].*[|｜]|[|｜].*[>\]}]$", str(token))
+            or (re.match(r"[<\[{◁].*[>\]}▷]$", str(token)) and (str(token) in marks or str(token) in template))
         }
-        found |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
-        found = {token for token in found if len(token) > 1 and token.strip()}
-        self._pattern = re.compile("|".join(re.escape(token) for token in sorted(found, key=len, reverse=True)))
-        self._any = bool(found)
+        tokens |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
+        tokens = {token for token in tokens if len(token) > 1 and token.strip()}
+        self._pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
+        self._any = bool(tokens)
 
     def plain(self, text: str) -> str:
         """``text`` with a space after the first character of each control token in it."""

@@ -88,7 +88,7 @@ def _entries(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[tuple[str, 
             yield "trained", _kept(turnkey.groups)
         yield "update", _update(config, turnkey)
         yield "weighs", _weighs(config, turnkey)
-    yield "paid", _paid(loops, turnkey)
+    yield "paid", _paid(loops, turnkey, estimator_of(config) is not None)
     if OURS in loops and (given := [entry for entry in turnkey.rewards if entry.get("column")]):
         yield "columns", ", ".join(f"{entry['column']}: {_weighted(entry)}" for entry in given)
     for text in _ignored(config, turnkey, loops, mode):
@@ -188,9 +188,9 @@ def _steps(config: DictConfig) -> str:
 def _episodes(config: DictConfig, groups: GroupsConfig) -> str:
     tasks, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     if groups.allocation == "even":
-        return f"{tasks} tasks x {n} = {tasks * n} episodes"
+        return f"{counted(tasks, 'task')} x {n} = {counted(tasks * n, 'episode')}"
     low, high = groups.bounds(n)
-    return f"{tasks} tasks x {low} to {high}, by {groups.allocation}, = {tasks * n} episodes"
+    return f"{counted(tasks, 'task')} x {low} to {high}, by {groups.allocation}, = {tasks * n} episodes"
 
 
 def _rows(loops: Collection[str], turnkey: TurnkeyConfig, episodes: int) -> str:
@@ -204,17 +204,24 @@ def _kept(groups: GroupsConfig) -> str:
     return f"{groups.keep:.0%} of {of}, from the groups down whose rewards differ most (turnkey.groups.keep)"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def _update(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     actor = config.actor_rollout_ref.actor
     if turnkey.update.order == "reverse_turns":
-        return f"one optimizer step per turn, the last first, x {actor.ppo_epochs} epochs"
+        return f"one optimizer step per turn, the last first, x {counted(actor.ppo_epochs, 'epoch')}"
     number = turnkey.update.mini_batches
     if number is None:
         groups = config.data.train_batch_size / updates_of_a_step(config)
         groups = max(1, turnkey.groups.kept(groups)) if turnkey.groups.keep_by == "groups" else groups
         number = math.ceil(groups / actor.ppo_mini_batch_size)
     most = "" if turnkey.groups.keep_by == "groups" else "at most "
-    batches = f"{most}{number} mini-batches x {actor.ppo_epochs} epochs = {number * actor.ppo_epochs} optimizer steps"
+    epochs = actor.ppo_epochs
+    batches = f"{most}{counted(number, 'mini-batch', 'mini-batches')} x {counted(epochs, 'epoch')} = "
+    batches += counted(number * epochs, "optimizer step")
     return f"{batches} per {'batch' if updates_of_a_step(config) == 1 else 'update of a step'}"
 
 
@@ -235,12 +242,13 @@ def _weighs(config: DictConfig, turnkey: TurnkeyConfig) -> str:
     return mean
 
 
-def _paid(loops: Collection[str], turnkey: TurnkeyConfig) -> str:
+def _paid(loops: Collection[str], turnkey: TurnkeyConfig, penalises: bool) -> str:
+    """``penalises``: the estimator is one of ours, since verl's never see the penalty."""
     carried = "what the rows carry: records of the loop, or verl's reward per token"
     if OURS not in loops:
         return carried
     parts = [_weighted(entry) for entry in turnkey.rewards if not entry.get("column")]
-    penalty = turnkey.rollout.invalid_action_penalty
+    penalty = turnkey.rollout.invalid_action_penalty if penalises else 0.0
     ours = " + ".join(parts) + (f", minus {penalty} for a turn without a valid action" if penalty else "")
     return ours if {*loops} == {OURS} else f"{OURS}: {ours}; the other rows: {carried}"
 

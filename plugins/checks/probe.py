@@ -239,12 +239,14 @@ def _measure(
         check_tool_template(tokenizer, **kwargs)
         tools = [ACT]
     processors = ("preprocessor_config.json", "processor_config.json")  # with images: the workers look, which have one
-    if turnkey.rollout.prompt == "conversation" and not any((path / name).is_file() for name in processors):
+    if not any((path / name).is_file() for name in processors):
         from verl_turnkey.plugins.rollout.turn_tail import learn
         from verl_turnkey.plugins.verl_api.builders import builder_of
 
         model_type = json.loads((path / "config.json").read_text()).get("model_type")
-        learn(builder_of(config, tokenizer, None, model_type), tokenizer, tools, turnkey.rollout.observation_role)
+        builder = builder_of(config, tokenizer, None, model_type)
+        if turnkey.rollout.prompt == "conversation":
+            learn(builder, tokenizer, tools, turnkey.rollout.observation_role)
 
     def encode(past: PromptHistory) -> list[int]:
         messages = build_messages(

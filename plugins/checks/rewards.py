@@ -46,7 +46,7 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
                 f"{column} is about the state before the step: give it with a component of your own, which sees that "
                 "state, or in the environment's info['extra']"
             )
-    penalty = turnkey.rollout.invalid_action_penalty
+    penalty = 0.0 if spec is None else turnkey.rollout.invalid_action_penalty  # verl's estimators never see it
     for i, entry in enumerate(turnkey.rewards):
         pays = entry.get("column") is None and entry.get("weight")  # a column is no part of the reward
         if entry["name"] == "invalid" and pays and penalty:

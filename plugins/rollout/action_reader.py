@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL, ParsedAction, admit, load_parser
+from verl_turnkey.envs.prompting.actions import (
+    FORMATS,
+    INSTRUCTIONS,
+    TOOL_CALL,
+    UNFINISHED,
+    ParsedAction,
+    admit,
+    load_parser,
+)
+from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
 from verl_turnkey.plugins.config.schema import closest
 
 ACT: dict[str, Any] = {
@@ -28,25 +39,53 @@ ACT: dict[str, Any] = {
 """the one tool of the format ``json``, as the chat template gets it"""
 
 
+OPENING = 16
+"""as many of a prompt's last tokens hold what opens the thoughts"""
+HEADER = r"(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"
+"""of an answer in the harmony format, whose control tokens do not part it from the answer"""
+
+
+def _answer(tokenizer: Any, ids: list[int], prompt: Sequence[int], header: str = "") -> list[int] | None:
+    """The ids of a turn after its thoughts, all of them where it has none; None if it ends before they do.
+
+    ``header``: an expression for what is left out of the answer, too.
+    """
+    opened = opens_thoughts(tokenizer.decode(prompt[-OPENING:], skip_special_tokens=False))
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    answer = after_thoughts(text, opened)
+    if answer is None:
+        return None
+    answer = re.sub(header, "", answer) if header else answer
+    return ids if answer == text else tokenizer.encode(answer, add_special_tokens=False)
+
+
 class TextReader:
-    """Reads the formats that are text."""
+    """Reads the formats that are text. A parser of the user's own gets the whole turn, thoughts included."""
 
     tools: list[dict[str, Any]] | None = None
     """the tools that the chat template shows; None: none"""
     stop_token_ids: Sequence[int] = ()
     """ids that end a turn, besides those of the configuration"""
 
-    def __init__(self, fmt: str) -> None:
+    def __init__(self, fmt: str, tokenizer: Any) -> None:
         self._parse = load_parser(fmt)
+        self._whole = fmt not in FORMATS
+        self._tokenizer = tokenizer
         self.instruction = INSTRUCTIONS.get(fmt, "")
 
-    async def read(self, ids: list[int], text: str, admissible: Sequence[str] | None) -> ParsedAction:
-        """The action in a turn, given as token ids and as decoded text."""
-        return self._parse(text, admissible)
+    async def read(
+        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
+    ) -> ParsedAction:
+        """The action in a turn, given as token ids and as decoded text, which answers the ids of ``prompt``."""
+        answer = _answer(self._tokenizer, ids, prompt, HEADER)
+        if answer is None and not self._whole:
+            return UNFINISHED
+        content = text if answer is ids else self._tokenizer.decode(answer or [], skip_special_tokens=True)
+        return replace(self._parse(text if self._whole else content, admissible), content=content)
 
 
 class ToolCallReader:
-    """Reads the first tool call of a turn, which must call ``act``; the rest of the turn is ignored.
+    """Reads the last tool call after the thoughts, which must call ``act``; the rest of the turn is ignored.
 
     Args:
         parser: one of verl's (``actor_rollout_ref.rollout.multi_turn.format``).
@@ -57,16 +96,27 @@ class ToolCallReader:
     def __init__(self, parser: str, tokenizer: Any) -> None:
         check_tool_parser(parser)
         self._parser = ToolParser.get_tool_parser(parser, tokenizer)
+        self._tokenizer = tokenizer
         self.tools = [ACT]
         self._schemas = [OpenAIFunctionToolSchema(**ACT)]
         self.stop_token_ids = self._parser.stop_token_ids
 
-    async def read(self, ids: list[int], text: str, admissible: Sequence[str] | None) -> ParsedAction:
+    async def read(
+        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
+    ) -> ParsedAction:
+        """As :meth:`TextReader.read`."""
+        answer = _answer(self._tokenizer, ids, prompt)
+        if answer is None:
+            return UNFINISHED
+        content = text if answer is ids else self._tokenizer.decode(answer, skip_special_tokens=True)
+        return replace(await self._call(answer, admissible), content=content)
+
+    async def _call(self, ids: list[int], admissible: Sequence[str] | None) -> ParsedAction:
         try:
             _, calls = await self._parser.extract_tool_calls(ids, self._schemas)
         except Exception as error:  # verl's parsers may raise anything on what the model wrote
             return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
-        return _called(calls[0], admissible) if calls else ParsedAction(None, "no tool call")
+        return _called(calls[-1], admissible) if calls else ParsedAction(None, "no tool call")
 
 
 def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedAction:
@@ -86,7 +136,7 @@ def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedActio
 
 def action_reader(fmt: str, tool_parser: str, tokenizer: Any) -> TextReader | ToolCallReader:
     """The reader of ``turnkey.rollout.action_format``."""
-    return ToolCallReader(tool_parser, tokenizer) if fmt == TOOL_CALL else TextReader(fmt)
+    return ToolCallReader(tool_parser, tokenizer) if fmt == TOOL_CALL else TextReader(fmt, tokenizer)
 
 
 def check_tool_parser(name: str) -> None:

@@ -185,7 +185,7 @@ class EnvAgentLoop(AgentLoopBase):
             if forks is not None:
                 await forks.written(path, turn)
             seen, path.prompt = path.seen, None
-            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"])
+            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids)
             started = perf_counter()
             # Without an action the environment is not called, and its state stays.
             answer = (
@@ -251,6 +251,7 @@ class EnvAgentLoop(AgentLoopBase):
             answer=answer.observation,
             invalid=None if valid else parsed.reason or "the environment refused the action",
             unparsed=not parsed.valid and parsed.kind == "format",
+            content=parsed.content,
             seconds=seconds,
             extra=extra,
             next_extra=next_extra,

@@ -88,18 +88,21 @@ class Branching:
         return None if t == path.begins else Place(t, path.episode.branch, path.depth, path.episode.steps)
 
     async def _begin_asking(self, path: Path, ask: Ask) -> None:
-        most, asked = Cost(tokens=ask.tokens), 0
-        while asked < ask.times and await self._budget.reserve(most, measured=True):
+        most = Cost(tokens=ask.tokens)
+        number = await self._budget.reserve(most, ask.times)
+        for _ in range(number):
+            await self._budget.begin()
             branch = path.fork(path.episode.branch, trained=False, turns=path.turns, most=most)
             self._playing.append(asyncio.create_task(self._play(branch, lambda b: self._ask(b, ask))))
-            asked += 1
-        self._said["forks"] += asked > 0
+        self._said["forks"] += number > 0
 
     async def _begin_branches(self, path: Path, fork: Fork, t: int) -> None:
         turns = path.turns if fork.turns is None else min(path.turns, t + fork.turns)
         most = Cost((turns - t) * path.sampling["max_tokens"], turns - t)
         depth, clones = path.depth + fork.trained, []
-        while len(clones) < fork.branches and await self._reserve(most, fork.trained):
+        for _ in range(await self._reserve(most, fork)):
+            if not fork.trained:
+                await self._budget.begin()
             self._branches += fork.trained
             branch = path.fork(self._branches if fork.trained else path.episode.branch, fork.trained, turns, most)
             branch.depth = depth
@@ -115,14 +118,13 @@ class Branching:
             self._said["forks"] += 1
             await asyncio.wait(clones)  # the state must not change before
 
-    async def _reserve(self, most: Cost, trained: bool) -> bool:
-        """Whether one more branch may begin; what it may cost is set aside then."""
-        if trained and not self._allowance.take():
-            return False
-        if await self._budget.reserve(most, measured=not trained):
-            return True
-        self._allowance.give_back(trained)
-        return False
+    async def _reserve(self, most: Cost, fork: Fork) -> int:
+        """How many branches of ``fork`` may begin; what they may cost is set aside then."""
+        allowed = self._allowance.take(fork.branches) if fork.trained else fork.branches
+        number = await self._budget.reserve(most, allowed)
+        if fork.trained:
+            self._allowance.give_back(allowed - number)
+        return number
 
     async def chosen(self, path: Path) -> None:
         """Let the candidate that is chosen for the turn that ``path`` has just taken go on; the others end there.

@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.thoughts import FAMILIES
 from verl_turnkey.plugins.verl_api import builders
 
 ASKED: dict[str, Any] = {"role": "user", "content": "q"}
 """Stands for all messages before the model's last turn: no builder needs them to append what comes after it."""
 NEXT = "z"
-THOUGHTS = (
-    ("<think>", "</think>"),
-    ("<|channel>thought", "<channel|>"),
-    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-    ("◁think▷", "◁/think▷"),
-)
-"""how models begin and end their thoughts"""
+THOUGHTS = tuple((family.begin, family.end + family.answer) for family in FAMILIES)
+"""how models begin their thoughts, and how they go on after them"""
 ENDS = ("<|return|>", "<|call|>")
 """tokens that end a turn although the template writes another one after past turns"""
 ENDS_BEFORE_NEXT = ("<|user|>", "<|observation|>")

@@ -140,9 +140,9 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
     tools = [ACT] if process.turnkey.rollout.action_format == TOOL_CALL else None
     if tools:
         check_tool_template(worker.tokenizer, **worker.config.data.get("apply_chat_template_kwargs", {}))
+    builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
     if process.turnkey.rollout.prompt == "conversation":
         _check_positions(worker)
-        builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
         process.turn_tail(builder, worker.tokenizer, tools)
 
 

@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.tokenizer import continuous_token
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from verl_turnkey.advantage import ConfigError
+
 Messages = list[dict[str, Any]]
 
 BY_TYPE = "hf_model_type" in inspect.signature(create_continuous_token_builder).parameters
@@ -31,7 +33,22 @@ def model_type(worker: Any) -> str | None:
 
 
 def builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: str | None) -> Any:
-    """The builder of a model, as an agent loop gets it."""
+    """The builder of a model, as an agent loop gets it.
+
+    Raises:
+        ConfigError: verl chooses one by the ``model_type`` that the model's tokenizer does not suit.
+    """
+    try:
+        return _builder_of(config, tokenizer, processor, model_type)
+    except ValueError as error:
+        raise ConfigError(
+            f"verl makes the prompts of model_type={model_type} with a builder that this model's tokenizer does not "
+            f"suit ({error}): no episode could begin. Take a tokenizer with the tokens of that family "
+            "(actor_rollout_ref.model.tokenizer_path), or another model"
+        ) from error
+
+
+def _builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: str | None) -> Any:
     kwargs = config.data.get("apply_chat_template_kwargs", {})
     if not BY_TYPE:
         return create_continuous_token_builder(

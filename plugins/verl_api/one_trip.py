@@ -6,17 +6,67 @@ On a batch of many rows the trips to the queue take most of the time of that ste
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl import DataProto
 from verl.trainer.ppo.v1 import trainer_base
 
 READ = ("uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
 """the fields that verl's ``_compute_advantage`` asks the queue for, in one call"""
+
+
+class _Controller:
+    """verl's controller of the KL penalty, which gets the mean over ``rows`` of a batch's ``of`` rows.
+
+    verl counts a row without tokens, of a failed episode or of padding, as one whose KL is 0.
+    """
+
+    def __init__(self, verls: Any, rows: int, of: int) -> None:
+        self.value, self.share = verls.value, rows / of
+        self._verls, self._rows = verls, rows
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        if self._rows:
+            self._verls.update(current_kl=current_kl / self.share, n_steps=self._rows)
+
+
+@contextmanager
+def penalties_of(rows: int) -> Iterator[None]:
+    """Meanwhile verl averages the KL of a batch, for its metric and its controller, over its ``rows`` with tokens."""
+    verls = trainer_base.apply_kl_penalty
+
+    def apply(data: DataProto, kl_ctrl: Any, kl_penalty: str = "kl") -> tuple[DataProto, dict[str, float]]:
+        controller = _Controller(kl_ctrl, rows, len(data))
+        data, metrics = verls(data, kl_ctrl=controller, kl_penalty=kl_penalty)
+        metrics["actor/reward_kl_penalty"] /= controller.share or 1.0
+        return data, metrics
+
+    with patch.object(trainer_base, "apply_kl_penalty", apply):
+        yield
+
+
+@contextmanager
+def advantages_of(rows: Sequence[int]) -> Iterator[None]:
+    """Meanwhile verl computes advantages of these rows alone: others enter none of its statistics, and get 0."""
+    verls = trainer_base.compute_advantage_for_multi_trajectories
+
+    def compute(data: DataProto, *, batch_keys: Sequence[str], **settings: Any) -> DataProto:
+        part = data.select_idxs(rows)
+        part = verls(part, batch_keys=[batch_keys[row] for row in rows], **settings) if len(rows) else part
+        for name in ("advantages", "returns"):
+            data.batch[name] = torch.zeros_like(data.batch["token_level_rewards"])
+            if len(rows):
+                data.batch[name][rows] = part.batch[name].to(data.batch[name].dtype)
+        return data
+
+    with patch.object(trainer_base, "compute_advantage_for_multi_trajectories", compute):
+        yield
 
 
 class OneTrip:
@@ -51,13 +101,10 @@ class OneTrip:
     # --- what verl's module calls -----------------------------------------------------------------------------------
 
     @contextmanager
-    def for_verl(self) -> Iterator[None]:
-        original = trainer_base.tq
-        trainer_base.tq = self
-        try:
+    def for_verl(self, rows: Sequence[int] | None = None) -> Iterator[None]:
+        """``rows``: the rows whose advantages verl computes, all others get 0; None: all rows."""
+        with patch.object(trainer_base, "tq", self), nullcontext() if rows is None else advantages_of(rows):
             yield
-        finally:
-            trainer_base.tq = original
 
     def __getattr__(self, name: str) -> Any:
         return getattr(tq, name)

@@ -102,6 +102,13 @@ SEAMS = (
         "padding rows fill up every mini-batch",
     ),
     Seam("verl.utils.seqlen_balancing", "log_seqlen_unbalance", "seqlen_list, partitions, prefix", "verl's metrics"),
+    Seam(_BASE, "apply_kl_penalty", "data, kl_ctrl, kl_penalty", "failed episodes and padding enter no mean of its KL"),
+    Seam(
+        _BASE,
+        "compute_advantage_for_multi_trajectories",
+        "data, batch_keys, adv_estimator, gamma, lam, num_repeat, norm_adv_by_std_in_grpo, config",
+        "failed episodes and padding enter no statistic of verl's estimators",
+    ),
     Seam(_BASE, "PPOTrainer._compute_ref_log_prob", "self, batch, metrics", "its adapter setting is removed"),
     Seam(_BASE, "PPOTrainer._add_prompts_to_generate", "self, num_prompts", "lost batches are replaced"),
     Seam(_BASE, "PPOTrainer.on_step_begin", "self", "a run that has to stop ends there"),

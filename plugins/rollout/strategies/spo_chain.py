@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     log_probs=True,
     source="SPO, arXiv:2505.23564",
     summary="as vine, from the states before turns in which enough unlikely tokens have come together; with the method "
-    "progress, alpha=0 segments=true",
+    "progress, alpha=0",
 )
 @dataclass(frozen=True)
 class SpoChain(Vine):
@@ -33,7 +33,7 @@ class SpoChain(Vine):
         measured before turn t if floor(u(t) / every) > floor(u(t-1) / every)
 
     From each cut K rollouts go on to their end; ``V`` and the states between are those of :class:`.vine.Vine`. The
-    method ``progress`` with ``alpha=0 segments=true`` gives every turn of a stretch the advantage of the stretch, and
+    method ``progress`` with ``alpha=0`` gives every turn of a stretch the advantage of the stretch, and
     those before the first cut 0.
 
     SPO cuts a text just before every n-th unlikely token. An environment stands still between turns alone, so a cut

@@ -31,7 +31,7 @@ class Vine:
     between it and the last measured state get no credit: V(t) = V(t-1) - r(t-1); before the first measured one
     V(t) = r(t) + V(t+1), and after the end 0. So the step that leads to the next measured state has the credit of all
     steps since the last one, and the sum over an episode stays its return minus V(0). ``progress`` gives it to each of
-    them with ``segments=true``.
+    them (``segments``).
     """
 
     rollouts: int = 9

@@ -1,8 +1,10 @@
 """StepBatch: what it takes, how it identifies things, and what it says about bad input."""
 
 import time
+import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -180,3 +182,33 @@ def test_building_a_big_batch_from_lists_is_fast():
         StepBatch(**rows)
         seconds.append(time.thread_time() - started)
     assert min(seconds) < 0.5, "a Python loop over steps has crept in"
+
+
+def test_missing_entries_of_pandas_are_none():
+    rows = {"group": ["g"] * 4, "trajectory": [0, 1, 2, 3], "step": [0] * 4, "reward": [0.0] * 4}
+    for missing in (pd.NA, pd.NaT, None):
+        batch = StepBatch(**rows, anchor=[missing, missing, "a", "a"], extra={"prior": [missing, 1, 2, 3]})
+        assert len({*batch.anchor[:2].tolist()}) == 2
+        assert batch.anchor[2] == batch.anchor[3]
+        assert np.isnan(batch.extra["prior"][0])
+        for name in ("group", "trajectory"):
+            with pytest.raises(ValueError, match=rf"{name}: row 1: expected an id, got None"):
+                StepBatch(**{**rows, name: ["x", missing, "y", "z"]})
+        for name in ("valid", "success"):
+            with pytest.raises(ValueError, match=rf"{name}: row 2, trajectory 2, step 0: expected true or false"):
+                StepBatch(**rows, **{name: [True, False, missing, True]})
+        for name in ("step", "reward"):
+            with pytest.raises(ValueError, match=rf"{name}: row 0, .*got None"):
+                StepBatch(**{**rows, name: [missing, 0, 0, 0]})
+    table = pd.DataFrame({"valid": pd.array([True, None, True, True], dtype="boolean")})
+    with pytest.raises(ValueError, match=r"valid: row 1, .*expected true or false, got None"):
+        StepBatch(**rows, valid=table["valid"])
+
+
+def test_a_step_too_large_for_an_integer_is_refused():
+    rows = {"group": ["g"] * 2, "trajectory": [0, 0], "reward": [0.0] * 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=r"step: row 1, trajectory 0: expected an integer below 2\^63, got 11805"):
+            StepBatch(**rows, step=[0, 2**70])
+        assert StepBatch(**rows, step=[0, 2**62]).step.tolist() == [0, 2**62]

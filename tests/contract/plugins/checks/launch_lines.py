@@ -7,6 +7,7 @@ words that the message must hold, between bars.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -97,19 +98,23 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "folder.parquet").mkdir()
     (folder / "train.csv").write_text("prompt\nhello\n")
     (folder / "plain_file").write_text("")
+    (folder / "odd.txt").write_text("{observaton}\n{observation}\n")
     (folder / "bare").mkdir()
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
     (folder / "no_loops.yaml").write_text("name: mine\n")
     for name, tool in {"tools": "verl.tools.base_tool.BaseTool", "strange_tools": "nowhere.tools.Hammer"}.items():
         (folder / f"{name}.yaml").write_text(f"tools: [{{class_name: {tool}, config: {{type: native}}}}]\n")
-    for name, own in {"model": {}, "short": {"max_position_embeddings": 1024}}.items():
+    for name, own in {"model": {}, "short": {"max_position_embeddings": 1024}, "distilled": {}}.items():
         (folder / name).mkdir()
         for file in model.iterdir():
             if file.is_file() and file.suffix != ".safetensors":
-                (folder / name / file.name).write_bytes(file.read_bytes())
+                text = file.read_text()  # like DeepSeek-R1's distills, which have Qwen's type and not its tokens
+                (folder / name / file.name).write_text(text.replace("im_end", "end") if name == "distilled" else text)
         found = json.loads((model / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps({**found, "num_attention_heads": 4, **own}))
+    shutil.copytree(folder / "model", folder / "weights")
+    shutil.copy(model / "model.safetensors", folder / "weights")
     placeholders = {"train": "train.parquet", "val": "val.parquet", "model": "model", "tmp": ""}
     return {name: str(folder / path) for name, path in placeholders.items()}
 
@@ -170,7 +175,10 @@ PARAMETERS = [
         "turnkey.rollout.action_format=json actor_rollout_ref.rollout.multi_turn.format=hermess",
         "actor_rollout_ref.rollout.multi_turn.format=hermess | 'hermes'",
     ),
-    ("turnkey.rollout.template=defualt", "defualt | 'default'"),
+    ("turnkey.rollout.template=defualt", "turnkey.rollout.template | defualt | 'default'"),
+    ("turnkey.rollout.template={tmp}/odd.txt", "turnkey.rollout.template | {observaton} | 'observation'"),
+    ("turnkey.rollout.template={tmp}/bare", "turnkey.rollout.template | bare"),
+    ("actor_rollout_ref.model.path={tmp}/distilled", "model_type=qwen3 | <|im_end|> | model.tokenizer_path"),
     ("turnkey.rollout.summary=textwrap:shortn", "turnkey.rollout.summary | 'shorten'"),
     (
         "turnkey.rollout.summary=textwrap:shorten turnkey.rollout.template=minigrid",
@@ -617,10 +625,13 @@ PAY = [
     ("actor_rollout_ref.actor.policy_loss.loss_mode=dro", "dro | policy_loss.dro_beta | None"),
     ("sandbox_fusion.url=http://sandbox", "sandbox_fusion.url=http://sandbox | reward.sandbox_fusion.url"),
     (
-        "actor_rollout_ref.actor.checkpoint.async_save=True",
+        "actor_rollout_ref.actor.checkpoint.async_save=True trainer.save_freq=5",
         "actor.checkpoint.async_save=true | Megatron | async_save=false",
     ),
-    ("critic.enable=true critic.checkpoint.async_save=True", "critic.checkpoint.async_save=true | async_save=false"),
+    (
+        "critic.enable=true critic.checkpoint.async_save=True trainer.save_freq=5",
+        "critic.checkpoint.async_save=true | async_save=false",
+    ),
     (
         "+turnkey/loss=rebel algorithm.rollout_correction.rollout_is=token",
         "rebel | algorithm.rollout_correction.rollout_is=null",
@@ -877,7 +888,8 @@ STARTS = [
     "+turnkey=vc_gae critic.model.path={model}",
     *(f"+turnkey=gigpo +turnkey/loss={name}" for name in ("turn_ratio", "st_ppo", "s_ppo", "psft", "rebel", "a3po")),
     "+turnkey=hdpo +turnkey/loss=hdpo 'turnkey.rewards=[{name: step},{name: step, label: q, column: tool_calls}]'",
-    "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu",
+    "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu trainer.n_gpus_per_node=1 "
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "+turnkey=base algorithm.adv_estimator=grpo",
     "+turnkey=base algorithm.adv_estimator=gae critic.model.path={model}",
     "+turnkey=base algorithm.adv_estimator=reinforce_plus_plus",

@@ -13,17 +13,22 @@ from pathlib import Path
 
 import pytest
 import verl.trainer.main_ppo as main_ppo
+from further_lines import BARE, QUIET
+from further_lines import REFUSED as FURTHER_REFUSED
+from further_lines import WARNED as FURTHER_WARNED
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from launch_lines import BASE, REFUSED, STARTS, WARNED, write_files
+from line_pairs import REFUSED_OR_NOT, WARNED_OR_NOT
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.config import command_line
 
 Driver = Callable[[str], str]
 
-LINES = [(f"{start} {line}".strip(), words) for start, lines in REFUSED for line, words in lines]
+FURTHER = [*REFUSED, ("+turnkey=gigpo", FURTHER_REFUSED), ("", BARE)]
+LINES = [(f"{start} {line}".strip(), words) for start, lines in FURTHER for line, words in lines]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +90,7 @@ def test_refused_by_name_before_ray(driver: Driver, line, words):
 
 @pytest.mark.parametrize("line", STARTS)
 def test_starts(driver: Driver, line):
-    driver(line)
+    assert "verl has no such key" not in driver(line)
 
 
 TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"
@@ -132,8 +137,36 @@ def test_groups_are_not_filtered_by_what_an_older_verl_does_not_know(driver: Dri
     driver(f"{line}acc")
 
 
-@pytest.mark.parametrize(("line", "words"), WARNED, ids=[line for line, _ in WARNED])
+ALL_WARNED = [*WARNED, *FURTHER_WARNED]
+
+
+@pytest.mark.parametrize(("line", "words"), ALL_WARNED, ids=[line for line, _ in ALL_WARNED])
 def test_starts_with_a_warning(driver: Driver, line, words):
     said = " ".join(driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}").split())
     for word in words.split(" | "):
         assert word in said
+
+
+@pytest.mark.parametrize(("line", "words", "fine"), REFUSED_OR_NOT, ids=[line for line, *_ in REFUSED_OR_NOT])
+def test_refused_and_its_neighbour_is_not(driver: Driver, line, words, fine):
+    with pytest.raises(Exception) as error:  # noqa: PT011 - the words tell what was meant
+        driver(line)
+    message = " ".join(str(error.value).split())
+    for word in words.split(" | "):
+        assert word in message
+    driver(fine)
+
+
+@pytest.mark.parametrize(("line", "words", "fine"), WARNED_OR_NOT, ids=[line for line, *_ in WARNED_OR_NOT])
+def test_warned_about_and_its_neighbour_is_not(driver: Driver, line, words, fine):
+    messages, quiet = (" ".join(driver(text).split()) for text in (line, fine))
+    for word in words.split(" | "):
+        assert word in messages
+    assert words.split(" | ")[-1] not in quiet
+
+
+@pytest.mark.parametrize(("line", "words"), QUIET, ids=[line for line, _ in QUIET])
+def test_starts_without_a_word(driver: Driver, line, words):
+    said = " ".join(driver(f"+turnkey=gigpo {line}").split())
+    assert "this run" in said
+    assert words not in said

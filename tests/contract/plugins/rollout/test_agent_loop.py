@@ -312,6 +312,39 @@ def test_thoughts_are_kept_on_demand(play):
     assert f"Action: {turns[0]}\n" in script.text(1)
 
 
+SEEN = """
+def seen(steps):
+    assert [step.content for step in steps] == ["", "what <action>", "<action>lose</action>"], steps
+    return [1.0] * len(steps)
+"""
+
+
+def test_thoughts_that_the_template_opens_are_no_action_no_past_action_and_no_answer(play, tokenizer, tmp_path):
+    (tmp_path / "judged.py").write_text(SEEN)
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = tokenizer.chat_template.replace(
+        "assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"
+    )
+    turns = [
+        "maybe <action>look</action>",
+        "or <action>look</action></think>what <action>",
+        "no</think><action>lose</action>",
+    ]
+    outputs, script = play(
+        turns,
+        awkward(),
+        "turnkey.rollout.action_format=tags",
+        f"turnkey.rewards=[{{name: '{tmp_path}/judged.py:seen'}}]",
+        tokenizer=thinking,
+    )
+    assert [s["action"] for s in steps(outputs)] == [None, None, "lose"]
+    assert outputs[0].extra_fields["reward_extra_info"]["unparsed_rate"] == pytest.approx(2 / 3)
+    assert script.text(0).endswith("assistant\n<think>\n")
+    assert "Action: (nothing)" in script.text(1)
+    assert "Action: what <action>" in script.text(2)
+    assert "maybe" not in script.text(1) + script.text(2)
+
+
 PAST = """
 def short(turns):
     if turns[-1].action == "boom":
@@ -373,7 +406,7 @@ def test_actions_are_tool_calls(play, tool_tokenizer, tmp_path: Path):
         call('{"act": "look"}'),
         call("{action}"),
         call('{"action": 7}'),
-        call('{"action": "lose"}') + call('{"action": "win"}'),
+        call('{"action": "win"}') + call('{"action": "lose"}'),
     ]
     outputs, script = play(turns, awkward(), JSON, f"turnkey.log.trajectories={tmp_path}", tokenizer=tool_tokenizer)
     assert [s["action"] for s in steps(outputs)] == ["look", None, None, None, None, "7", "lose"]
@@ -402,9 +435,20 @@ def test_a_tool_parser_may_have_tokens_that_end_a_turn(play, tool_tokenizer):
 def test_a_chat_template_without_tools_stops_the_run(compose: Compose, tokenizer, tool_tokenizer, hosts, monkeypatch):
     monkeypatch.setattr(loop_worker, "_process", None)
     config = compose("+turnkey=gigpo", JSON)
-    loop_worker.prepare(SimpleNamespace(config=config, tokenizer=tool_tokenizer), False)
+    model = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3"))
+    worker = SimpleNamespace(config=config, tokenizer=tool_tokenizer, processor=None, model_config=model)
+    loop_worker.prepare(worker, False)
+    worker.tokenizer = tokenizer
     with pytest.raises(ConfigError, match=r"chat template shows tools.*action_format=tags"):
-        loop_worker.prepare(SimpleNamespace(config=config, tokenizer=tokenizer), False)
+        loop_worker.prepare(worker, False)
+
+
+def test_a_tokenizer_that_does_not_suit_verls_builder_stops_the_run(compose: Compose, tokenizer, hosts, monkeypatch):
+    monkeypatch.setattr(loop_worker, "_process", None)
+    model = SimpleNamespace(hf_config=SimpleNamespace(model_type="gemma4"))
+    worker = SimpleNamespace(config=compose("+turnkey=gigpo"), tokenizer=tokenizer, processor=None, model_config=model)
+    with pytest.raises(ConfigError, match=r"model_type=gemma4 .*tokenizer_path"):
+        loop_worker.prepare(worker, False)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------

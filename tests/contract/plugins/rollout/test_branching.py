@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +24,10 @@ from verl_turnkey.advantage import compute_credit, validate_record
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.branching import Branching
-from verl_turnkey.plugins.rollout.paths import Path
+from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
+from verl_turnkey.plugins.rollout.paths import Node, Path
 from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
+from verl_turnkey.plugins.rollout.strategies.vine import Vine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
 #: Values of a policy that moves left and right alike often.
@@ -102,15 +107,64 @@ def test_an_episode_that_fails_takes_its_branches_along(play, numbered):
     assert row.extra_fields["reward_extra_info"]["branching/measured"] == 0
 
 
-@pytest.mark.parametrize(("key", "limit", "begun"), [("steps", 5, [2, 1]), ("tokens", 24, [3, 3])])
+@pytest.mark.parametrize(("key", "limit", "begun"), [("steps", 5, [2, 1]), ("tokens", 24, [1, 2])])
 def test_the_budget_of_an_episode_holds(play, numbered, key, limit, begun):
-    """A branch may need 8 tokens and a step per turn ahead, and needs 2 tokens: more begin when one has given back."""
+    """A branch may need 8 tokens and a step per turn ahead, and needs 2 tokens; what is left is for later states."""
     limits = ("turnkey.rollout.max_turns=2", "turnkey.rollout.branches_at_once=2")
     outputs, _ = play(explorer("RL"), TREE, VINE, SHORT, *limits, f"turnkey.rollout.branch_{key}={limit}")
     assert table(outputs).extra["value_rollouts"].tolist() == begun
     info = outputs[0].extra_fields["reward_extra_info"]
     assert info[f"branching/measured_{key}"] <= limit
     assert info["branching/measured_steps"] == 2 * begun[0] + begun[1]
+
+
+class _Coin:
+    """A rollout from one state: it succeeds in its first step or fails in its tenth, with equal chances."""
+
+    def __init__(self, rng: random.Random, most: Cost) -> None:
+        self.won, self.most, self.spent = rng.random() < 0.5, most, Cost()
+        self.begins, self.trained, self.depth, self.environment = 0, False, 0, None
+        reward = {"composed_reward": float(self.won)}
+        self.episode = SimpleNamespace(branch=0, steps=[SimpleNamespace(record=reward)])
+
+    def node(self, t: int) -> Node:
+        return 0, t
+
+
+@pytest.mark.parametrize("steps", [None, 30, 20, 12])
+def test_a_budget_does_not_bias_the_value_of_a_state(steps):
+    """How many rollouts are measured must not depend on how long the first of them were."""
+
+    async def measure(rng: random.Random) -> list[float]:
+        async def walk(branch: _Coin, _: Branching) -> None:
+            for _ in range(1 if branch.won else 10):
+                await asyncio.sleep(0)
+                branch.spent += Cost(tokens=1, steps=1)
+
+        async def nothing(*_: Any) -> None:
+            return None
+
+        async def clone() -> Any:
+            return SimpleNamespace(close=lambda: None)
+
+        def fork(branch: int, trained: bool, turns: int, most: Cost) -> _Coin:
+            return _Coin(rng, most)
+
+        path = SimpleNamespace(
+            turns=10, sampling={"max_tokens": 1}, depth=0, begins=-1, rivals=[], fork=fork,
+            episode=SimpleNamespace(branch=0, steps=[]), environment=SimpleNamespace(clone=clone),
+        )  # fmt: skip
+        budget = Budget(None, steps, at_once=4)
+        branching = Branching(Vine(rollouts=9), budget, Allowance(), walk, nothing, nothing, nothing, print)
+        await branching.at(path)
+        await branching.finished()
+        return branching._returns.get((0, 0), [])
+
+    rng = random.Random(0)
+    samples = [asyncio.run(measure(rng)) for _ in range(600)]
+    assert {len(sample) for sample in samples} == {9 if steps is None else steps // 10}
+    means = [fmean(sample) for sample in samples]
+    assert abs(fmean(means) - 0.5) < 4 * stdev(means) / len(means) ** 0.5
 
 
 def test_validation_and_independent_episodes_do_not_fork(play, numbered):

@@ -159,6 +159,54 @@ def test_shrinkage_counts_a_task_once_and_forgets_none():
     assert nameless.advantage.tolist() == [0.5, -0.5]
 
 
+def unparsed_first(extra, valid=(False, False, True, True)):
+    """Four episodes of two steps; the loop writes 0 into the columns of a first action that was not applied."""
+    first = [0 if not ok else value for ok, value in zip(valid, extra, strict=True)]
+    return StepBatch(
+        group=["g"] * 8,
+        trajectory=[*range(4)] * 2,
+        step=[0] * 4 + [1] * 4,
+        reward=[0.0] * 4 + [1.0, 1.0, 0.0, 0.0],
+        valid=[*valid, True, True, True, True],
+        extra={"task" if isinstance(extra[0], int) else "prior": [*first, *extra]},
+    )
+
+
+def test_a_task_of_which_no_action_was_applied_is_remembered():
+    """The trainer's key stands on every step: all four failures count, and the prior is the average so far."""
+    lost = {"group": ["g"] * 4, "trajectory": range(4), "step": [0] * 4, "reward": [0.0] * 4, "valid": [False] * 4}
+    credit = compute_credit("shrinkage", StepBatch(**lost, extra={"task": ["t"] * 4}), state={"t": 0.8})
+    assert credit.state == {"t": 0.4}
+    assert (credit.advantage < 0).all()
+
+
+def test_a_prior_on_steps_that_the_environment_refused_is_read():
+    """Their actions parsed, so that the environment's columns are there, though none of these steps is valid."""
+    refused = {"group": ["g"] * 2, "trajectory": [0, 1], "step": [0, 0], "reward": [1.0, 0.0], "valid": [False] * 2}
+    for prior in ([0.5, 0.5], [0.5, 0.0]):
+        credit = compute_credit("shrinkage", StepBatch(**refused, extra={"prior": prior}), prior="given")
+        np.testing.assert_allclose(credit.advantage, [0.5, -0.5])
+    credit = compute_credit("shrinkage", StepBatch(**refused, extra={"prior": [0.9, 0.0]}), prior="given")
+    assert credit.advantage[1] < -0.5
+
+
+def test_shrinkage_reads_the_first_step_that_was_applied():
+    batch = unparsed_first([0.6] * 4)
+    credit = compute_credit("shrinkage", batch, prior="given", low=0.0)
+    np.testing.assert_allclose(credit.advantage, [0.4, 0.4, -0.6, -0.6] * 2)
+    # What stands in the other rows does not matter, out of bounds or not.
+    assert compute_credit("shrinkage", unparsed_first([0.6] * 4), prior="given", low=-2.0, high=2.0).advantage.any()
+    credit = compute_credit("shrinkage", unparsed_first([7] * 4), prior="running")
+    assert credit.state == {"7": 0.5}
+
+
+def test_without_an_applied_step_there_is_no_prior():
+    batch = StepBatch(
+        group=["g"] * 2, trajectory=[0, 1], step=[0, 0], reward=[1.0, 0.0], valid=[False] * 2, extra={"prior": [0, 0]}
+    )
+    np.testing.assert_allclose(compute_credit("shrinkage", batch, prior="given").advantage, [0.5, -0.5])
+
+
 def test_shrinkage_refuses_two_tasks_in_a_group():
     with pytest.raises(ConfigError, match=r"expected one task in a group, got 't1' and 't2' in group 'g'"):
         compute_credit("shrinkage", table([1, 0], task=["t1", "t2"]))

@@ -111,3 +111,18 @@ def test_best_of_k_takes_probabilities():
     with pytest.raises(ConfigError, match=r"progress: extra\.turn_value: expected a finite number from 0 to 1"):
         credit([1], [1.5], prover="best_of_k")
     assert np.isfinite(credit([1], [1.5])).all()
+
+
+def test_where_states_are_left_out_every_step_of_a_segment_gets_its_credit():
+    """Two turns, of which the first decides: measured at every turn, or before the first alone."""
+
+    def table(values, rollouts):
+        extra = {"turn_value": values} | ({} if rollouts is None else {"value_rollouts": rollouts})
+        return StepBatch(group=[0] * 2, trajectory=[0] * 2, step=[0, 1], reward=[0.0, 1.0], extra=extra)
+
+    every, half = table([0.5, 1.0], [9, 9]), table([0.5, 0.5], [9, 0])
+    assert compute_credit("progress", every, alpha=0).advantage.tolist() == [0.5, 0.0]
+    assert compute_credit("progress", half, alpha=0).advantage.tolist() == [0.5, 0.5]
+    assert compute_credit("progress", half, alpha=0, segments=False).advantage.tolist() == [0.0, 0.5]
+    # An environment's own estimates say nothing of rollouts: each step stands for itself.
+    assert compute_credit("progress", table([0.5, 0.5], None), alpha=0).advantage.tolist() == [0.0, 0.5]

@@ -168,10 +168,10 @@ def test_slate_chooses_by_the_advantages_of_the_candidates():
 
 def test_a_group_begins_no_more_branches_than_it_may():
     limited, free = Allowance(2), Allowance()
-    assert [limited.take() for _ in range(4)] == [True, True, False, False]
+    assert [limited.take(1), limited.take(3), limited.take(1)] == [1, 1, 0]
     limited.give_back(1)
-    assert [limited.take() for _ in range(2)] == [True, False]
-    assert all(free.take() for _ in range(100))
+    assert [limited.take(2), limited.take(1)] == [1, 0]
+    assert free.take(100) == 100
 
 
 def test_strategies_are_read_by_name_or_with_parameters():
@@ -248,44 +248,56 @@ def test_the_strategy_of_the_page_works(tmp_path):
 
 
 def test_a_budget_is_never_exceeded_and_gives_back_what_was_not_spent():
-    async def play() -> list[bool]:
-        budget, granted = Budget(tokens=100, steps=None, at_once=9), []
-        for _ in range(3):
-            granted.append(await budget.reserve(Cost(40, 4), measured=False))
+    async def play() -> list[int]:
+        budget = Budget(tokens=100, steps=None, at_once=9)
+        granted = [await budget.reserve(Cost(40, 4), 3)]
         budget.give_back(Cost(40, 4), Cost(10, 4), measured=False)
-        granted.append(await budget.reserve(Cost(51, 1), measured=False))
-        granted.append(await budget.reserve(Cost(50, 1), measured=False))
+        granted += [await budget.reserve(Cost(51, 1), 1), await budget.reserve(Cost(10, 1), 9)]
         return granted
 
-    assert asyncio.run(play()) == [True, True, False, False, True]
+    assert asyncio.run(play()) == [2, 0, 5]
 
 
 def test_a_budget_waits_for_branches_that_are_measured():
     """Those always end; a trained one may wait itself, so nobody waits for it."""
 
-    async def play() -> tuple[bool, list[Any]]:
-        budget, log = Budget(tokens=None, steps=10, at_once=2), []
-        for most in (4, 4):
-            assert await budget.reserve(Cost(0, most), measured=True)
+    async def play() -> list[int]:
+        budget, numbers = Budget(tokens=None, steps=10, at_once=2), []
+        assert await budget.reserve(Cost(0, 4), 2) == 2
+        for _ in range(2):
+            await budget.begin()
 
-        async def more(measured: bool, steps: int) -> None:
-            log.append((measured, steps, await budget.reserve(Cost(0, steps), measured=measured)))
+        async def more() -> None:
+            numbers.append(await budget.reserve(Cost(0, 3), 2))
 
-        waiting = [asyncio.create_task(more(True, 1)), asyncio.create_task(more(False, 4))]
-        await asyncio.sleep(0)
-        idle = not log
-        budget.give_back(Cost(0, 4), Cost(0, 2), measured=True)
-        for _ in range(5):
+        waiting = asyncio.create_task(more())
+        for spent in (2, 3):
             await asyncio.sleep(0)
-        assert log == [(True, 1, True)]  # 2 spent, 4 and 1 reserved: no room for 4 more
-        budget.give_back(Cost(0, 4), Cost(0, 4), measured=True)
-        budget.give_back(Cost(0, 1), Cost(0, 1), measured=True)
-        await asyncio.gather(*waiting)
-        return idle, log
+            assert not numbers  # 2 steps are left, later 4: not enough for both
+            budget.give_back(Cost(0, 4), Cost(0, spent), measured=True)
+        await waiting
+        return numbers
 
-    idle, log = asyncio.run(play())
-    assert idle
-    assert log[1:] == [(False, 4, False)]
+    assert asyncio.run(play()) == [1]
+
+
+def test_branches_that_run_at_once_are_bounded():
+    async def play() -> list[str]:
+        budget, log = Budget(tokens=None, steps=None, at_once=2), []
+
+        async def branch(name: str) -> None:
+            await budget.begin()
+            log.append(name)
+
+        tasks = [asyncio.create_task(branch(name)) for name in "abc"]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert log == ["a", "b"]
+        budget.give_back(Cost(), Cost(), measured=True)
+        await asyncio.gather(*tasks)
+        return log
+
+    assert asyncio.run(play()) == ["a", "b", "c"]
 
 
 def test_vines_are_unbiased_in_a_tree_with_known_values():

@@ -1,0 +1,68 @@
+"""A vanishing change of the rewards changes the credit of every method vanishingly, or its page says where not.
+
+Groups that are constant at some level are left out: dividing by a standard deviation gives any noise in them unit size,
+with GRPO as with all methods after it (docs/methods.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_all_estimators import ANY, EXTRA, OF_RATES
+
+from verl_turnkey.advantage import StepBatch, compute_credit
+
+PAGES = Path(__file__).parents[3] / "docs" / "methods"
+WINS = ((1, 1, 0, 0, 0), (1, 0, 0, 0, 0), (1, 1, 1, 1, 0), (1, 0, 1, 0, 1))
+STEPS = 3
+#: Methods whose credit jumps, and under which noise; their pages have a section on it.
+JUMPS = {"mc_grpo": ("within", "beyond"), "maxrl": ("beyond",)}
+
+
+def table(noise: float, where: str) -> StepBatch:
+    """Episodes of outcome 0 or 1 up to ``noise``, ``within`` [0, 1] or ``beyond`` it; steps share their states."""
+    rng = np.random.default_rng(0)
+    rows = [(g, k, won, t) for g, wins in enumerate(WINS) for k, won in enumerate(wins) for t in range(STEPS)]
+    outcome = {}
+    for g, k, won, _ in rows:
+        if (g, k) not in outcome:
+            change = noise * rng.uniform(0.1, 1)
+            outcome[g, k] = won - change if bool(won) == (where == "within") else won + change
+    last = [t == STEPS - 1 for *_, t in rows]
+    extra = {name: [value] * len(rows) for name, value in EXTRA.items()}
+    extra["parent"] = ["start" if t == 0 else f"{g} {k} {t - 1}" for g, k, _, t in rows]
+    return StepBatch(
+        group=[g for g, *_ in rows],
+        trajectory=[(g, k) for g, k, *_ in rows],
+        step=[t for *_, t in rows],
+        reward=[outcome[g, k] * end for (g, k, *_), end in zip(rows, last, strict=True)],
+        anchor=[(g, t) for g, _, _, t in rows],
+        action=[(t + k * (t == 1)) % 2 for _, k, _, t in rows],
+        terminated=last,
+        success=[bool(won) for _, _, won, _ in rows],
+        value=[0.3 + 0.1 * t for *_, t in rows],
+        tokens=[3 + t for *_, t in rows],
+        text=[f"state {t}" for *_, t in rows],
+        extra=extra,
+    )
+
+
+@ANY
+@pytest.mark.parametrize("where", ["within", "beyond"])
+def test_credit_changes_no_more_than_the_rewards_allow(name, params, where):
+    if name in OF_RATES and where == "beyond":
+        with pytest.raises(Exception, match="expected outcomes"):
+            compute_credit(name, table(1e-4, where), **params)
+        return
+    exact = compute_credit(name, table(0.0, where), **params).advantage
+    changes = [
+        np.abs(compute_credit(name, table(noise, where), **params).advantage - exact).max() for noise in (1e-4, 1e-7)
+    ]
+    if where in JUMPS.get(name, ()):
+        assert changes[1] > 0.1  # else the exception is no longer one
+        assert "## Where credit jumps" in (PAGES / f"{name}.md").read_text()
+    else:
+        assert changes[0] < 1e-2
+        assert changes[1] < 1e-5
