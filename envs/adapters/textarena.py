@@ -21,7 +21,7 @@ from textarena.envs.registration import ENV_REGISTRY
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._randomness import OwnRandom
-from verl_turnkey.envs.adapters._textarena import mend
+from verl_turnkey.envs.adapters._textarena import PlayerState, mend
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
@@ -102,6 +102,7 @@ class TextArenaText(TextEnv):
                 alone = False
         if not alone:
             raise UnknownEnvironmentError(f"{self._name!r} is a game for several players; only those for one are here")
+        self._game.state.__class__ = PlayerState
         if self._error_allowance is not None:
             self._game.state.error_allowance = self._error_allowance
         self._board = ""
