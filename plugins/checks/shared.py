@@ -43,6 +43,8 @@ def _starts(config: DictConfig, key: str) -> list[tuple[str, str, int]]:
         if not Path(file).expanduser().is_file() or COLUMN not in columns(file):
             continue
         for (text,) in rows(file, [COLUMN]):
+            if text is None:  # a row of another agent loop
+                continue
             task = Task.from_json(text)
             env_id = task.env_id or config.turnkey.env.id
             kwargs = {**defaults, **task.kwargs} if isinstance(defaults, dict) else task.kwargs
