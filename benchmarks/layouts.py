@@ -46,6 +46,7 @@ from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import parse_action
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout.action_reader import action_reader
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
@@ -99,7 +100,7 @@ def configuration(folder: Path, prompt: str, history: int, micro_batch: int) -> 
         "turnkey.rollout.max_tokens_per_turn=64",
         f"data.max_prompt_length={512 if grows else micro_batch - 64}",
         f"data.max_response_length={micro_batch - 512 if grows else 64}",
-        f"actor_rollout_ref.model.path={folder}",
+        override("actor_rollout_ref.model.path", folder),
         "actor_rollout_ref.model.use_remove_padding=false",
         "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
         "actor_rollout_ref.actor.strategy=fsdp2",

@@ -117,6 +117,8 @@ def tokenizer_and_config(folder: Path, settings: Settings, episodes: int) -> tup
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    from verl_turnkey.plugins.config.overrides import override
+
     tokens = Tokenizer(models.BPE())
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokens.decoder = decoders.ByteLevel()
@@ -133,7 +135,7 @@ def tokenizer_and_config(folder: Path, settings: Settings, episodes: int) -> tup
     overrides = [
         "+turnkey=gigpo",
         "+turnkey/device=cpu",
-        f"turnkey.modules=[{__file__}]",
+        override("turnkey.modules", [__file__]),
         f"turnkey.env.hosts={settings.hosts}",
         f"turnkey.env.calls_per_host={settings.calls}",
         f"turnkey.env.instances_per_host={episodes}",
@@ -141,7 +143,7 @@ def tokenizer_and_config(folder: Path, settings: Settings, episodes: int) -> tup
         "turnkey.rollout.max_tokens_per_turn=64",
         "data.max_prompt_length=8192",
         "data.max_response_length=64",
-        f"actor_rollout_ref.model.path={folder}",
+        override("actor_rollout_ref.model.path", folder),
         f"actor_rollout_ref.rollout.agent.num_workers={settings.workers}",
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):

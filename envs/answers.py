@@ -5,6 +5,7 @@ The hosts of training end an episode at its first fault; ``turnkey env-check`` a
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from verl_turnkey.advantage.columns import LARGEST_REWARD
 
 Info = dict[str, Any]
 """``state_key`` (str, int or None), ``admissible`` (list of str or None), ``success`` (bool or None), ``invalid``,
-``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes) and ``extra`` (plain values)"""
+``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes), their ``images_key`` (see
+:attr:`Answer.images_key`) and ``extra`` (plain values)"""
 
 _LARGEST = sys.float_info.max
 
@@ -44,6 +46,21 @@ class Answer:
     @property
     def state_key(self) -> str | int | None:
         return self.info["state_key"]
+
+    @property
+    def images_key(self) -> str:
+        """A hash of the images' content: equal for equal images in equal order; empty without images."""
+        return self.info.get("images_key", "")
+
+    @property
+    def observation_key(self) -> str:
+        """Identifies what the agent sees: the text, and the content of the images."""
+        return f"{self.observation}\n[images {self.images_key}]" if self.images_key else self.observation
+
+    @property
+    def anchor(self) -> str | int:
+        """The key by which methods compare states: the environment's, else what the agent sees."""
+        return self.observation_key if self.state_key is None else self.state_key
 
     @property
     def admissible(self) -> list[str] | None:
@@ -161,6 +178,8 @@ def _info(info: Any, faults: list[Fault]) -> Info:
             optional[name] = read(info.get(name))
         except (TypeError, ValueError) as error:
             fault(str(error))
+    if optional.get("images"):
+        optional["images_key"] = _images_key(optional["images"])
     return {
         **{name: value for name, value in optional.items() if value},
         "state_key": plain_text(key) if isinstance(key, str) else key,
@@ -184,6 +203,14 @@ def _image(image: Any) -> np.ndarray:
             f"{type(image).__name__} {array.dtype} {array.shape}"
         )
     return array
+
+
+def _images_key(images: list[np.ndarray]) -> str:
+    content = hashlib.sha1()
+    for image in images:
+        content.update(repr(image.shape).encode())
+        content.update(image)  # contiguous, see _image
+    return content.hexdigest()[:16]
 
 
 def _extra(value: Any) -> dict[str, Any]:

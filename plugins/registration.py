@@ -14,8 +14,10 @@ def register_search_path(module: ModuleType) -> None:
     """Let Hydra find the groups ``turnkey``, ``turnkey/loss``, ``/env``, ``/preset`` and ``/device``."""
 
     def register() -> None:
+        from verl_turnkey.plugins.config.command_line import refuse_split
         from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
 
+        refuse_split()
         module.Plugins.instance().register(TurnkeySearchPath)
 
     guarded("config", "hydra search path", register)

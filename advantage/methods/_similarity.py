@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Ints
+from verl_turnkey.advantage.columns import encode
+from verl_turnkey.advantage.group_ops import Floats, Ints, joint_codes
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -21,13 +22,24 @@ def step_texts(batch: StepBatch) -> list[Any]:
     return [ids[code] if code < len(ids) else None for code in batch.anchor.tolist()]
 
 
+def within_images(batch: StepBatch, codes: Ints) -> Ints:
+    """Codes (S,) of the parts of ``codes`` whose states were shown with the same images (``extra.images``, hashes).
+
+    A text does not tell images apart: two states with different ones are never similar, whatever their texts.
+    """
+    if "extra.images" not in batch.given:
+        return codes
+    images, _ = encode("extra.images", ["" if key is None else key for key in batch.extra["images"]], False)
+    return joint_codes(codes, images)[0]
+
+
 def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
     """Codes (S,) of clusters of similar texts inside each group, and how many clusters there are.
 
     The greedy rule of verl-agent: the rows of a group are visited **in the order given**, and each joins the first
     cluster whose opening text ``rep`` has ``difflib.SequenceMatcher(None, text, rep).ratio() >= threshold``, or opens
     one. This is the one rule whose result depends on the order of the rows; the ratio is not symmetric either. A None
-    text never matches.
+    text never matches, nor do states with different images (:func:`within_images`).
 
     Raises:
         ConfigError: a text is no string.
@@ -38,8 +50,9 @@ def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
             raise ConfigError(f"similarity compares texts, but row {row} has {text!r}: expected a string")
     codes = np.empty(len(batch), dtype=np.int64)
     n = 0
-    order = np.argsort(batch.group, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(batch.group[order])) + 1):
+    group = within_images(batch, batch.group)
+    order = np.argsort(group, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         clusters = _Clusters(threshold)  # of one group at a time: those of all would not fit
         found: dict[str, int] = {}
         for row in rows.tolist():

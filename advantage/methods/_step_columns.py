@@ -57,17 +57,30 @@ def key_column(batch: StepBatch, name: str) -> tuple[Ints, list[Any]]:
     return encode(f"extra.{name}", keys, none_allowed=True)
 
 
-def first_applied(batch: StepBatch) -> tuple[Ints, Bools]:
-    """The row of each trajectory's earliest valid step, of its first step where none is, and whether one is (n,).
+def filled(batch: StepBatch, name: str) -> Bools:
+    """Which steps have an entry of their own in ``extra[name]`` (S,): neither None nor nan, nor a 0 that fills a gap.
 
-    For a column that is one value per trajectory: ``turnkey_env`` writes 0 in place of a number for a turn that never
-    reached the environment.
+    A turn that never reached the environment has 0 where others have a number, so the 0 of an invalid step is none.
     """
-    order, starts = batch.runs.order, batch.runs.starts
-    position = np.where(batch.valid[order], np.arange(len(order)), len(order))
-    earliest = np.minimum.reduceat(position, starts) if len(order) else starts
-    some = earliest < len(order)
-    return order[np.where(some, earliest, starts)] if len(order) else starts, some
+    column = batch.extra[name]
+    if column.dtype != object:
+        return ~np.isnan(column) & (batch.valid | (column != 0))
+
+    def fills(value: Any, valid: bool) -> bool:
+        if isinstance(value, int | float):
+            return value == value and (valid or value != 0)
+        return value is not None
+
+    return np.fromiter(map(fills, column, batch.valid), dtype=bool, count=len(column))
+
+
+def first_filled(batch: StepBatch, name: str) -> Ints:
+    """The row of each trajectory's earliest step that is :func:`filled`, for a column of one value per trajectory.
+
+    Trajectories without such a step are left out.
+    """
+    rows = batch.runs.order[filled(batch, name)[batch.runs.order]]
+    return rows[np.unique(batch.trajectory[rows], return_index=True)[1]]
 
 
 def _number(value: object) -> float:

@@ -20,7 +20,7 @@ from verl_turnkey.advantage.group_ops import (
     joint_codes,
 )
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
-from verl_turnkey.advantage.methods._similarity import step_texts
+from verl_turnkey.advantage.methods._similarity import step_texts, within_images
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -84,10 +84,11 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
         A      = A_E' + step_advantage_w A_S - penalty
 
     The steps j are those of the same group with the same step number, t itself included; with
-    ``neighbours="all_steps"`` all of the group. ``R(t)`` is the discounted return. The penalty of an invalid action
-    changes no other step's advantage, unless ``scope`` is one of the released code's. The texts are ``text`` when
-    given, else the anchors. A batch without any word (of two letters or more) has A_S = 0. Needs ``anchor``, and
-    ``success`` for ``success_rate="trajectories"``; scikit-learn. ``Credit.returns`` is R(t) minus the penalty.
+    ``neighbours="all_steps"`` all of the group; of states shown as images (``extra.images``) those with the same
+    images. ``R(t)`` is the discounted return. The penalty of an invalid action changes no other step's advantage,
+    unless ``scope`` is one of the released code's. The texts are ``text`` when given, else the anchors. A batch without
+    any word (of two letters or more) has A_S = 0. Needs ``anchor``, and ``success`` for
+    ``success_rate="trajectories"``; scikit-learn. ``Credit.returns`` is R(t) minus the penalty.
 
     Source: arXiv:2602.19225; released code ProxMO-RL. Where they differ: the code's success rate is the mean score over
     step rows cut to [0, 1] (``success_rate="clamped_score"``), which with rewards of 10 is 1 as soon as some rows
@@ -106,6 +107,7 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     neighbourhood = batch.group
     if params.neighbours == "same_step":
         neighbourhood, _ = joint_codes(batch.group, batch.step)
+    neighbourhood = within_images(batch, neighbourhood)
     step = proximity_level(batch, returns - inside, neighbourhood, params)
     metrics = {
         "credit/groups": float(batch.n_groups),

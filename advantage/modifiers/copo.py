@@ -10,6 +10,7 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.columns import encode
 from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, joint_codes, mean, normalize
 from verl_turnkey.advantage.methods._episode_level import outcomes
+from verl_turnkey.advantage.methods._step_columns import filled
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
 
@@ -64,13 +65,11 @@ def copo(batch: StepBatch, params: CopoParams, estimate: Estimate) -> Credit:
 def _answers(batch: StepBatch) -> Ints:
     """Code of each trajectory's answer (n_trajectories,); 0 without one."""
     column = batch.extra["answer"].tolist()
-    keys = [None if isinstance(key, float | str) and (key != key or key == "") else key for key in column]
-    # A turn that never reached the environment has 0 where others have a number.
-    blank = [not ok and isinstance(key, int | float) and key == 0 for ok, key in zip(batch.valid, keys, strict=True)]
+    has = filled(batch, "answer")
     last: dict[int, object] = {}
     for row in batch.runs.order.tolist():
-        if keys[row] is not None and not blank[row]:
-            last[int(batch.trajectory[row])] = keys[row]
+        if has[row] and not (isinstance(column[row], str) and column[row] == ""):
+            last[int(batch.trajectory[row])] = column[row]
     labels, _ = encode("extra.answer", list(last.values()), none_allowed=False)
     answers = np.zeros(batch.n_trajectories, dtype=np.int64)
     answers[np.array(list(last), dtype=np.int64)] = labels + 1

@@ -12,7 +12,7 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.group_ops import ROUNDING, Floats, GroupStats, equal, group_stats, mean
 from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
-from verl_turnkey.advantage.methods._step_columns import first_applied, step_column
+from verl_turnkey.advantage.methods._step_columns import first_filled, step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import ConfigError, check
 
@@ -73,39 +73,35 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
     refuse_outcomes(batch, own, bad, expected, "set low and high to the range of outcomes")
     given = params.prior == "given"
     tasks = [None] * batch.n_groups if given else _tasks(batch)
-    prior = _given(batch, params) if given else _known(tasks, state, stats)
-    prior = np.where(np.isnan(prior), stats.mean, prior)
+    prior = _given(batch, params) if given else _known(tasks, state)
+    known = ~np.isnan(prior)
+    prior = np.where(known, prior, stats.mean)
     variance = (params.high - params.low) ** 2 / 4 / np.maximum(stats.size, 1)
     gap = np.where(equal(prior, stats.mean), 0.0, stats.mean - prior)
     excess = np.maximum(0.0, gap**2 - variance)
     weight = excess / (excess + variance)
     shift = ((1 - weight) * gap)[batch.group]
-    metrics = {"weight/mean": mean(weight), "shift/mean": mean(shift)}
-    if not given:
-        metrics["share_known"] = mean(np.array([task in state for task in tasks], dtype=np.float64))
+    metrics = {"weight/mean": mean(weight), "shift/mean": mean(shift), "share_known": mean(known.astype(np.float64))}
     now = _updated(tasks, state, stats, params.decay)
     return replace(credit, advantage=credit.advantage + shift, metrics=metrics, state=now)
 
 
 def _given(batch: StepBatch, params: ShrinkageParams) -> Floats:
-    """``extra.prior`` of each group (G,): the mean over trajectories, by the first step of each that was applied.
+    """``extra.prior`` of each group (G,): the mean over trajectories, by the first step of each that has it.
 
-    nan for a group in which no step was.
+    nan for a group in which none has.
     """
-    rows, applied = first_applied(batch)
-    column = step_column(batch, "shrinkage", "prior", params.low, params.high, rows=rows[applied])
-    stats = group_stats(column, batch.group[rows[applied]], batch.n_groups)
+    rows = first_filled(batch, "prior")
+    column = step_column(batch, "shrinkage", "prior", params.low, params.high, rows=rows)
+    stats = group_stats(column, batch.group[rows], batch.n_groups)
     return np.where(stats.size > 0, stats.mean, np.nan)
 
 
 def _tasks(batch: StepBatch) -> list[str | None]:
     """Key of each group's task as a text; None without one."""
     tasks: list[str | None] = [None] * batch.n_groups
-    rows, applied = first_applied(batch)
-    for row in rows[applied].tolist():
+    for row in first_filled(batch, "task").tolist():
         key: Any = batch.extra["task"][row]
-        if key is None or key != key:  # nan
-            continue
         group = int(batch.group[row])
         task = str(int(key) if isinstance(key, float) and key.is_integer() else key)
         if tasks[group] not in (None, task):
@@ -117,9 +113,9 @@ def _tasks(batch: StepBatch) -> list[str | None]:
     return tasks
 
 
-def _known(tasks: list[str | None], state: Mapping[str, float], stats: GroupStats) -> Floats:
-    own = stats.mean.tolist()
-    return np.array([state.get(t, m) if t is not None else m for t, m in zip(tasks, own, strict=True)], np.float64)
+def _known(tasks: list[str | None], state: Mapping[str, float]) -> Floats:
+    """The average of each group's task so far (G,), nan without one."""
+    return np.array([np.nan if task is None else state.get(task, np.nan) for task in tasks], np.float64)
 
 
 def _updated(tasks: list[str | None], state: Mapping[str, float], stats: GroupStats, decay: float) -> dict[str, float]:

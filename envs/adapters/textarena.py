@@ -26,7 +26,14 @@ from verl_turnkey.envs.errors import (
     UnknownEnvironmentError,
 )
 
-GAMES = sorted(name for name in ENV_REGISTRY if not name.endswith(("-train", "-raw")))
+NOT_HERE = {
+    "Bandit": "it pays the regret, 0 for the best arm, and is never won",
+    "FifteenPuzzle": "half of its boards cannot be solved, and the move that solves one of the others raises an error",
+}
+"""games for one player whose outcome is none to train on, and why"""
+GAMES = sorted(
+    name for name in ENV_REGISTRY if not name.endswith(("-train", "-raw")) and name.partition("-")[0] not in NOT_HERE
+)
 REWARDS = ("raw", "success")
 COUNTERS = ("moves_made", "num_turns", "hand_number")  # count steps; left out of the state key
 LARGE = 5000  # characters of an attribute's repr
@@ -59,6 +66,8 @@ class TextArenaText(TextEnv):
         max_steps: int | None = None,
     ) -> None:
         super().__init__(max_steps)
+        if why := NOT_HERE.get(str(game).partition("-")[0]):
+            raise UnknownEnvironmentError(f"{game!r} of TextArena cannot be trained on: {why}")
         if game not in GAMES:
             raise UnknownEnvironmentError(f"TextArena has no game {game!r}{did_you_mean(game, GAMES) or '.'}")
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)

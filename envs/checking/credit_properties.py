@@ -17,7 +17,12 @@ def state_key(record: Record, limits: Limits) -> Verdict:
     answers = record.answers()
     without = sum(answer.state_key is None for answer in answers)
     if without == len(answers):
-        return "warn", "there is none: observations are compared instead, which find fewer equal states"
+        drawn = any(answer.images_key for answer in answers)
+        seen = "text and images of observations are" if drawn else "text of observations is"
+        return "warn", (
+            f"there is none: the {seen} compared instead; states that look alike count as one, and "
+            "a state that is worded or drawn differently counts as two"
+        )
     if without:
         return "fail", f"absent from {without} of {len(answers)} answers"
     return "pass", f"{len({answer.state_key for answer in answers})} keys in {len(answers)} answers"
@@ -71,7 +76,8 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
     rate = record.anchor_rate(lambda answer: answer.state_key, start=False)
     if rate == 0.0:
         return "warn", "no state after the start was seen twice in the rollouts: gigpo finds nothing to compare"
-    if record.comes_back(lambda answer: answer.observation) and not record.comes_back(lambda answer: answer.state_key):
+    views_return = record.comes_back(lambda answer: answer.observation_key)
+    if views_return and not record.comes_back(lambda answer: answer.state_key):
         return "warn", "observations come back at other steps, keys never do: a step number in it?"
     return "pass", f"shared by two or more rollouts: {rate:.2f} of the steps after the first"
 

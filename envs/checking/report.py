@@ -38,7 +38,7 @@ class Measures:
     anchor_rate: float
     """share of the steps in a state, by state_key, that two or more rollouts of one seed were in"""
     anchor_rate_text: float
-    """the same by the text of the observation"""
+    """the same by observation: text and images"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Report:
                 f"reset {m.reset_ms:.1f} ms, at most {m.reset_ms_max:.1f} ms; "
                 f"memory {m.memory_mb:.0f} MB, {_number(m.memory_mb_further, '.1f')} MB per further instance",
                 f"shared-anchor rate {_number(m.anchor_rate, '.2f')} by state_key, "
-                f"{_number(m.anchor_rate_text, '.2f')} by observation text",
+                f"{_number(m.anchor_rate_text, '.2f')} by observation",
             ]
         return [*lines, "all good" if self.ok else f"fails: {', '.join(self.failed)}"]
 
@@ -246,8 +246,6 @@ def _measures(record: Record) -> Measures:
         reset_ms_max=1000 * max(resets, default=math.nan),
         memory_mb=memory[0] if memory else math.nan,
         memory_mb_further=(memory[-1] - memory[0]) / (len(memory) - 1) if len(memory) > 1 else math.nan,
-        anchor_rate=record.anchor_rate(
-            lambda answer: answer.observation if answer.state_key is None else answer.state_key
-        ),
-        anchor_rate_text=record.anchor_rate(lambda answer: answer.observation),
+        anchor_rate=record.anchor_rate(lambda answer: answer.anchor),
+        anchor_rate_text=record.anchor_rate(lambda answer: answer.observation_key),
     )

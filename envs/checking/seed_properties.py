@@ -45,7 +45,7 @@ def seeds_differ(record: Record, limits: Limits) -> Verdict:
     """Different seeds give different starts."""
     if len(record.first) < 2:
         return "skip", "one seed only"
-    starts = {(trace.task, trace.answers[0].observation, trace.answers[0].state_key) for trace in record.first}
+    starts = {(trace.task, trace.answers[0].observation_key, trace.answers[0].state_key) for trace in record.first}
     if len(starts) == 1:
         return "warn", f"{len(record.first)} seeds, one start: right for a single fixed task, else the seed is not used"
     return "pass", f"{len(starts)} starts of {len(record.first)} seeds"

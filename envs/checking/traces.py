@@ -20,7 +20,7 @@ Tell = Callable[..., None]
 
 def world(answer: Answer) -> tuple[object, ...]:
     """All of an answer but the key and the time; NaN is equal to itself."""
-    parts = (answer.observation, answer.admissible, repr(answer.reward), answer.terminated, answer.truncated)
+    parts = (answer.observation_key, answer.admissible, repr(answer.reward), answer.terminated, answer.truncated)
     return (*parts, answer.success, answer.invalid)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from verl_turnkey.envs.answers import Answer as EnvOutput
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.admission import Admission
@@ -274,6 +275,7 @@ def _named(env_id: str, kwargs: Mapping[str, Any]) -> str:
 
 
 def fingerprint(observation: str, info: Info) -> str:
-    """Equal for two episodes in the same state: a hash of the state's key, or of the observation without one."""
-    key = info["state_key"]
-    return hashlib.sha1(repr(observation if key is None else ("key", key)).encode()).hexdigest()
+    """Equal for two episodes in the same state: a hash of the state's key, or of text and images without one."""
+    answer = EnvOutput(observation, info)
+    key = answer.observation_key if answer.state_key is None else ("key", answer.state_key)
+    return hashlib.sha1(repr(key).encode()).hexdigest()

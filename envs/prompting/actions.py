@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import words
-from verl_turnkey.envs.prompting.thoughts import after_thoughts
+from verl_turnkey.envs.thoughts import after_thoughts
 from verl_turnkey.envs.user_modules import load_function
 
 TOOL_CALL = "json"
@@ -33,6 +33,8 @@ class ParsedAction:
     reason: str | None = None
     kind: Literal["format", "admissible"] = "format"
     """of the reason: there is no action in the text, or one that is not admissible now"""
+    content: str | None = field(default=None, repr=False, compare=False)
+    """what the turn says after its thoughts, empty if it ends before they do; None: nobody cut them off"""
 
     def __post_init__(self) -> None:
         if (self.action is None) == (self.reason is None):
@@ -45,7 +47,7 @@ class ParsedAction:
         return self.action is not None
 
 
-UNFINISHED = ParsedAction(None, "no action: the turn ends before its thoughts do")
+UNFINISHED = ParsedAction(None, "no action: the turn ends before its thoughts do", content="")
 
 Parser = Callable[[str, "Sequence[str] | None"], ParsedAction]
 """From the decoded turn and the admissible actions, if they are known, to the action. Never raises."""
@@ -78,8 +80,8 @@ def load_parser(fmt: str) -> Parser:
         find = FORMATS[fmt]
 
         def parse(text: str, admissible: Sequence[str] | None) -> ParsedAction:
-            answer = after_thoughts(text)
-            return UNFINISHED if answer is None else admit(find(answer), admissible, fmt)
+            content = after_thoughts(text)
+            return UNFINISHED if content is None else replace(admit(find(content), admissible, fmt), content=content)
 
         return parse
     if ":" in fmt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from verl_turnkey.envs.prompting.thoughts import FAMILIES
+from verl_turnkey.envs.thoughts import FAMILIES
 
 
 class ControlTokens:

@@ -89,7 +89,9 @@ class Memory:
 
 
 def said(parsed: ParsedAction, text: str, whole: bool) -> str:
-    """A past turn as later prompts show it: the action, or without one the beginning of the response."""
-    if whole or parsed.action is None:
-        return (text.strip() if whole else " ".join(text.split())[:80]) or "(nothing)"
+    """A past turn as later prompts show it: the action, or without one the beginning of what follows the thoughts."""
+    if whole:
+        return text.strip() or "(nothing)"
+    if parsed.action is None:
+        return " ".join((text if parsed.content is None else parsed.content).split())[:80] or "(nothing)"
     return parsed.action

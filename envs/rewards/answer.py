@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import RewardError, RewardStep, Steps, Values, at_the_end, register_reward
-from verl_turnkey.envs.rewards.stepsearch import token_f1
-from verl_turnkey.envs.squad import normalize
+from verl_turnkey.envs.squad import f1, same
 
 
 def right_answers(first: RewardStep) -> list[str]:
@@ -63,5 +62,5 @@ class Answer:
             found = [match[1] or "" for match in re.finditer(self.pattern, said)]
             said = found[-1] if found else ""
         if self.match == "f1":
-            return at_the_end(steps, token_f1(said, right))
-        return at_the_end(steps, float(any(normalize(said) == normalize(one) for one in right) and bool(said.strip())))
+            return at_the_end(steps, max(f1(said, gold) for gold in right))
+        return at_the_end(steps, float(any(same(said, gold) for gold in right)))

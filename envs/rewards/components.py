@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from verl_turnkey.advantage.params import check, require_frozen
+from verl_turnkey.envs.thoughts import after_thoughts
 
 
 class RewardError(RuntimeError):
@@ -52,6 +53,8 @@ class RewardStep:
     """tokens that the model wrote"""
     text: str = ""
     """what the model wrote"""
+    content: str = None  # type: ignore[assignment]
+    """the part of ``text`` after the thoughts, empty if it ends before they do; taken from ``text`` unless set"""
     task: str = ""
     """the task of the episode"""
     row: Mapping[str, Any] = field(default_factory=dict)
@@ -60,6 +63,10 @@ class RewardStep:
     """the environment's ``info["extra"]`` on the state the action was taken in; on the first step, that of ``reset``"""
     next_extra: Mapping[str, Any] = field(default_factory=dict)
     """the same on the state it led to; the very object ``extra`` when the action never reached the environment"""
+
+    def __post_init__(self) -> None:
+        if self.content is None:
+            object.__setattr__(self, "content", after_thoughts(self.text) or "")
 
     @property
     def won(self) -> bool:

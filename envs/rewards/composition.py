@@ -17,7 +17,7 @@ from verl_turnkey.envs.rewards.group import Seat
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label", "column")
-LOOPS_OWN = ("next_anchor", "text")  # columns that the agent loop writes itself
+LOOPS_OWN = ("images", "next_anchor", "text")  # columns that the agent loop writes itself
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,9 @@ def column_clash(name: str) -> str:
 def _part(entry: Any, where: str) -> _Part:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ConfigError(f"{where}: expected a mapping with the name of a component, got {entry!r}")
-    name, options = entry["name"], {key: value for key, value in entry.items() if key not in _OWN}
+    name, options, known = entry["name"], {key: value for key, value in entry.items() if key not in _OWN}, rewards()
+    if name in known:  # a misspelt weight is no missing one
+        _check_options(options, [field.name for field in fields(known[name].cls) if field.init], where)
     label = entry.get("label", name.rpartition(":")[2])
     if not isinstance(label, str) or not label:
         raise ConfigError(f"{where}.label: expected a text, got {label!r}")
@@ -210,13 +212,13 @@ def _part(entry: Any, where: str) -> _Part:
         raise ConfigError(f"{where}.weight: expected a finite number, got {weight!r}")
     column = entry.get("column")
     if column is not None and (not isinstance(column, str) or not column.isidentifier() or column in LOOPS_OWN):
+        taken = f"{', '.join(LOOPS_OWN[:-1])} and {LOOPS_OWN[-1]}"
         raise ConfigError(
-            f"{where}.column: expected the name of a column such as turn_score, other than {' and '.join(LOOPS_OWN)}, "
+            f"{where}.column: expected the name of a column such as turn_score, other than {taken}, "
             f"got {column!r}{_without_extra(column)}"
         )
     if ":" in name:
         return _Part(label, float(weight), _own(name, options, where), where, column)
-    known = rewards()
     if name not in known:
         raise ConfigError(
             f"{where}.name: no reward component is called {name!r}{did_you_mean(name, known) or '.'} There are "
@@ -228,7 +230,6 @@ def _part(entry: Any, where: str) -> _Part:
             f"{where}.weight: expected a number below 0, because {name!r} counts what is to be avoided, "
             f"got {entry.get('weight', 'none')!r}"
         )
-    _check_options(options, [entry.name for entry in fields(spec.cls) if entry.init], where)
     return _Part(label, float(weight), parse(spec.cls, options, where), where, column, spec.group)
 
 

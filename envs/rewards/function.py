@@ -24,8 +24,8 @@ class VerlFunction:
 
     ``data_source``, ``reward_model.ground_truth`` and ``extra_info`` are those of the data row, ``solution_str`` is the
     text of the last turn. ``extra_info`` further holds ``num_turns`` (messages, two per turn),
-    ``rollout_reward_scores`` (empty) and, of ours, ``turns``: a dict with observation, text, action, valid, reward and
-    success for each. The result is a number, or a dict with the key ``score``.
+    ``rollout_reward_scores`` (empty) and, of ours, ``turns``: a dict with observation, text, content, action, valid,
+    reward and success for each. The result is a number, or a dict with the key ``score``.
     """
 
     path: str | None = None
@@ -48,7 +48,7 @@ class VerlFunction:
 
     async def __call__(self, steps: Steps) -> Values:
         row, function = steps[-1].row, load_function(self._target, "reward.custom_reward_function.path")
-        names = ("observation", "text", "action", "valid", "reward", "success", "won")
+        names = ("observation", "text", "content", "action", "valid", "reward", "success", "won")
         given = {
             "data_source": row.get("data_source"),
             "solution_str": steps[-1].text,

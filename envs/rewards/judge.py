@@ -11,6 +11,7 @@ from typing import Any
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import JudgeError
 from verl_turnkey.envs.rewards.endpoint import SHOWN, Endpoint, EndpointConfig, finite
+from verl_turnkey.envs.thoughts import after_first_thoughts
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -63,12 +64,20 @@ class Judge:
         return self._read(await self.ask(messages))
 
     async def ask(self, messages: Messages) -> str:
-        """The text that the model answers.
+        """The text that the model answers, without the thoughts that it begins with.
 
         Raises:
-            JudgeError: no usable answer after all attempts; has the URL, the status and the beginning of the answer.
+            JudgeError: no usable answer after all attempts; has the URL, the status and the beginning of the answer. Or
+                the answer ends before its thoughts do.
         """
-        return await self._endpoint.ask({"messages": [dict(message) for message in messages]})
+        text = await self._endpoint.ask({"messages": [dict(message) for message in messages]})
+        answer = after_first_thoughts(text)
+        if answer is None:
+            raise JudgeError(
+                f"the judge at {self.config.url} gave no answer: it ends before its thoughts do; raise max_tokens in "
+                f"params. Got {text[-SHOWN:]!r}"
+            )
+        return answer
 
     def _read(self, answer: str) -> float:
         if self.config.score_key is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, finite
-from verl_turnkey.envs.squad import normalize
+from verl_turnkey.envs.squad import words
 from verl_turnkey.envs.user_modules import load_function
 
 SHORT = 5  # words of a gold answer up to which it has to be there as a whole
@@ -28,8 +28,8 @@ Vectors = Sequence[Sequence[float]]
 
 def recall(answer: str, gold: str) -> float:
     """Share of the words of ``gold``, as often as they occur, that ``answer`` has; after SQuAD's normalisation."""
-    words = Counter(normalize(gold).split())
-    return (words & Counter(normalize(answer).split())).total() / words.total() if words else 0.0
+    meant = Counter(words(gold))
+    return (meant & Counter(words(answer))).total() / meant.total() if meant else 0.0
 
 
 def answer_reward(answer: str, golds: Sequence[str]) -> float:

@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
-from verl_turnkey.envs.squad import normalize
+from verl_turnkey.envs.squad import f1, normalize
+from verl_turnkey.envs.thoughts import after_thoughts
 
 _TERMS = re.compile(r"\b\w\w+\b")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -80,14 +81,8 @@ def round_rewards(gain: ArrayLike, redundancy: ArrayLike, scale: float = 0.6) ->
 
 
 def token_f1(text: str, golds: Sequence[str]) -> float:
-    """F1 of the words (as often as they occur) with the best of ``golds``, after :func:`normalize`."""
-    ours = Counter(normalize(text).split())
-    best = 0.0
-    for gold in golds:
-        theirs = Counter(normalize(gold).split())
-        common = sum((ours & theirs).values())
-        best = max(best, 2 * common / (ours.total() + theirs.total()) if common else 0.0)
-    return best
+    """F1 of the words (as often as they occur) with the best of ``golds``, see :mod:`verl_turnkey.envs.squad`."""
+    return max((f1(text, gold) for gold in golds), default=0.0)
 
 
 def key_score(queries: Sequence[str], gold_queries: Sequence[Sequence[str]]) -> float:
@@ -107,7 +102,8 @@ def key_score(queries: Sequence[str], gold_queries: Sequence[Sequence[str]]) -> 
 
 
 def last_answer(text: str) -> str | None:
-    """What stands in the last ``<answer>...</answer>``; None without one, or with more than white space after it."""
+    """What the last ``<answer>...</answer>`` after the thoughts holds; None without one, or with text after it."""
+    text = after_thoughts(text) or ""
     answers = list(_ANSWER.finditer(text))
     return answers[-1][1] if answers and not text[answers[-1].end() :].strip() else None
 
@@ -156,7 +152,7 @@ class StepSearch:
                 "expected the environment's reset to give info['extra']['gold_passages'], a list of texts"
             )
         end = steps[-1]
-        if self.needs_answer and last_answer(end.text) is None and end.brought.get("answer") is None:
+        if self.needs_answer and last_answer(end.content) is None and end.brought.get("answer") is None:
             return [0.0] * len(steps)
         rounds = [list(step.brought.get("documents") or ()) for step in steps]
         return round_rewards(gains(closeness(rounds, passages)), redundancies(rounds), self.scale)

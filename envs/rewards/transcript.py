@@ -38,7 +38,7 @@ def fill(template: str, steps: Steps, max_chars: int) -> str:
             max_chars,
         ),
         "observation": steps[-1].observation,
-        "action": steps[-1].action or said[-1],
+        "action": steps[-1].action or steps[-1].content or "(no action)",
     }
     # In one pass: text of a model or an environment is never taken for a field.
     return _FIELD.sub(lambda match: values[match[1]], template)

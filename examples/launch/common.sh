@@ -34,12 +34,13 @@ if [ ! -f "$TASKS/train.parquet" ]; then
   esac
 fi
 
+# Quoted twice: the inner quotes are for Hydra, whatever a path holds.
 LINE=(
   "+turnkey=$METHOD" "+turnkey/env=$ENVIRONMENT" ${PRESET:+"+turnkey/preset=$PRESET"}
   ${URL:+turnkey.env.kwargs.url="$URL"}
-  "data.train_files=$TASKS/train.parquet"
-  "data.val_files=$TASKS/val.parquet"
-  "actor_rollout_ref.model.path=$MODEL"
+  "data.train_files=\"$TASKS/train.parquet\""
+  "data.val_files=\"$TASKS/val.parquet\""
+  "actor_rollout_ref.model.path=\"$MODEL\""
   actor_rollout_ref.model.enable_gradient_checkpointing=true
   actor_rollout_ref.model.use_remove_padding=true
   actor_rollout_ref.rollout.name=vllm
@@ -48,9 +49,9 @@ LINE=(
   "trainer.n_gpus_per_node=$GPUS"
   "trainer.nnodes=$NODES"
   trainer.save_freq=25
-  "trainer.default_local_dir=$OUT/checkpoints"
+  "trainer.default_local_dir=\"$OUT/checkpoints\""
   "trainer.project_name=$ENVIRONMENT"
   "trainer.experiment_name=${PRESET:-$METHOD}"
-  "turnkey.log.trajectories=$OUT/turnkey_log"
-  "hydra.run.dir=$OUT/hydra"
+  "turnkey.log.trajectories=\"$OUT/turnkey_log\""
+  "hydra.run.dir=\"$OUT/hydra\""
 )

@@ -67,10 +67,8 @@ class Job:
 
     def command(self, ray_dir: str) -> list[str]:
         """``turnkey train`` as anybody would call it, which prints the whole launch line and becomes verl's program."""
-        turnkey = f"""
-            {Path(sys.executable).with_name("turnkey")} train {self.recipe} --model {self.out}/model
-            --method {self.method} --device cpu --steps {self.steps} --out {self.out}
-        """
+        turnkey = [str(Path(sys.executable).with_name("turnkey")), "train", self.recipe, "--model", f"{self.out}/model"]
+        turnkey += ["--method", self.method, "--device", "cpu", "--steps", str(self.steps), "--out", str(self.out)]
         overrides = f"""
             data.train_batch_size={GROUPS}
             data.seed={self.seed}
@@ -92,7 +90,7 @@ class Job:
             trainer.logger=[file]
             +ray_kwargs.ray_init._temp_dir={ray_dir}
         """
-        return [*turnkey.split(), *self.task, *overrides.split(), *self.overrides]
+        return [*turnkey, *self.task, *overrides.split(), *self.overrides]
 
 
 @contextmanager

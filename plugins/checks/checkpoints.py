@@ -55,7 +55,8 @@ def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
     resumable = config.trainer.resume_mode != "disable"
     for role, node in _roles(config, use_critic=use_critic).items():
         key = f"{'actor_rollout_ref.actor' if role == 'actor' else role}.checkpoint"
-        if OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:
+        saves = config.trainer.save_freq > 0
+        if saves and OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:
             raise ConfigError(
                 f"{key}.async_save=true: verl saves asynchronously with Megatron alone, but with {node.strategy} it "
                 f"does not write {TRACKER} either, without which no run resumes: set {key}.async_save=false"
@@ -63,7 +64,7 @@ def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
         contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
         saved = OmegaConf.select(node, "checkpoint.save_contents") or list(NAMES)
         unsaved = [name for name in NAMES if name in contents and name not in saved]
-        if resumable and unsaved and config.trainer.save_freq > 0:
+        if resumable and unsaved and saves:
             warnings.warn(
                 f"{key}.load_contents={[*contents]} wants {' and '.join(unsaved)}, which save_contents={[*saved]} does "
                 f"not write: no run resumes from the checkpoints of this one. Set {key}.load_contents alike",

@@ -23,7 +23,9 @@ BY_ROWS = {
     "reinforce_plus_plus_baseline": "seeupo",
 }
 # Methods without a part that sums an episode's rewards without a discount.
-DISCOUNTED = ("rebn", "turn_gae", "vc_gae", "turn_norm", "marshal")
+DISCOUNTED = ("rebn", "turn_gae", "vc_gae", "turn_norm", "marshal", "hae")
+# verl's estimators that discount the rewards of tokens: what they compare is no sum over an episode's steps.
+BY_TOKENS = ("gae", "reinforce_plus_plus")
 
 
 def warn_of_combinations(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
@@ -50,17 +52,16 @@ def _rows(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
 
 
 def _discounts(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[str]:
-    spec = estimator_of(config)
+    spec, name = estimator_of(config), str(config.algorithm.adv_estimator)
+    if name in BY_TOKENS:
+        return
+    own = float(getattr(credit_params(config, turnkey), "gamma", 1.0)) if spec and spec.name in DISCOUNTED else 1.0
+    what = f"turnkey.credit.gamma={own}" if spec and spec.name in DISCOUNTED else "outcomes without a discount"
     for entry in turnkey.rewards:
-        if entry.get("name") != "potential" or spec is None or entry.get("column"):
-            continue
-        params = credit_params(config, turnkey)
-        own = getattr(params, "gamma", 1.0) if spec.name in DISCOUNTED else 1.0
-        if entry.get("gamma") != own:
-            what = f"turnkey.credit.gamma={own}" if spec.name in DISCOUNTED else "outcomes without a discount"
+        if entry.get("name") == "potential" and not entry.get("column") and entry.get("gamma") != own:
             yield (
                 f"turnkey.rewards: potential with gamma={entry.get('gamma')} changes which policy is best, since "
-                f"{spec.name} compares {what}: set its gamma to {own}"
+                f"{spec.name if spec else name} compares {what}: set its gamma to {own}"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, rows, taken
+from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, taken
 from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 
 
@@ -39,12 +41,23 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
             raise ConfigError(f"data.{key} is empty: verl wants a file{unused}")
+        _check_brackets(f"data.{key}", patterns(config, key))
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
         _check_named(f"data.{key}", local[key])
         number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
         if len(local[key]) == len(files):  # else some are elsewhere: they cannot be counted here
             _check_number(config, key, number)
     return local["train_files"]
+
+
+def _check_brackets(key: str, names: Sequence[str]) -> None:
+    """Refuse a file whose own path, read as a pattern, does not match it: verl would read no file."""
+    for name in names:
+        if Path(name).is_file() and not glob(name):
+            raise ConfigError(
+                f"{key}={name}: verl reads brackets in a path as a pattern, which this file does not match: write "
+                f"{override(key, escape(name))}, or rename the folder"
+            )
 
 
 def _readable(config: DictConfig, key: str, file: str) -> bool:
@@ -54,6 +67,11 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
         raise ConfigError(f"{key}={file}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
     if "://" in file:
         return False
+    if file.startswith("~"):
+        raise ConfigError(
+            f"{key}={file}: there is no such file, since verl does not expand the ~: write {path}, or $HOME without "
+            "single quotes"
+        )
     if not path.is_file():
         absent(config, f"{key}={file}: there is no such file; `turnkey tasks` writes them")
         return False

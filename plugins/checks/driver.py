@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
@@ -36,6 +38,18 @@ class Refused(ConfigError, CompactHydraException):
     """A configuration that was refused; Hydra prints the message alone, and all with ``HYDRA_FULL_ERROR=1``."""
 
 
+def _unexpected(error: Exception) -> str:
+    """A sentence about a value that a check cannot compute with, with the line that tried to."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(_HERE)] or [*frames]
+    file, line = Path(ours[-1].filename).name, ours[-1].lineno
+    return (
+        f"a check cannot read the configuration: {type(error).__name__}: {error} (checks/{file}, line {line}: "
+        f"{ours[-1].line}). A key there has a value of another type than verl expects, such as null or a text in the "
+        "place of a number; HYDRA_FULL_ERROR=1 shows all of the error"
+    )
+
+
 def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
     """In place of ``verl.utils.config.validate_config``, which is ``verls``.
 
@@ -53,6 +67,8 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
             check(config, use_critic=use_critic)
     except EXPECTED as error:
         raise Refused(str(error)) from error
+    except (TypeError, ValueError, AttributeError, LookupError, OmegaConfBaseException) as error:
+        raise Refused(_unexpected(error)) from error
     said = [f"replaced: {text}" for text in lost]
     for warning in caught:
         if warning.filename.startswith(_HERE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ LOOP_COLUMN = "agent_name"
 """the column in which a row names its agent loop"""
 
 
+def patterns(config: DictConfig, key: str) -> list[str]:
+    """``data.<key>``, which may be one name or a list; verl reads each as a pattern (``*``, ``?``, ``[abc]``)."""
+    names = config.data.get(key) or []
+    return [str(name) for name in ([names] if isinstance(names, str) else names)]
+
+
 def listed(config: DictConfig, key: str) -> list[str]:
-    """The files of ``data.<key>``, which may be one name or a list; empty when it is not set."""
-    files = config.data.get(key) or []
-    return [str(file) for file in ([files] if isinstance(files, str) else files)]
+    """The files of ``data.<key>``; a pattern that matches nothing here stays as it is. Empty when it is not set."""
+    return [file for pattern in patterns(config, key) for file in sorted(glob(pattern, recursive=True)) or [pattern]]
 
 
 def local_parquet(config: DictConfig) -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.catalog import ADAPTERS
-from verl_turnkey.plugins.config.foreign_keys import FOREIGN, refusal
+from verl_turnkey.plugins.config.foreign_keys import FOREIGN, foreign, refusal
 from verl_turnkey.plugins.config.presets import names, read
+from verl_turnkey.plugins.config.recipe_files import leaves
 from verl_turnkey.plugins.config.schema import MODIFY, TurnkeyConfig, estimator_of, loss_of
 from verl_turnkey.plugins.verl_api.ledger import TRAINERS
 
@@ -69,9 +69,14 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
             f"algorithm.adv_estimator={name}"
         )
-    values: list[tuple[str, Any, str]] = [(key, OmegaConf.select(config, key), ours) for key, ours in FOREIGN.items()]
-    if found := [(f"{key}={value}", ours) for key, value, ours in values if value is not None]:
-        raise ConfigError(refusal(found))
+    nodes = {key: OmegaConf.select(config, key) for key in FOREIGN}
+    values = {
+        leaf: value
+        for key, node in nodes.items()
+        for leaf, value in (leaves(node, f"{key}.") if isinstance(node, DictConfig) else [(key, node)])
+    }
+    if others := [(f"{key}={value}", foreign(key) or "") for key, value in values.items() if value is not None]:
+        raise ConfigError(refusal(others))
 
 
 def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:

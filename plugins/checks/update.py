@@ -14,6 +14,7 @@ from verl_turnkey.advantage import ConfigError, EstimatorSpec
 from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.plugins.checks.lora import FSDP
+from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.weighing import check_weights
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, loss_params
@@ -46,6 +47,8 @@ def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
     """
     _check_loss(config, turnkey, mode, loops)
     _warn_departures(config)
+    if mode.startswith("turnkey_"):
+        check_migrated(config, turnkey, loops)
     _check_order(config, turnkey, mode, loops)
     check_weights(config, turnkey, mode)
     _warn_levels(config, turnkey, loops)
@@ -107,7 +110,8 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
     if not mode.startswith("turnkey_"):
         raise ConfigError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs a trainer that hands its parameters to the "
-            f"workers, but trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}"
+            f"workers, but trainer.v1.trainer_mode is {mode!r}: add +turnkey=<method> in front of +turnkey/loss={name} "
+            f"(+turnkey=base for an estimator of verl's), or set trainer.v1.trainer_mode=turnkey_{mode}"
         )
     estimator = estimator_of(config)
     given = {*PROVIDED, *(estimator.gives if estimator else ())}

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.checks.absolute import absolute_paths
+from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
@@ -29,9 +30,12 @@ from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.paths import check_joining, check_paths
-from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
+from verl_turnkey.plugins.checks.ranges import check_ranges
+from verl_turnkey.plugins.checks.resources import check_resources
+from verl_turnkey.plugins.checks.rewards import check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
+from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
 from verl_turnkey.plugins.config.cluster import joins_cluster
@@ -78,10 +82,11 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     ours = estimator_of(config) is not None and (
         involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
     )
+    if not (ours or involved) and loss_of(config) is None:
+        return
+    check_ranges(config)
     if ours:
         _check_estimator(config, turnkey, use_critic, mode)
-    elif not involved and loss_of(config) is None:
-        return
     if warning := internals.unsupported_verl():
         warnings.warn(warning, stacklevel=2)
     ledger.verify(("config",))
@@ -90,6 +95,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         from verl.trainer.ppo.utils import need_reference_policy
 
         _check_trainer(config, mode, use_critic)
+        check_unknown(config, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_counts(config)
         check_rollout(config, turnkey, mode, loops)
         check_joining(config)
@@ -102,6 +108,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_unread(config, loops)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_late(config, turnkey, loops, use_critic=use_critic)
+        check_resources(config, use_critic=use_critic)
     elif turnkey.log.trajectories:
         warnings.warn(
             f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "
@@ -227,71 +234,6 @@ def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
             f"trainer.critic_warmup={warm_up} leaves the actor as it is before step {warm_up}, and this run has no "
             "critic to warm up: set it to 0"
         )
-
-
-def check_agent_loop(
-    config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...], forked: tuple[str, ...] = ()
-) -> None:
-    """Check limits, prompt settings and the first task of ``files``, which is played for a few steps.
-
-    ``given``, ``forked``: the columns that reward components give, and those that the strategy of rollouts gives.
-    """
-    rollout = config.actor_rollout_ref.rollout
-    _check_routing(config)
-    budget = rollout.response_length
-    limit = turnkey.rollout.max_tokens_per_turn
-    if limit is not None and limit > budget:
-        raise ConfigError(
-            f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}: lower the one or "
-            "raise the other"
-        )
-    _check_prompts(config, turnkey)
-    from verl_turnkey.plugins.checks.probe import probe
-
-    if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
-        check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given, forked)
-
-
-def _check_routing(config: DictConfig) -> None:
-    """Routed experts travel with no row of the agent loop turnkey_env."""
-    replayed = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": "false"}
-    replayed |= {f"actor_rollout_ref.actor.{engine}.router_replay.mode": "R2" for engine in ("megatron", "veomni")}
-    if given := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
-        instead = " and ".join(f"{key}={replayed[key]}" for key in given)
-        more = " (R2 records routes in the trainer)" if "R2" in instead else ""
-        raise ConfigError(f"the agent loop turnkey_env does not carry routed experts: set {instead}{more}")
-
-
-def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Check the prompt template, and load the functions and parsers that the agent loop will call."""
-    from verl_turnkey.envs.prompting.actions import TOOL_CALL, load_parser
-    from verl_turnkey.envs.prompting.prompts import load_template
-    from verl_turnkey.envs.user_modules import load_function
-
-    options = turnkey.rollout
-    try:
-        template = load_template(options.template)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"turnkey.rollout.template: {error}") from None
-    if options.prompt == "template":
-        for key in ("observation_role", "thinking", "when_full"):
-            if (value := getattr(options, key)) != getattr(type(options)(), key):
-                warnings.warn(
-                    f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template", stacklevel=2
-                )
-    if options.action_format == TOOL_CALL:
-        from verl_turnkey.plugins.rollout.action_reader import check_tool_parser
-
-        check_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)
-    else:
-        load_parser(options.action_format)
-    if options.summary is not None:
-        load_function(options.summary, "turnkey.rollout.summary")
-        if "{summary}" not in template:
-            raise ConfigError(
-                f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}, which "
-                f"turnkey.rollout.template={options.template} has not"
-            )
 
 
 def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:

@@ -12,6 +12,7 @@ import typer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.evaluating import checkpoint as checkpoints
 from verl_turnkey.plugins.evaluating.samples import locked
 
@@ -57,7 +58,7 @@ def evaluate(
         os.environ["TURNKEY_DEVICE"] = "cpu"  # before verl is imported
 
     def words(path: str) -> list[str]:
-        log = f"turnkey.log.trajectories={folder / 'turnkey_log'}"
+        log = override("turnkey.log.trajectories", folder / "turnkey_log")
         lines = launch.overrides(
             played,
             model=path,
@@ -131,7 +132,7 @@ def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str
         raise typer.BadParameter(f"{option} writes the same each time: leave out --samples {samples}")
     if greedy:
         return [f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.top_p=1.0", f"{ROLLOUT}.top_k=-1"]
-    return [] if temperature is None else [f"{ROLLOUT}.temperature={temperature}"]
+    return [] if temperature is None else [override(f"{ROLLOUT}.temperature", temperature)]
 
 
 def _task_file(tasks: str, played: launch.Played, folder: Path) -> Path:

@@ -5,10 +5,12 @@ The line states every choice, so that it can be copied into a script and extende
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from time import strftime
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config import command_line, presets
+from verl_turnkey.plugins.config.overrides import override, read, values
 
 # Sizes for a first run: on one node with GPUs, and on a CPU with a model of a few million parameters.
 SIZES: dict[str, dict[str, Any]] = {
@@ -28,10 +31,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 32768,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": "true",
-        "actor_rollout_ref.model.use_remove_padding": "true",
+        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+        "actor_rollout_ref.model.use_remove_padding": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
-        "actor_rollout_ref.actor.optim.lr": "1e-6",
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
     },
     "cpu": {
         "data.train_batch_size": 4,
@@ -39,7 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "data.max_response_length": 32,
         "actor_rollout_ref.rollout.n": 4,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
-        "actor_rollout_ref.actor.optim.lr": "1e-4",
+        "actor_rollout_ref.actor.optim.lr": 1e-4,
     },
 }
 TURNS = 16
@@ -77,10 +80,13 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
     from omegaconf import OmegaConf
 
     played = _named(environment)
-    prefix = "turnkey.env.kwargs."
-    arguments = [entry.lstrip("+").removeprefix(prefix) for entry in further if entry.lstrip("+").startswith(prefix)]
-    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
-    return replace(played, kwargs={**played.kwargs, **given})
+    node = OmegaConf.create({"kwargs": dict(played.kwargs)})
+    for word in further:
+        if re.match(r"\+{0,2}turnkey\.env\.kwargs[.=]", word):
+            key, value = read(word)
+            OmegaConf.update(node, key.removeprefix("turnkey.env."), value, force_add=True)
+    kwargs: Any = OmegaConf.to_container(node.kwargs)
+    return replace(played, kwargs=kwargs)
 
 
 def _named(environment: str) -> Played:
@@ -173,8 +179,8 @@ def overrides(
     chosen = {**SIZES[sizes or device]}
     given = {entry.lstrip("+~").partition("=")[0] for entry in further}
     given |= {key for key in _preset(further) if not key.startswith("trainer.")}  # how long to train is said here
-    batch = next((e.partition("=")[2] for e in further if e.startswith("data.train_batch_size=")), None)
-    chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batch or chosen["data.train_batch_size"]
+    batches = [chosen["data.train_batch_size"], *values(further, "data.train_batch_size")]
+    chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batches[-1]
     if _prompt(played, further) == "conversation":  # which grows by turns and observations
         turn = chosen["data.max_response_length"]
         chosen |= {"data.max_response_length": TURNS * turn, "turnkey.rollout.max_tokens_per_turn": turn}
@@ -185,7 +191,7 @@ def overrides(
         "trainer.total_epochs": 100_000,  # the number of steps is the limit
         "trainer.test_freq": max(1, min(10, steps)),
         "trainer.save_freq": max(1, min(25, steps)),
-        "trainer.logger": "[console,file]",  # the file in a folder per start: verl writes it anew
+        "trainer.logger": ["console", "file"],  # the file in a folder per start: verl writes it anew
         "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT": out / "metrics" / strftime("%Y%m%d-%H%M%S"),
         "trainer.project_name": played.name,
         "trainer.experiment_name": method,
@@ -194,13 +200,14 @@ def overrides(
         "hydra.run.dir": out / "hydra",
     }
     switches = [f"+turnkey={method}"]
-    switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [f"turnkey.env.id={played.id}"]
+    switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [override("turnkey.env.id", played.id)]
     switches += ["+turnkey/device=cpu"] if device == "cpu" else []
     lines = [switches]
-    lines += [[f"turnkey.modules=[{played.module}]"]] if played.module else []
-    lines += [[f"data.train_files={tasks / 'train.parquet'}", f"data.val_files={tasks / 'val.parquet'}"]]
-    lines += [[f"actor_rollout_ref.model.path={model}"]]
-    lines += [[f"{key}={value}"] for key, value in chosen.items() if key.lstrip("+") not in given]
+    lines += [[override("turnkey.modules", [played.module])]] if played.module else []
+    # verl reads these as patterns, in which brackets have to be escaped.
+    lines += [[override(f"data.{split}_files", escape(f"{tasks / split}.parquet")) for split in ("train", "val")]]
+    lines += [[override("actor_rollout_ref.model.path", model)]]
+    lines += [[override(key, value)] for key, value in chosen.items() if key.lstrip("+") not in given]
     lines += [[entry] for entry in further]
     command_line.check([entry for line in lines for entry in line])
     return lines
@@ -208,17 +215,15 @@ def overrides(
 
 def _preset(further: Sequence[str]) -> set[str]:
     """The keys that a preset among the overrides sets: values on the line would replace its own."""
-    switch = "+turnkey/preset="
-    chosen = [entry.removeprefix(switch) for entry in further if entry.startswith(switch)]
+    chosen = values(further, "turnkey/preset")
     return {setting.key for name in chosen if name in presets.names() for setting in presets.read(name).settings}
 
 
 def _prompt(played: Played, further: Sequence[str]) -> str:
     """``turnkey.rollout.prompt`` of the launch line."""
-    key = "turnkey.rollout.prompt="
-    given = [entry.removeprefix(key) for entry in further if entry.startswith(key)]
     recipe = _recipes()[played.recipe] if played.recipe else {}
-    return str([recipe.get("rollout", {}).get("prompt", "template"), *given][-1])
+    prompts = [recipe.get("rollout", {}).get("prompt", "template"), *values(further, "turnkey.rollout.prompt")]
+    return str(prompts[-1])
 
 
 def command(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,8 @@ def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
 ) -> None:
     """Turn-level credit for LLM agents on stock verl."""
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: modules in the current folder, for us as for verl
 
 
 @app.command()
@@ -107,8 +110,6 @@ def train(
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
 ) -> None:
     """Train on ENVIRONMENT. Writes the tasks, prints the launch line and runs it; it is checked before Ray starts."""
-    import os
-
     from verl_turnkey.plugins.cli import launch
 
     here, gpus = launch.device_here()

@@ -20,6 +20,7 @@ from pathlib import Path
 from string import Template
 
 from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
+from verl_turnkey.plugins.config.overrides import override
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ KINDS = {
         summary="each step's discounted return against the mean of its group",
         use=(
             "python {file}",
-            "python -m verl.trainer.main_ppo +turnkey=base 'turnkey.modules=[{file}]' "
-            "algorithm.adv_estimator={name} ...",
+            "python -m verl.trainer.main_ppo +turnkey=base {modules} algorithm.adv_estimator={name} ...",
         ),
     ),
     "loss": Kind(
@@ -78,7 +78,7 @@ KINDS = {
         summary="PPO's clipped loss with one importance ratio per token",
         use=(
             "python {file}",
-            "python -m verl.trainer.main_ppo +turnkey=gigpo 'turnkey.modules=[{file}]' "
+            "python -m verl.trainer.main_ppo +turnkey=gigpo {modules} "
             "actor_rollout_ref.actor.policy_loss.loss_mode={name} ...",
         ),
     ),
@@ -122,7 +122,8 @@ def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> li
     text = render(kind, "own", name, summary, file)
     _refuse_existing([path])
     _write({path: text})
-    commands = [command.format(file=file, name=name, camel=camel(name)) for command in KINDS[kind].use]
+    words = {"file": file, "modules": shlex.quote(override("turnkey.modules", [path]))}
+    commands = [command.format(**words, name=name, camel=camel(name)) for command in KINDS[kind].use]
     return [f"Written: {path}. It works as it is; make it yours. Then:", *(f"    {command}" for command in commands)]
 
 

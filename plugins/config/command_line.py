@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
+from verl_turnkey.plugins.config.line_words import KWARGS, check_argument, check_node, check_together
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
@@ -49,7 +50,7 @@ class CommandLine:
     """The overrides of a launch line in their order; other arguments (``--config-name``, a path) are skipped."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._arguments = arguments
+        self.arguments = arguments
         found = [(text, _OVERRIDE.fullmatch(text)) for text in arguments]
         self.overrides = [_Override(text, *match.group("plus", "key", "value")) for text, match in found if match]
 
@@ -67,7 +68,7 @@ class CommandLine:
     def own_files(self) -> bool:
         """Whether the user's own configuration files are used, whose groups and keys are unknown here."""
         flags = ("--config", "-cn", "-cp", "-cd")
-        return any(a.startswith(flags) or "hydra.searchpath" in a for a in self._arguments)
+        return any(a.startswith(flags) or "hydra.searchpath" in a for a in self.arguments)
 
 
 def refuse(arguments: Sequence[str]) -> None:
@@ -81,8 +82,27 @@ def refuse(arguments: Sequence[str]) -> None:
     except ConfigError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print(f"verl-turnkey: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+        _exit(error)
+
+
+def refuse_split() -> None:
+    """Refuse what verl's main program was started with where Hydra's parser, which comes first, would say its usage.
+
+    Raises:
+        SystemExit: an option stands between overrides, some of which are ours.
+    """
+    starts = [place for place, word in enumerate(sys.orig_argv) if re.search(r"\bverl[./]trainer[./]main_ppo", word)]
+    line = CommandLine(sys.orig_argv[starts[0] + 1 :] if starts else [])
+    if line.ours:
+        try:
+            check_together(line.arguments, [override.text for override in line.overrides])
+        except ConfigError as error:
+            _exit(error)
+
+
+def _exit(error: ConfigError) -> NoReturn:
+    print(f"verl-turnkey: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(1) from None
 
 
 def program() -> str:
@@ -118,13 +138,18 @@ def check(arguments: Sequence[str], main: str = "") -> None:
             f"{line.ours[0].text}: {main} has a trainer of its own, which knows nothing of this package: start "
             "verl.trainer.main_ppo; trainer.v1.trainer_mode=turnkey_separate_async gives servers GPUs of their own"
         )
+    check_together(arguments, [override.text for override in line.overrides])
     _check_groups(line)
     _check_order(line)
     _check_estimator(line)
     _check_loss(line)
     _check_foreign(line)
-    for override in line.overrides:
-        if override.key.startswith("turnkey.") and not override.plus and not line.own_files:
+    for override in [] if line.own_files else line.ours:
+        check_node(override.text, override.key, override.value, groups(), _nodes())
+        if f"{override.key}.".startswith(f"{KWARGS}.") and not override.plus:
+            chosen = [(other.key, other.value) for other in line.overrides if other.key.startswith("turnkey")]
+            check_argument(override.text, override.key, chosen, [other.key for other in line.overrides if other.plus])
+        elif override.key.startswith("turnkey.") and not override.plus:
             _check_key(override, line)
 
 
@@ -161,18 +186,23 @@ def _check_groups(line: CommandLine) -> None:
             raise ConfigError(f"{override.text}: write +{key}={value}, with one plus: stock verl has no such group")
         if value not in known[key]:
             raise ConfigError(_no_choice(key, value, known[key]))
-    if len(line.methods) > 1:
-        raise ConfigError(f"{' and '.join(m.text for m in line.methods)}: one method at a time, keep one of them")
+    for group in dict.fromkeys(override.key for override in line.overrides if override.key in known):
+        if len(texts := [override.text for override in line.overrides if override.key == group]) > 1:
+            raise ConfigError(f"{' and '.join(texts)}: one {_noun(group)} at a time, keep one of them")
 
 
 def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
-    what = {"turnkey": "method", "turnkey/env": "environment"}.get(group, group.removeprefix("turnkey/"))
+    what = _noun(group)
     way_out = ""
     if group == "turnkey" and value in VERLS_ESTIMATORS and value not in WITHOUT_INPUT:
         way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"
     elif group == "turnkey/env":
         way_out = " (any other environment: turnkey.env.id=<gymnasium id>)"
     return f"+{group}={value}: there is no {what} {value!r}{did_you_mean(value, choices)}{way_out}\n{_listed(choices)}"
+
+
+def _noun(group: str) -> str:
+    return {"turnkey": "method", "turnkey/env": "environment"}.get(group, group.removeprefix("turnkey/"))
 
 
 def _listed(choices: Sequence[str]) -> str:
@@ -230,6 +260,14 @@ def _check_foreign(line: CommandLine) -> None:
         found += [(text, rest) for text in bare]
     if found:
         raise ConfigError(refusal(found))
+
+
+def _nodes() -> list[str]:
+    """The keys below ``turnkey`` that have keys of their own."""
+    from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+    config = TurnkeyConfig()
+    return [entry.name for entry in fields(config) if is_dataclass(getattr(config, entry.name))]
 
 
 def _check_key(override: _Override, line: CommandLine) -> None:

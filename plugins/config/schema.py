@@ -101,7 +101,7 @@ class RolloutConfig:
     system: str | None = None
     """system message; null: none"""
     anchor: Literal["state_key", "observation"] = "state_key"
-    """what identifies a state: the environment's key of the full state, or the observation text"""
+    """what identifies a state: the environment's key of the full state, or the observation (text and images)"""
     stop: list[str] = field(default_factory=list)
     """strings that end a turn, besides the tokenizer's end of turn"""
     stop_token_ids: list[int] = field(default_factory=list)

@@ -123,9 +123,9 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     """
     from verl_turnkey.envs.user_modules import import_modules
     from verl_turnkey.plugins.checks.absolute import absolute_paths
+    from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
-    from verl_turnkey.plugins.checks.validate import check_agent_loop
 
     config = composed(words)
     absolute_paths(config, turnkey_config(config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
@@ -20,7 +21,7 @@ from verl_turnkey.envs.prompting.actions import (
     admit,
     load_parser,
 )
-from verl_turnkey.envs.prompting.thoughts import after_thoughts, opens_thoughts
+from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
 from verl_turnkey.plugins.config.schema import closest
 
 ACT: dict[str, Any] = {
@@ -76,13 +77,11 @@ class TextReader:
         self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
     ) -> ParsedAction:
         """The action in a turn, given as token ids and as decoded text, which answers the ids of ``prompt``."""
-        if self._whole:
-            return self._parse(text, admissible)
         answer = _answer(self._tokenizer, ids, prompt, HEADER)
-        if answer is None:
+        if answer is None and not self._whole:
             return UNFINISHED
-        text = text if answer is ids else self._tokenizer.decode(answer, skip_special_tokens=True)
-        return self._parse(text, admissible)
+        content = text if answer is ids else self._tokenizer.decode(answer or [], skip_special_tokens=True)
+        return replace(self._parse(text if self._whole else content, admissible), content=content)
 
 
 class ToolCallReader:
@@ -109,8 +108,12 @@ class ToolCallReader:
         answer = _answer(self._tokenizer, ids, prompt)
         if answer is None:
             return UNFINISHED
+        content = text if answer is ids else self._tokenizer.decode(answer, skip_special_tokens=True)
+        return replace(await self._call(answer, admissible), content=content)
+
+    async def _call(self, ids: list[int], admissible: Sequence[str] | None) -> ParsedAction:
         try:
-            _, calls = await self._parser.extract_tool_calls(answer, self._schemas)
+            _, calls = await self._parser.extract_tool_calls(ids, self._schemas)
         except Exception as error:  # verl's parsers may raise anything on what the model wrote
             return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
         return _called(calls[-1], admissible) if calls else ParsedAction(None, "no tool call")

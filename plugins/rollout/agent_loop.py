@@ -241,7 +241,7 @@ class EnvAgentLoop(AgentLoopBase):
             terminated=answer.terminated,
             truncated=answer.truncated or (not answer.terminated and last),
             version=turn.version,
-            extra=columns | ({"text": seen.observation} if worker.keep_texts else {}),
+            extra=columns | ({"text": seen.observation, "images": seen.images_key} if worker.keep_texts else {}),
         )
         return PlayedStep(
             prompt=prompt,
@@ -251,6 +251,7 @@ class EnvAgentLoop(AgentLoopBase):
             answer=answer.observation,
             invalid=None if valid else parsed.reason or "the environment refused the action",
             unparsed=not parsed.valid and parsed.kind == "format",
+            content=parsed.content,
             seconds=seconds,
             extra=extra,
             next_extra=next_extra,
@@ -258,8 +259,7 @@ class EnvAgentLoop(AgentLoopBase):
 
     def _anchor(self, state: Answer) -> str | int:
         """The key by which methods compare states."""
-        key = state.info["state_key"] if self.options.anchor == "state_key" else None
-        return state.observation if key is None else key
+        return state.anchor if self.options.anchor == "state_key" else state.observation_key
 
     def _prompts(self, task: str) -> Prompts:
         return (

@@ -10,6 +10,8 @@ from typing import Any
 
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.rewards import RewardError, RewardStep
+from verl_turnkey.envs.thoughts import close_thoughts
+from verl_turnkey.plugins.rollout.action_reader import OPENING
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.paths import Path
 
@@ -54,11 +56,12 @@ class State:
         sampling = self.path.sampling
         stops = [*sampling.get("stop", ()), *stop]
         sampling = {**sampling, "max_tokens": tokens, "temperature": temperature, **({"stop": stops} if stops else {})}
-        turn = await self._generate(self._encode(_whole(begun)), sampling)
+        turn = await self._generate(self._encode(self._closing(begun) + _whole(begun)), sampling)
         return min((turn.text.partition(end)[0] for end in stops), key=len, default=turn.text)
 
     async def log_prob(self, begun: str, text: str) -> float:
-        before, whole = self._encode(_whole(begun)), self._encode(begun + text)
+        closing = self._closing(begun)
+        before, whole = self._encode(closing + _whole(begun)), self._encode(closing + begun + text)
         # A token may hold the end of the one and the beginning of the other: it is the text's.
         same = (n for n, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other)
         first = next(same, min(len(before), len(whole)))
@@ -73,6 +76,10 @@ class State:
         if not all(map(math.isfinite, found)):
             raise RewardError(f"the server gives the log-probabilities {found} of {text!r}")
         return fmean(found)
+
+    def _closing(self, begun: str) -> str:
+        """What ends thoughts that the prompt opens: inside them nothing is an answer."""
+        return close_thoughts(self.tokenizer.decode(self.prompt.ids[-OPENING:], skip_special_tokens=False), begun)
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -67,6 +67,8 @@ class PlayedStep:
     """``info["extra"]`` of the state the action was taken in"""
     next_extra: Mapping[str, Any]
     """of the state it led to; the same object if the action was not applied"""
+    content: str | None = None
+    """what the response says after its thoughts; None: they were not cut off"""
 
     def for_reward(self, task: str, row: Mapping[str, Any], success: bool) -> RewardStep:
         """The step as the reward components see it."""
@@ -82,6 +84,7 @@ class PlayedStep:
             truncated=self.record["truncated"],
             tokens=len(self.turn.ids),
             text=self.turn.text,
+            content=self.content,
             task=task,
             row=row,
             extra=self.extra,

@@ -223,6 +223,7 @@ class Logged:
     def _turn(self, turn: _Turn, t: int) -> dict[str, Any]:
         record, extra = turn.record, dict(turn.record["extra"])
         extra.pop("text", None)  # the observation, which is among the texts
+        extra.pop("images", None)
         next_key = extra.pop("next_anchor", None)
         row, place = self.rows.get(record["step"], (None, None))
         return {

@@ -1,4 +1,4 @@
-"""What driver and trainer tell each other about the end of a run: two entries in the key-value store of the Ray job.
+"""What driver and trainer tell each other about the end of a run: three entries in the key-value store of the Ray job.
 
 The driver waits in ``ray.get`` and the trainer is an actor that may stand still, on another machine. A file would need
 a folder that both see.
@@ -18,8 +18,10 @@ STOPPED = 75
 DEAD = 69
 """exit status when a process of the run is dead: sysexits' EX_UNAVAILABLE"""
 
-Entry = Literal["signal", "dead"]
-"""signal: name of the one that the driver got; dead: the trainer's sentence about dead processes"""
+Entry = Literal["signal", "dead", "begun"]
+"""signal: name of the one that the driver got; dead: the trainer's sentence about dead processes; begun: the number of
+its first step, once that begins"""
+ENTRIES: tuple[Entry, ...] = ("signal", "dead", "begun")
 
 
 class StoppedError(RuntimeError):

@@ -1,5 +1,7 @@
 """The driver's side: a first signal lets the step end and saves a checkpoint, a second one stops at once.
 
+Before the first step there is nothing to save, and verl may wait for ever for what Ray has not: the first one stops.
+
 verl's driver waits in ``ray.get`` until the trainer has returned. Python runs the handlers of signals meanwhile, and an
 exception that a handler raises ends the waiting.
 """
@@ -151,12 +153,13 @@ class Ending:
         """exit status and reason, once the run has to stop"""
         self._grace = grace
         self._first: tuple[signal.Signals, float] | None = None
+        self._begun = False
         self._wake, self._over = threading.Event(), False
         self._before: dict[signal.Signals, Any] = {}
 
     def begin(self) -> None:
-        for entry in ("signal", "dead"):
-            channel.forget(entry)  # type: ignore[arg-type]
+        for entry in channel.ENTRIES:
+            channel.forget(entry)
         self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         threading.Thread(target=self._talk, name="turnkey-stop", daemon=True).start()
 
@@ -168,6 +171,12 @@ class Ending:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name, now = signal.Signals(number), time.monotonic()
+        if not self._begun:
+            if self._first is not None and now - self._first[1] < ECHO_SECONDS:
+                return
+            self._first = name, now
+            self.verdict = 128 + number, f"{name.name}: stopped before the first step, so there is nothing to save"
+            raise SystemExit(self.verdict[0])
         if self.verdict is None and self._first is None:
             self._first = name, now
             said = (
@@ -193,6 +202,7 @@ class Ending:
                 if self._first is not None and not passed_on:
                     channel.tell("signal", self._first[0].name)
                     passed_on = True
+                self._begun = self._begun or channel.told("begun") is not None
                 dead = channel.told("dead")
             except Exception:  # Ray is gone, and the main thread learns of it by itself
                 dead = None

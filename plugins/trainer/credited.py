@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,13 @@ from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer.asked import Asked
 from verl_turnkey.plugins.trainer.hosts import HostMetrics
-from verl_turnkey.plugins.verl_api.one_trip import OneTrip
+from verl_turnkey.plugins.verl_api.one_trip import OneTrip, penalties_of
+
+#: verl's estimators that compare a row with the others of its group.
+OF_GROUPS = (
+    *("grpo", "grpo_passk", "grpo_vectorized", "gpg", "opo"),
+    *("reinforce_plus_plus_baseline", "rloo", "rloo_vectorized"),
+)
 
 
 class Credited:
@@ -48,6 +54,9 @@ class Credited:
     _table: Rows | None
     _real_rows: int
     _played: Sequence[int]
+    """rows of played episodes in the current batch"""
+    _shrunk: Collection[str]
+    """groups of which an episode failed"""
     _dealt_mask: Callable[[KVBatchMeta], dict[str, torch.Tensor]]
     _advantage_metrics: Callable[..., dict[str, float]]
     _log_credit: Callable[..., Mapping[str, torch.Tensor]]
@@ -74,7 +83,8 @@ class Credited:
             data=trip.data,
             state=self.credit_state,
         )
-        with credit_step(step), trip.for_verl(None if self.estimator is not None else self._played):
+        compared = None if self.estimator is not None else self._compared(batch.keys)
+        with credit_step(step), penalties_of(self._real_rows), trip.for_verl(compared):
             super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if step.rows is None and step.has_records:
             step.read()
@@ -89,6 +99,18 @@ class Credited:
         trip.written |= weighing.columns(batch.keys, self.turnkey.update.weight_by, mask, now, step.rows)
         trip.written |= self._loss_columns(batch, step, now)
         return trip.put()
+
+    def _compared(self, keys: Sequence[str]) -> list[int]:
+        """The rows that verl's estimator computes advantages of; all others get 0.
+
+        They are of played episodes. Where failures left a single one of a group, an estimator that compares with the
+        group has nothing to compare: verl would take the bare score for the advantage, or stop (``grpo_passk``).
+        """
+        if self.config.algorithm.adv_estimator not in OF_GROUPS:
+            return [*self._played]
+        played = Counter(group for group, _ in {split_key(keys[i])[:2] for i in self._played})
+        alone = {group for group in self._shrunk if played[group] == 1}
+        return [i for i in self._played if split_key(keys[i])[0] not in alone]
 
     def _fields(self) -> list[str]:
         """The fields of the queue that we read."""
@@ -137,6 +159,7 @@ class Credited:
         has_tokens = (token_counts(response_mask) > 0).tolist()
         self._played = [i for i in real if failure(extra_fields[i], has_tokens[i]) is None]
         self._real_rows = len(self._played)
+        self._shrunk = {split_key(batch.keys[i])[0] for i in {*real} - {*self._played}}
         # An agent loop that raises leaves no row: verl then silently trains on the rest of its group.
         played = [i for i in real if not batch.tags[i].get(REPLAYED, False)]
         there = Counter(group for group, _ in {split_key(batch.keys[i])[:2] for i in played}) + self._left_out

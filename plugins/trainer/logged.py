@@ -29,6 +29,7 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.seeing import bounds
 from verl_turnkey.plugins.seeing.segments import UNNAMED, look_for
 from verl_turnkey.plugins.seeing.table_writer import Counts, Tables
+from verl_turnkey.plugins.verl_api import internals
 
 METRICS = "turnkey/log/"
 FINISH_SECONDS = 5.0
@@ -165,7 +166,7 @@ class Logged:
             return []
         self._gather()
         refs = [worker.__ray_call__.remote(updates.hand_over, drain) for worker in self.actor_rollout_wg.workers]
-        players = self.agent_loop_manager.agent_loop_workers
+        players = internals.loop_workers(self.agent_loop_manager)
         refs += [worker.__ray_call__.remote(loop_worker.log_counts) for worker in players]
         # Ranks by their place; the agent-loop workers take turns at the first one.
         owners = [*range(len(refs) - len(players)), *map(id, players)]
@@ -175,9 +176,10 @@ class Logged:
     def _keep_log(self) -> None:
         """Write what the rollouts and this process hold, where the run ends without its end being reached."""
         if self._tables is not None:
-            players = self.agent_loop_manager.agent_loop_workers
+            players = internals.loop_workers(self.agent_loop_manager)
             left = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
-            ray.wait(left, num_returns=len(left), timeout=loop_worker.FINISH_SECONDS)
+            if left:
+                ray.wait(left, num_returns=len(left), timeout=loop_worker.FINISH_SECONDS)
             self._tables.drain(FINISH_SECONDS)
 
     def _gather(self) -> None:

@@ -16,11 +16,14 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.trainer.filtering import PlayedOnly, failures
 from verl_turnkey.plugins.verl_api import internals
 
 logger = logging.getLogger(__name__)
 
+ALIKE = 3
+"""batches of groups that all end alike before time counts: with large batches one takes longer than any patience"""
 FIRST_PAUSE = 2.0
 """seconds; each further pause is twice as long"""
 
@@ -63,13 +66,26 @@ class StarvationGuard:
     Args:
         buffer: verl's replay buffer, or a user's.
         patience: see ``turnkey.env.patience``.
-        most: groups that may be lost because the agent loop raised, or because all their episodes failed, before that
-            counts as one failed attempt.
+        groups: of a batch. Twice as many may be lost because the agent loop raised, or because all their episodes
+            failed, before that counts as one failed attempt.
         refill: requests that many further groups.
+        batches: how many batches of groups whose episodes all end alike group filtering may drop in a step
+            (``algorithm.filter_groups.max_num_gen_batches``); 0: :data:`ALIKE` in which no group was kept, if they took
+            longer than ``patience``.
+        asked_to_stop: the signal that the run got; None: none.
     """
 
-    def __init__(self, buffer: Any, patience: float, most: int, refill: Callable[[int], Any]) -> None:
-        self._patience, self._most, self._refill = Patience(patience), most, refill
+    def __init__(
+        self,
+        buffer: Any,
+        patience: float,
+        groups: int,
+        refill: Callable[[int], Any],
+        batches: int = 0,
+        asked_to_stop: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._patience, self._most, self._refill = Patience(patience), 2 * groups, refill
+        self._seconds, self._groups, self._batches, self._asked_to_stop = patience, groups, batches, asked_to_stop
         self._begin(0)
         self._buffer, self._sample = buffer, buffer.sample
         buffer.sample = self._on_sample
@@ -82,6 +98,7 @@ class StarvationGuard:
         """Reset the counts for ``step``."""
         self._step = step
         self._raised = self._dead = self._equal = 0
+        self._since, self._reported = time.monotonic(), 0
         self._reasons: set[str] = set()
 
     def _step_is(self, step: int) -> None:
@@ -136,7 +153,37 @@ class StarvationGuard:
                 f"all episodes of {self._dead} groups failed, and group filtering would replace them for ever:\n"
                 f"{listed(self._reasons)}"
             )
+        self._judge_alike(partition_id)
         return self._evict(global_steps, partition_id, eviction_reasons)
+
+    def _judge_alike(self, partition_id: str) -> None:
+        """Report batches that group filtering dropped as a whole; verl would replace them without a word and an end.
+
+        Raises:
+            StarvedError: there were too many.
+            StoppedError: the run got a signal, and the step has nothing to end with.
+        """
+        dropped = self._equal // max(1, self._groups)
+        judged = self._buffer._dapo_classification_cache[partition_id].values()
+        kept = any(value is None for value in judged)
+        batches = f"{dropped} {'batch' if dropped == 1 else 'batches'} of {self._groups}"
+        why = (
+            f"step {self._step}: group filtering dropped {self._equal} groups, whose episodes all ended alike "
+            f"({batches}), and kept {'some' if kept else 'none'}"
+        )
+        if not kept and dropped and (name := self._asked_to_stop()):
+            raise channel.StoppedError(f"{name}: {why}")
+        if dropped > self._reported:
+            self._reported = dropped
+            logger.warning("%s. Further tasks are played", why)
+        too_long = not kept and dropped >= ALIKE and time.monotonic() - self._since > self._seconds
+        if dropped and (dropped >= self._batches if self._batches else too_long):
+            limit = f"algorithm.filter_groups.max_num_gen_batches={self._batches}"
+            raise StarvedError(
+                f"{why}: {limit if self._batches else f'longer than turnkey.env.patience={self._seconds:g} s'}. The "
+                "tasks are all too hard or too easy for the policy, or a group has too few episodes "
+                "(actor_rollout_ref.rollout.n)"
+            )
 
     def _lose(self, why: str) -> None:
         self._patience.lose(f"step {self._step}: {why}")

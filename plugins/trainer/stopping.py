@@ -24,6 +24,7 @@ class Stopping:
     replay_buffer: Any
     timing_raw: dict[str, float]
     _saved: int | None
+    _begun: bool = False
     _save_checkpoint: Callable[[], None]
     _save_stopping: Callable[[int], None]
     _keep_log: Callable[[], None]
@@ -42,11 +43,14 @@ class Stopping:
         return batch
 
     def on_step_begin(self) -> None:
-        """Stop here if the driver got a signal: metrics of the step before are logged.
+        """Tell the driver of the first step; stop here if it got a signal: metrics of the step before are logged.
 
         Raises:
             StoppedError: says which checkpoint there is.
         """
+        if not self._begun:
+            channel.tell("begun", str(self.global_steps))
+            self._begun = True
         if signal := channel.told("signal"):
             done = self.global_steps - 1
             self._save_stopping(done)
@@ -71,7 +75,7 @@ class Stopping:
         for attribute, name in groups.items():
             for i, worker in enumerate(getattr(getattr(self, attribute, None), "workers", None) or []):
                 yield f"process {i} of the {name}", worker
-        for i, worker in enumerate(self.agent_loop_manager.agent_loop_workers):
+        for i, worker in enumerate(internals.loop_workers(self.agent_loop_manager)):
             yield f"agent-loop worker {i}", worker
         servers = [
             server

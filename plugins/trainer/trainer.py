@@ -34,8 +34,10 @@ from verl_turnkey.plugins.config.schema import (
 )
 from verl_turnkey.plugins.credit.metrics import combine
 from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.trainer import started, starvation, worker_setup
 from verl_turnkey.plugins.trainer.allotted import Allotted
 from verl_turnkey.plugins.trainer.asked import Asked
@@ -81,8 +83,14 @@ class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, 
         switching = OmegaConf.select(config, f"trainer.v1.{self.base_mode}.hybrid_rollout.enable_switch")
         if getattr(self.replay_buffer, "poll_interval", None) == 2.0 and not switching:
             self.replay_buffer.poll_interval = POLL_SECONDS
-        patience, most = self.turnkey.env.patience, 2 * config.data.train_batch_size
-        starvation.StarvationGuard(self.replay_buffer, patience, most, self._ask_again)
+        starvation.StarvationGuard(
+            self.replay_buffer,
+            self.turnkey.env.patience,
+            config.data.train_batch_size,
+            self._ask_again,
+            OmegaConf.select(config, "algorithm.filter_groups.max_num_gen_batches") or 0,
+            lambda: channel.told("signal"),
+        )
         prompts = config.data.train_batch_size // self.parameter_sync_step
         self._asked = Asked(self.replay_buffer, prompts, config.actor_rollout_ref.rollout.n)
         self._real_rows = 0
@@ -122,7 +130,13 @@ class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, 
             probe.probe_nodes(self.turnkey, file)
         texts = bool(getattr(self.credit_params, "compares_texts", False))
         before = () if self.estimator is None else self.estimator.names_before
-        workers = agent_loop_manager.agent_loop_workers
+        workers = internals.loop_workers(agent_loop_manager)
+        if not workers:
+            logger.warning(
+                "the agent-loop manager %s has no agent_loop_workers: they are not checked, and metrics of hosts and "
+                "part of the log are missing",
+                type(agent_loop_manager).__name__,
+            )
         self._hosts = HostMetrics(workers)
         ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
         started.write_start(self.config, self.global_steps)
@@ -134,7 +148,8 @@ class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, 
         finally:  # the log may still have to write why the run stops
             left = [worker.__ray_call__.remote(loop_worker.finish) for worker in workers]
             left += self._flush_log(FINISH_SECONDS)
-            ray.wait(left, num_returns=len(left), timeout=2 * loop_worker.FINISH_SECONDS)
+            if left:
+                ray.wait(left, num_returns=len(left), timeout=2 * loop_worker.FINISH_SECONDS)
             if self._tables is not None:
                 self._tables.drain(FINISH_SECONDS)
 
@@ -144,7 +159,7 @@ class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, 
         self._begin_log()
         try:
             batch = super().step(metrics, timing_raw)  # type: ignore[misc]
-        except starvation.StarvedError:
+        except (starvation.StarvedError, channel.StoppedError):
             self._save_stopping(self.global_steps - 1)
             raise
         metrics.update(combine(self._updates))

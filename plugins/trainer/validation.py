@@ -20,6 +20,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout.worker import latest_failures
 from verl_turnkey.plugins.trainer.starvation import Patience, StarvedError, listed
+from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.validating import validation_metrics
 
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
@@ -76,7 +77,7 @@ class PlayedValidation:
             metrics = unsplit(metrics, data_sources, infos, expected.pop())
         share = sum(failed) / max(1, len(failed))
         if share > WARN_ABOVE:
-            workers = self.agent_loop_manager.agent_loop_workers
+            workers = internals.loop_workers(self.agent_loop_manager)
             found = ray.get([worker.__ray_call__.remote(latest_failures) for worker in workers])
             reasons = listed(reason for each in found for reason in each)
             said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"

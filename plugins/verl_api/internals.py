@@ -113,11 +113,21 @@ def logger_of(module: ModuleType) -> Iterator[None]:
         module.logger = original  # type: ignore[attr-defined]
 
 
+def loop_workers(manager: Any) -> list[Any]:
+    """verl's agent-loop workers of a manager; none where ``agent_loop_manager_class`` is a user's and has no such list.
+
+    verl asks of a manager ``create`` and ``generate_sequences`` alone.
+    """
+    return list(getattr(manager, "agent_loop_workers", None) or [])
+
+
 def deal_in_turn(manager: Any) -> None:
     """Make ``manager.generate_sequences`` rotate: each call begins with the agent-loop worker after the last one used.
 
     verl always begins with the first worker, which would get all prompts that are requested one by one.
     """
+    if not loop_workers(manager):
+        return
     generate = manager.generate_sequences
 
     def generate_sequences(prompts: TensorDict) -> Any:

@@ -21,6 +21,36 @@ READ = ("uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs
 """the fields that verl's ``_compute_advantage`` asks the queue for, in one call"""
 
 
+class _Controller:
+    """verl's controller of the KL penalty, which gets the mean over ``rows`` of a batch's ``of`` rows.
+
+    verl counts a row without tokens, of a failed episode or of padding, as one whose KL is 0.
+    """
+
+    def __init__(self, verls: Any, rows: int, of: int) -> None:
+        self.value, self.share = verls.value, rows / of
+        self._verls, self._rows = verls, rows
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        if self._rows:
+            self._verls.update(current_kl=current_kl / self.share, n_steps=self._rows)
+
+
+@contextmanager
+def penalties_of(rows: int) -> Iterator[None]:
+    """Meanwhile verl averages the KL of a batch, for its metric and its controller, over its ``rows`` with tokens."""
+    verls = trainer_base.apply_kl_penalty
+
+    def apply(data: DataProto, kl_ctrl: Any, kl_penalty: str = "kl") -> tuple[DataProto, dict[str, float]]:
+        controller = _Controller(kl_ctrl, rows, len(data))
+        data, metrics = verls(data, kl_ctrl=controller, kl_penalty=kl_penalty)
+        metrics["actor/reward_kl_penalty"] /= controller.share or 1.0
+        return data, metrics
+
+    with patch.object(trainer_base, "apply_kl_penalty", apply):
+        yield
+
+
 @contextmanager
 def advantages_of(rows: Sequence[int]) -> Iterator[None]:
     """Meanwhile verl computes advantages of these rows alone: others enter none of its statistics, and get 0."""

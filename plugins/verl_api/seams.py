@@ -102,6 +102,7 @@ SEAMS = (
         "padding rows fill up every mini-batch",
     ),
     Seam("verl.utils.seqlen_balancing", "log_seqlen_unbalance", "seqlen_list, partitions, prefix", "verl's metrics"),
+    Seam(_BASE, "apply_kl_penalty", "data, kl_ctrl, kl_penalty", "failed episodes and padding enter no mean of its KL"),
     Seam(
         _BASE,
         "compute_advantage_for_multi_trajectories",

@@ -14,9 +14,15 @@ class Awkward(gymnasium.Env[str, str]):
     """Does what the action or ``on_reset`` says. Does not tell its state, its actions or whether it was won."""
 
     def __init__(
-        self, on_reset: str = "ok", observation: str = "a room", images: int = 0, says_more: bool = False
+        self,
+        on_reset: str = "ok",
+        observation: str = "a room",
+        images: int = 0,
+        says_more: bool = False,
+        same_words: bool = False,
     ) -> None:
         self.on_reset, self.observation, self.images, self.says_more = on_reset, observation, images, says_more
+        self.same_words = same_words
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         if self.on_reset == "raise":
@@ -28,7 +34,8 @@ class Awkward(gymnasium.Env[str, str]):
         if self.on_reset == "none":
             return self.observation, None  # type: ignore[return-value]
         self.heard: list[str] = []
-        return f"{self.observation} {seed}", {"task": "do as you are told", **self._seen(0), **self._more("")}
+        first = self.observation if self.same_words else f"{self.observation} {seed}"
+        return first, {"task": "do as you are told", **self._seen(0), **self._more("")}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == "raise":

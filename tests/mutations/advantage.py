@@ -424,7 +424,7 @@ MUTATIONS = [
         "np.where(advantage > 0, advantage * damping",
         "np.where(advantage > 0, advantage",
     ),
-    ("advantage/modifiers/copo.py", "if keys[row] is not None and not blank[row]", "if keys[row] is not None"),
+    ("advantage/modifiers/copo.py", "if has[row] and not (", "if not ("),
     ("advantage/modifiers/empg.py", "next_values(clear, batch.runs, 0.0)", "next_values(clear, batch.runs, 1.0)"),
     ("advantage/modifiers/length_gate.py", "whole[group[~solved]] = False", "whole[group[:0]] = False"),
     ("advantage/modifiers/shrinkage.py", "gap**2 - variance", "gap**2"),

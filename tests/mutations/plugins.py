@@ -92,6 +92,7 @@ TESTS = {
     "plugins/seeing/bounds.py": "tests/unit/plugins/seeing/test_bounds.py",
     "plugins/credit/row_turns.py": f"{STEP} {ROWS}",
     "plugins/checks/validate.py": CONFIG,
+    "plugins/checks/agent_loop.py": CONFIG,
     "plugins/checks/data.py": CONFIG,
     "plugins/checks/update.py": LOSSES,
     **{f"plugins/checks/{name}.py": CHECKS for name in ("algorithm", "header", "lora", "paths", "rewards", "rollout")},
@@ -228,7 +229,12 @@ MUTATIONS = [
     ("plugins/verl_api/one_trip.py", "or not {*select_fields} <= {*READ}", ""),
     ("plugins/verl_api/one_trip.py", "self._verls is None or ", ""),
     ("plugins/verl_api/one_trip.py", "if keys != self._batch.keys or more:", "if more:"),
-    ("plugins/verl_api/one_trip.py", "            trainer_base.tq = original\n", "            pass\n"),
+    (
+        "plugins/verl_api/one_trip.py",
+        "part = data.select_idxs(rows)",
+        "part = data",
+        f"{C}/credit/test_advantage_step.py",
+    ),
     (
         "plugins/trainer/credited.py",
         "if self.estimator is None:\n            return {}",
@@ -313,7 +319,7 @@ MUTATIONS = [
     ),
     ("plugins/seeing/table_writer.py", "            if said not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
-    ("plugins/rollout/action_reader.py", "_called(calls[0], admissible)", "_called(calls[-1], admissible)"),
+    ("plugins/rollout/action_reader.py", "_called(calls[-1], admissible)", "_called(calls[0], admissible)"),
     ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
     (
         "plugins/config/schema.py",
@@ -324,7 +330,7 @@ MUTATIONS = [
     ("plugins/config/schema.py", "self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0", "True"),
     ("plugins/checks/data.py", "if wanted and rows < wanted:", "if wanted and rows <= wanted:"),
     (
-        "plugins/checks/validate.py",
+        "plugins/checks/agent_loop.py",
         "if limit is not None and limit > budget:",
         "if limit is not None and limit >= budget:",
     ),
@@ -502,7 +508,7 @@ MUTATIONS = [
     ("plugins/trainer/stopping.py", "        self._keep_log()\n", ""),
     ("plugins/rollout/agent_loop.py", "t + 1 == path.turns", "t == path.turns"),
     ("plugins/rollout/agent_loop.py", 'valid = parsed.valid and not answer.info["invalid"]', "valid = parsed.valid"),
-    ("plugins/rollout/agent_loop.py", "return state.observation if key is None else key", "return key"),
+    ("plugins/rollout/agent_loop.py", "self.options.anchor == ", "self.options.anchor != "),
     ("plugins/rollout/agent_loop.py", 'episode.steps[-1].record["truncated"] = True', "pass"),
     (
         "plugins/rollout/agent_loop.py",
@@ -588,7 +594,7 @@ MUTATIONS = [
     ("plugins/rollout/branching.py", "episode.steps[branch.begins :]", "episode.steps"),
     ("plugins/rollout/branching.py", "None if t == path.begins else", "None if False else"),
     ("plugins/rollout/agent_loop.py", "for each in reversed(found) for row", "for each in found for row", FORKS),
-    ("plugins/rollout/branching.py", "if await self._budget.reserve(", "if True | await self._budget.reserve("),
+    ("plugins/rollout/branching.py", "await self._budget.reserve(most, allowed)", "allowed"),
     ("plugins/rollout/paths.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
     ("plugins/rollout/paths.py", "self.prompts, other.prompts = other.prompts, self.prompts", "pass", CANDIDATES),
     (
@@ -600,7 +606,7 @@ MUTATIONS = [
     ("plugins/rollout/branching.py", "path.end(cut=t + 1 == path.turns)", "pass", CANDIDATES),
     ("plugins/rollout/branching.py", "winner.end(cut=True)", "pass", CANDIDATES),
     ("plugins/rollout/branching.py", "self._give_back(branch)  # the next", "pass  # the next", CANDIDATES),
-    ("plugins/rollout/branching.py", "if trained and not self._allowance.take():", "if False:", UNCERTAIN),
+    ("plugins/rollout/branching.py", "self._allowance.take(fork.branches) if", "fork.branches if", UNCERTAIN),
     ("plugins/rollout/agent_loop.py", "path.prompt = path.prompt or await", "path.prompt = await", UNCERTAIN),
     ("plugins/rollout/agent_loop.py", "is None or row.get(VALIDATION):", "is None:", FORKS),
     ("plugins/rollout/prompts.py", "isinstance(value, list | Memory)", "isinstance(value, list)", FORKS),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 
 from verl_turnkey.envs.base import StepResult, TextEnv, digest
 
@@ -191,6 +192,23 @@ class KeyIsATuple(Corridor):
 class NoKey(Corridor):
     def result(self, **outcome: Any) -> StepResult:
         return replace(super().result(**outcome), state_key=None)  # type: ignore[arg-type]
+
+
+class Drawn(NoKey):
+    """Says the same everywhere: only a picture tells where it is."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return self._drawn(*super().reset(seed=seed))
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        observation, *rest, info = super().step(action)
+        return self._drawn(observation, *rest, info)
+
+    def _drawn(self, observation: str, *rest: Any) -> Any:
+        *flags, info = rest
+        picture = np.zeros((1, 16, 3), np.uint8)
+        picture[0, :3, 0] = self.goal, self.position, len(self.taken)
+        return "You see:", *flags, {**info, "images": [picture]}
 
 
 class KeyOnlyAtTheStart(Corridor):
@@ -469,7 +487,8 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (KeepsCoins, "reuse", "fail", "with 0 coins"),
     (OneStart, "seeds_differ", "warn", "one start"),
     (KeyIsATuple, "state_key", "fail", "tuple (0, 0)"),
-    (NoKey, "state_key", "warn", "observations are compared"),
+    (NoKey, "state_key", "warn", "the text of observations is compared"),
+    (Drawn, "state_key", "warn", "the text and images of observations are compared"),
     (KeyOnlyAtTheStart, "state_key", "fail", "absent from"),
     (KeyOfTheInstance, "key_stable", "fail", "another instance"),
     (CoarseKey, "key_coarse", "warn", "does not always lead"),

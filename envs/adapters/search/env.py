@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any, ClassVar
 
+from verl_turnkey.envs import squad
 from verl_turnkey.envs.adapters.search.data import Question, generate, load_questions
 from verl_turnkey.envs.adapters.search.retrievers import HTTPRetriever, bm25_over
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import EnvironmentKwargsError
-from verl_turnkey.envs.squad import normalize
 
 REWARDS = ("em", "f1")
 SPLITS = ("all", "train", "test")
@@ -128,16 +127,10 @@ def read_action(action: str) -> tuple[str | None, str]:
 
 
 def exact_match(answer: str, golden: tuple[str, ...]) -> float:
-    """1.0 when ``answer`` equals one of ``golden`` after :func:`normalize`, else 0.0."""
-    return float(any(normalize(answer) == normalize(right) for right in golden))
+    """1.0 when ``answer`` has the words of one of ``golden`` (:func:`~verl_turnkey.envs.squad.same`), else 0.0."""
+    return float(any(squad.same(answer, right) for right in golden))
 
 
 def f1(answer: str, golden: tuple[str, ...]) -> float:
     """Harmonic mean of precision and recall of the words, the best over ``golden``."""
-
-    def overlap(right: str) -> float:
-        said, meant = normalize(answer).split(), normalize(right).split()
-        common = sum((Counter(said) & Counter(meant)).values())
-        return 2 * common / (len(said) + len(meant)) if common else float(said == meant)
-
-    return max(overlap(right) for right in golden)
+    return max(squad.f1(answer, right) for right in golden)

@@ -7,6 +7,7 @@ import pytest
 
 from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
 from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting.host import fingerprint
 from verl_turnkey.envs.hosting.runner import EnvRunner
 
 
@@ -132,3 +133,39 @@ def test_an_environment_that_cannot_be_made_is_a_failure_of_its_own_kind(env_id,
         EnvRunner().start(env_id, kwargs, 0)
     assert raised.value.kind == "make"
     assert "Traceback" not in raised.value.message
+
+
+# --- what tells states apart ------------------------------------------------------------------------------------------
+
+
+def picture(brightness: int, shape: tuple[int, int, int] = (4, 6, 3)) -> np.ndarray:
+    return np.full(shape, brightness, np.uint8)
+
+
+def state(**info) -> Answer:
+    answer = read_reset(("you see:", info))
+    assert isinstance(answer, Answer)
+    assert answer.faults == []
+    return answer
+
+
+def test_states_shown_as_images_are_told_apart_by_their_content():
+    dark, bright, both = (state(images=[picture(value) for value in values]) for values in ([0], [9], [0, 9]))
+    reshaped, text = state(images=[picture(0, (6, 4, 3))]), state()
+    anchors = [answer.anchor for answer in (dark, bright, both, reshaped, text)]
+    assert len(set(anchors)) == 5
+    assert text.anchor == "you see:"
+    assert state(images=[picture(0)]).anchor == dark.anchor
+    assert state(images=[picture(9), picture(0)]).anchor != both.anchor
+
+
+def test_the_environments_key_goes_before_what_is_seen():
+    dark, bright = (state(images=[picture(value)], state_key=7) for value in (0, 9))
+    assert dark.anchor == bright.anchor == 7
+    assert dark.observation_key != bright.observation_key
+
+
+def test_two_images_are_two_fingerprints():
+    dark, bright = (state(images=[picture(value)]) for value in (0, 9))
+    assert fingerprint("you see:", dark.info) != fingerprint("you see:", bright.info)
+    assert fingerprint("you see:", dark.info) == fingerprint("you see:", state(images=[picture(0)]).info)

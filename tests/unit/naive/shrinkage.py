@@ -11,7 +11,8 @@ def shrinkage(rows, base=None, low=0.0, high=1.0, prior="given", known=()):
         members = one_row_per_trajectory(rows, peers(rows, i))
         m = mean([own[j] for j in members])
         if prior == "given":
-            first = one_row_per_trajectory(rows, [j for j in peers(rows, i) if rows[j].get("valid", True)])
+            rated = [j for j in peers(rows, i) if rows[j].get("valid", True) or rows[j]["prior"] != 0]
+            first = one_row_per_trajectory(rows, rated)
             v = mean([rows[j]["prior"] for j in first]) if first else m
         else:
             v = dict(known).get(rows[members[0]]["task"], m)

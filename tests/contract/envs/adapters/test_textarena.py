@@ -17,11 +17,9 @@ from verl_turnkey.envs.errors import MissingPackageError
 # One id of each family that needs nothing but the package, with actions that it understands.
 ACTIONS = {
     "2048-v0-3x3": ["up", "down", "left", "right"],
-    "Bandit-v0": ["red", "blue", "green"],
     "Blackjack-v0": ["Hit", "Stand"],
     "Countdown-v0": ["0 1 +", "1 2 *", "0 2 -"],
     "Cryptarithm-v0": [f"{letter} {digit}" for letter in "SENDMORY" for digit in range(10)],
-    "FifteenPuzzle-v0": ["up", "down", "left", "right"],
     "FrozenLake-v0-random": ["up", "down", "left", "right"],
     "GuessTheNumber-v0": [str(number) for number in range(1, 21)],
     "LightsOut-v0": [f"{row} {column}" for row in range(5) for column in range(5)],
@@ -44,6 +42,15 @@ def play(env: TextArenaText, seed: int, actions: list[str], steps: int = 15) -> 
         if seen[-1][2] or seen[-1][3]:
             break
     return seen
+
+
+@pytest.mark.parametrize("game", ["Bandit-v0", "Bandit-v0-hard", "FifteenPuzzle-v0"])
+def test_games_without_an_outcome_to_train_on_are_left_out(game):
+    assert game not in GAMES
+    with pytest.raises(
+        UnknownEnvironmentError, match=rf"'{game}' of TextArena cannot be trained on: (it pays|half of)"
+    ):
+        TextArenaText(game)
 
 
 @pytest.mark.parametrize("game", ACTIONS)

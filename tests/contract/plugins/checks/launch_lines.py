@@ -7,6 +7,7 @@ words that the message must hold, between bars.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -112,6 +113,8 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
                 (folder / name / file.name).write_text(text.replace("im_end", "end") if name == "distilled" else text)
         found = json.loads((model / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps({**found, "num_attention_heads": 4, **own}))
+    shutil.copytree(folder / "model", folder / "weights")
+    shutil.copy(model / "model.safetensors", folder / "weights")
     placeholders = {"train": "train.parquet", "val": "val.parquet", "model": "model", "tmp": ""}
     return {name: str(folder / path) for name, path in placeholders.items()}
 
@@ -622,10 +625,13 @@ PAY = [
     ("actor_rollout_ref.actor.policy_loss.loss_mode=dro", "dro | policy_loss.dro_beta | None"),
     ("sandbox_fusion.url=http://sandbox", "sandbox_fusion.url=http://sandbox | reward.sandbox_fusion.url"),
     (
-        "actor_rollout_ref.actor.checkpoint.async_save=True",
+        "actor_rollout_ref.actor.checkpoint.async_save=True trainer.save_freq=5",
         "actor.checkpoint.async_save=true | Megatron | async_save=false",
     ),
-    ("critic.enable=true critic.checkpoint.async_save=True", "critic.checkpoint.async_save=true | async_save=false"),
+    (
+        "critic.enable=true critic.checkpoint.async_save=True trainer.save_freq=5",
+        "critic.checkpoint.async_save=true | async_save=false",
+    ),
     (
         "+turnkey/loss=rebel algorithm.rollout_correction.rollout_is=token",
         "rebel | algorithm.rollout_correction.rollout_is=null",
@@ -882,7 +888,8 @@ STARTS = [
     "+turnkey=vc_gae critic.model.path={model}",
     *(f"+turnkey=gigpo +turnkey/loss={name}" for name in ("turn_ratio", "st_ppo", "s_ppo", "psft", "rebel", "a3po")),
     "+turnkey=hdpo +turnkey/loss=hdpo 'turnkey.rewards=[{name: step},{name: step, label: q, column: tool_calls}]'",
-    "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu",
+    "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu trainer.n_gpus_per_node=1 "
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "+turnkey=base algorithm.adv_estimator=grpo",
     "+turnkey=base algorithm.adv_estimator=gae critic.model.path={model}",
     "+turnkey=base algorithm.adv_estimator=reinforce_plus_plus",

@@ -9,7 +9,100 @@ LENGTH = "'turnkey.rewards=[{name: step},{name: length, weight: -0.01, unit: tok
 
 INVALID = "'turnkey.rewards=[{name: step},{name: invalid, weight: -0.1}]'"
 
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LORA = "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.path={tmp}/weights"
+ONE = f"trainer.n_gpus_per_node=1 {ROLLOUT}.tensor_model_parallel_size=1"
+CPU = f"+turnkey/device=cpu {ONE} ray_kwargs.ray_init.num_cpus"
+
+# Key, a value that must be refused with these words, and one that must not.
+VALUES: list[tuple[str, str, str, str]] = [
+    (f"{ACTOR}.optim.lr", "1-e6", "expected a number | did you mean 1e-6", "1e-6"),
+    (f"{ACTOR}.optim.lr", "1e6", "1 at most", "1e-3"),
+    (f"{ACTOR}.optim.lr", "-1e-6", "0 or more", "0"),
+    (f"{ROLLOUT}.gpu_memory_utilization", "60", "1 at most", "0.6"),
+    (f"{ROLLOUT}.top_p", "95", "1 at most", "0.95"),
+    (f"{ROLLOUT}.temperature", "0", "a gradient of 0", "0.7"),
+    (f"{ROLLOUT}.val_kwargs.temperature", "-1", "0 or more", "0"),
+    (f"{ACTOR}.clip_ratio_high", "-0.2", "0 or more", "0.28"),
+    ("trainer.save_freq", "null", "-1: never", "-1"),
+    ("trainer.test_freq", "null", "-1: never", "-1"),
+    ("trainer.save_freq", "-2", "-1 or more", "20"),
+    ("algorithm.gamma", "95", "1 at most", "1.0"),
+    ("algorithm.use_kl_in_reward", "off", "any text is true for verl | did you mean false", "false"),
+    ("critic.enable", "no", "did you mean false", "false"),
+    ("trainer.val_before_train", "no", "did you mean false", "false"),
+    (f"{ROLLOUT}.enforce_eager", "yes", "did you mean true", "true"),
+    (f"{ACTOR}.fsdp_config.reshard_after_forward", "on", "did you mean true", "2"),
+    ("trainer.critic_warmup", "[1]", "a whole number", "0"),
+    (f"{ACTOR}.ppo_max_token_len_per_gpu", "16k", "a whole number", "16384"),
+]
+
 REFUSED_OR_NOT: list[tuple[str, str, str]] = [
+    *(
+        (f"+turnkey=gigpo {key}={bad}", f"{key}= | {words}", f"+turnkey=gigpo {key}={good}")
+        for key, bad, words, good in VALUES
+    ),
+    (
+        f"+turnkey=gigpo {ACTOR}.optim.lr=1-e6 trainer.save_freq=null {ROLLOUT}.top_p=95",
+        "optim.lr=1-e6 | save_freq=None | top_p=95",
+        f"+turnkey=gigpo {ACTOR}.optim.lr=1e-6 trainer.save_freq=1 {ROLLOUT}.top_p=0.95",
+    ),
+    (
+        f"+turnkey=gigpo {ACTOR}.checkpoint.async_save=True trainer.save_freq=5",
+        "async_save=false",
+        f"+turnkey=gigpo {ACTOR}.checkpoint.async_save=True trainer.save_freq=-1",
+    ),
+    (
+        "+turnkey=gigpo 'data.train_files=\"~/t.parquet\"'",
+        "data.train_files=~/t.parquet | does not expand the ~",
+        "+turnkey=gigpo 'data.train_files=\"{tmp}/[tf]rain.parquet\"'",
+    ),
+    (
+        "+turnkey=gigpo 'data.train_files={tmp}/absent*.parquet'",
+        "absent*.parquet | no such file",
+        "+turnkey=gigpo 'data.train_files={tmp}/trai*.parquet'",
+    ),
+    (
+        f"+turnkey=gigpo {LORA} 'actor_rollout_ref.model.target_modules=[q_projj]'",
+        "target_modules | 'q_projj' | did you mean 'q_proj'",
+        f"+turnkey=gigpo {LORA} 'actor_rollout_ref.model.target_modules=[q_proj,v_proj]'",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=my_manager.Manager",
+        "agent_loop_manager_class=my_manager.Manager cannot be imported",
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=verl.experimental.agent_loop.AgentLoopManager",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=pathlib.Path",
+        "agent_loop_manager_class=pathlib.Path has no method create",
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=null",
+    ),
+    (
+        "+turnkey=gigpo +trainer.checkpoint_callback_class=no.such.Callback",
+        "checkpoint_callback_class=no.such.Callback cannot be imported",
+        "+turnkey=gigpo +trainer.checkpoint_callback_class=pathlib.Path",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/no_router.yaml",
+        "router_config_path | no such file",
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/loops.yaml",
+    ),
+    (
+        "+turnkey=gigpo data.custom_cls.path={tmp}/reward.py data.custom_cls.name=Nothing",
+        "data.custom_cls.path | name=Nothing | cannot be loaded",
+        "+turnkey=gigpo data.custom_cls.path={tmp}/reward.py data.custom_cls.name=compute_score",
+    ),
+    (
+        "+turnkey=gigpo actor_rollout_ref.model.external_lib=no_such_lib",
+        "external_lib=no_such_lib | no such module",
+        "+turnkey=gigpo actor_rollout_ref.model.external_lib=json",
+    ),
+    (
+        "+turnkey=gigpo +turnkey/device=cpu trainer.n_gpus_per_node=8",
+        "n_gpus_per_node=8 | ray_kwargs.ray_init.num_gpus=1",
+        "+turnkey=gigpo +turnkey/device=cpu trainer.n_gpus_per_node=2 ray_kwargs.ray_init.num_gpus=2",
+    ),
+    (f"+turnkey=gigpo {CPU}=2", "ray_kwargs.ray_init.num_cpus=2 | for ever", f"+turnkey=gigpo {CPU}=64"),
     (
         f"+turnkey=gigpo {INVALID}",
         "would count an invalid action twice",
@@ -25,6 +118,16 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
 POTENTIAL = "'turnkey.rewards=[{{name: step}},{{name: potential, gamma: {}}}]' turnkey.env.probe=false"
 
 WARNED_OR_NOT: list[tuple[str, str, str]] = [
+    (
+        f"+turnkey=gigpo {ROLLOUT}.name=sglang",
+        "rollout.name=sglang | it is not installed",
+        "+turnkey=gigpo",
+    ),
+    (
+        f"+turnkey=gigpo {LORA} 'actor_rollout_ref.model.target_modules=[q_proj,v_projj]'",
+        "no module 'v_projj'",
+        f"+turnkey=gigpo {LORA} actor_rollout_ref.model.target_modules=all-linear",
+    ),
     (f"+turnkey=maxrl {LENGTH}", "turnkey.rewards: length | maxrl | has a negative weight", "+turnkey=maxrl"),
     (
         f"+turnkey=mc_grpo {LENGTH}",
@@ -50,6 +153,11 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
         f"+turnkey=gigpo {POTENTIAL.format(0.9)}",
         "potential with gamma=0.9 | set its gamma to 1.0 | changes which policy is best",
         f"+turnkey=gigpo {POTENTIAL.format(1.0)}",
+    ),
+    (
+        f"+turnkey=base algorithm.adv_estimator=grpo {POTENTIAL.format(0.9)}",
+        "potential with gamma=0.9 | since grpo compares outcomes without a discount",
+        f"+turnkey=base algorithm.adv_estimator=grpo {POTENTIAL.format(1.0)}",
     ),
     (
         f"+turnkey=rebn turnkey.credit.gamma=0.95 {POTENTIAL.format(0.9)}",

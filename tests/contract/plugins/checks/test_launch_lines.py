@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import verl.trainer.main_ppo as main_ppo
+from further_lines import BARE, QUIET
+from further_lines import REFUSED as FURTHER_REFUSED
+from further_lines import WARNED as FURTHER_WARNED
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,7 +27,8 @@ from verl_turnkey.plugins.config import command_line
 
 Driver = Callable[[str], str]
 
-LINES = [(f"{start} {line}".strip(), words) for start, lines in REFUSED for line, words in lines]
+FURTHER = [*REFUSED, ("+turnkey=gigpo", FURTHER_REFUSED), ("", BARE)]
+LINES = [(f"{start} {line}".strip(), words) for start, lines in FURTHER for line, words in lines]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +90,7 @@ def test_refused_by_name_before_ray(driver: Driver, line, words):
 
 @pytest.mark.parametrize("line", STARTS)
 def test_starts(driver: Driver, line):
-    driver(line)
+    assert "verl has no such key" not in driver(line)
 
 
 TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"
@@ -133,7 +137,10 @@ def test_groups_are_not_filtered_by_what_an_older_verl_does_not_know(driver: Dri
     driver(f"{line}acc")
 
 
-@pytest.mark.parametrize(("line", "words"), WARNED, ids=[line for line, _ in WARNED])
+ALL_WARNED = [*WARNED, *FURTHER_WARNED]
+
+
+@pytest.mark.parametrize(("line", "words"), ALL_WARNED, ids=[line for line, _ in ALL_WARNED])
 def test_starts_with_a_warning(driver: Driver, line, words):
     said = " ".join(driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}").split())
     for word in words.split(" | "):
@@ -156,3 +163,10 @@ def test_warned_about_and_its_neighbour_is_not(driver: Driver, line, words, fine
     for word in words.split(" | "):
         assert word in messages
     assert words.split(" | ")[-1] not in quiet
+
+
+@pytest.mark.parametrize(("line", "words"), QUIET, ids=[line for line, _ in QUIET])
+def test_starts_without_a_word(driver: Driver, line, words):
+    said = " ".join(driver(f"+turnkey=gigpo {line}").split())
+    assert "this run" in said
+    assert words not in said

@@ -68,7 +68,7 @@ def test_a_good_line(checked: Checked):
     assert '"level": "MiniGrid-Empty-5x5-v0"' in environment
     assert "at most 64 turns" in environment
     assert lines["per step"] == ["4 tasks x 2 = 8 episodes, 8 to 512 rows"]
-    assert lines["update"] == ["2 mini-batches x 1 epochs = 2 optimizer steps per batch"]
+    assert lines["update"] == ["2 mini-batches x 1 epoch = 2 optimizer steps per batch"]
     assert lines["paid"] == ["step x 1, minus 0.1 for a turn without a valid action"]
     assert lines["columns"] == ["turn_score: prm x 2"]
     assert "ignored" not in lines
@@ -89,7 +89,7 @@ def test_what_is_ignored_is_said(checked: Checked, tmp_path):
     assert code == 0, err
     lines = header(out)
     assert lines["loss"][0].startswith("turn_ratio: ratio=product (default geometric)")
-    assert lines["update"] == ["3 mini-batches x 1 epochs = 3 optimizer steps per batch"]
+    assert lines["update"] == ["3 mini-batches x 1 epoch = 3 optimizer steps per batch"]
     ignored = "\n".join(lines["ignored"])
     assert "turnkey.env.id=turnkey/FrozenLake-v0 where the tasks name another (turnkey/MiniGrid-v0)" in ignored
     assert "ppo_mini_batch_size=2: turnkey.update.mini_batches is set" in ignored

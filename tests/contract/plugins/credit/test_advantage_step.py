@@ -23,6 +23,7 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.trainer.credited import OF_GROUPS
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS, WorkerCalls
 
 
@@ -223,7 +224,7 @@ def test_stock_grpo_on_rows_with_and_without_records(queue, trainer, records):
     check_against(batch, expected)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_vectorized"])
+@pytest.mark.parametrize("estimator", OF_GROUPS)
 def test_a_failed_episode_enters_no_statistic_of_verls_estimators(queue, trainer, estimator):
     """Three that won and one that timed out: none is better than another."""
     won = [{"reward": 1.0}]
@@ -231,9 +232,43 @@ def test_a_failed_episode_enters_no_statistic_of_verls_estimators(queue, trainer
         trainer(f"algorithm.adv_estimator={estimator}", recipe="base"), fill({"g": ["timeout", won, won, won]})
     )
     advantages = read(batch, "advantages")
-    expected = 0.0
     for key, values in advantages.items():
-        assert values == pytest.approx([expected] * len(values), abs=1e-5), key
+        assert values == pytest.approx([0.0] * len(values), abs=1e-5), key
+
+
+@pytest.mark.parametrize("estimator", OF_GROUPS)
+def test_a_single_survivor_of_a_group_has_nobody_to_be_compared_with(queue, trainer, estimator):
+    won, lost = [{"reward": 1.0}], [{"reward": 0.0}]
+    sessions = {"g": ["timeout", won], "h": [won, lost, lost]}
+    advantages = read(
+        advance(trainer(f"algorithm.adv_estimator={estimator}", recipe="base"), fill(sessions)), "advantages"
+    )
+    assert not any(advantages["g_1_0"])
+    assert any(advantages["h_0_0"])
+
+
+def test_a_group_of_a_single_rollout_keeps_what_verl_gives_it(queue, trainer):
+    sessions = {"g": [[{"reward": 1.0}]], "h": ["timeout", [{"reward": 1.0}], [{"reward": 0.0}]]}
+    advantages = read(advance(trainer("algorithm.adv_estimator=rloo", recipe="base"), fill(sessions)), "advantages")
+    assert max(advantages["g_0_0"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("recipe", ["base", "gigpo"])
+def test_the_kl_of_a_batch_is_the_mean_over_played_rows(queue, trainer, recipe):
+    """A failed episode has no token, which verl counts as a row whose KL is 0, for its adaptive controller as well."""
+    given = ["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=kl", "algorithm.kl_ctrl.type=adaptive"]
+    made = trainer(*given, *(["algorithm.adv_estimator=grpo"] if recipe == "base" else []), recipe=recipe)
+    won, lost = [{"reward": 1.0, "anchor": "s"}], [{"reward": 0.0, "anchor": "s"}]
+    batch = fill({"g": ["timeout", "timeout", won, lost]})
+    write(batch, "old_log_probs", lambda key, i: -1.0)
+    write(batch, "ref_log_prob", lambda key, i: -1.5)
+    metrics: dict[str, Any] = {}
+    controller, calls = made.kl_ctrl_in_reward, []
+    update = controller.update
+    controller.update = lambda current_kl, n_steps: (calls.append((current_kl, n_steps)), update(current_kl, n_steps))
+    advance(made, batch, metrics)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5, abs=1e-5)
+    assert calls == [(pytest.approx(0.5, abs=1e-5), 2)]
 
 
 def test_a_group_that_failed_as_a_whole_gets_nothing_from_verls_estimators(queue, trainer):

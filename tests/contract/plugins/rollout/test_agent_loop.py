@@ -312,6 +312,39 @@ def test_thoughts_are_kept_on_demand(play):
     assert f"Action: {turns[0]}\n" in script.text(1)
 
 
+SEEN = """
+def seen(steps):
+    assert [step.content for step in steps] == ["", "what <action>", "<action>lose</action>"], steps
+    return [1.0] * len(steps)
+"""
+
+
+def test_thoughts_that_the_template_opens_are_no_action_no_past_action_and_no_answer(play, tokenizer, tmp_path):
+    (tmp_path / "judged.py").write_text(SEEN)
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = tokenizer.chat_template.replace(
+        "assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"
+    )
+    turns = [
+        "maybe <action>look</action>",
+        "or <action>look</action></think>what <action>",
+        "no</think><action>lose</action>",
+    ]
+    outputs, script = play(
+        turns,
+        awkward(),
+        "turnkey.rollout.action_format=tags",
+        f"turnkey.rewards=[{{name: '{tmp_path}/judged.py:seen'}}]",
+        tokenizer=thinking,
+    )
+    assert [s["action"] for s in steps(outputs)] == [None, None, "lose"]
+    assert outputs[0].extra_fields["reward_extra_info"]["unparsed_rate"] == pytest.approx(2 / 3)
+    assert script.text(0).endswith("assistant\n<think>\n")
+    assert "Action: (nothing)" in script.text(1)
+    assert "Action: what <action>" in script.text(2)
+    assert "maybe" not in script.text(1) + script.text(2)
+
+
 PAST = """
 def short(turns):
     if turns[-1].action == "boom":
@@ -474,6 +507,21 @@ def test_images_go_verls_way(play, sees):
     inputs = worker._compute_multi_modal_inputs(outputs[0], torch.tensor([outputs[0].prompt_ids]))
     assert inputs["pixel_values"].shape == (2, 3, 28, 28)  # what the trainer's model gets
     assert [s["action"] for s in steps(outputs)] == ["look", "win"]
+
+
+@pytest.mark.parametrize("anchor", ["state_key", "observation"])
+def test_images_tell_states_apart(play, sees, monkeypatch, anchor):
+    """The same words, "a room", with a dark image at the start and a bright one from then on."""
+    monkeypatch.setattr(loop_worker, "keep_texts", True)
+    task = Task("contract/Awkward-v0", 3, {"images": 1, "same_words": True})
+    outputs, _ = play(["look", "look", "win"], task, f"turnkey.rollout.anchor={anchor}", **sees)
+    played = steps(outputs)
+    dark, bright, again = (step["anchor"] for step in played)
+    assert dark != bright == again
+    assert [step["extra"]["next_anchor"] for step in played] == [bright] * 3
+    assert {step["extra"]["text"] for step in played} == {"a room"}
+    images = [step["extra"]["images"] for step in played]
+    assert images[0] != images[1] == images[2]
 
 
 def test_text_goes_through_the_same_model(play, sees):
@@ -826,6 +874,7 @@ def test_records_carry_the_observation_when_the_method_compares_texts(play, comp
     outputs, _ = play(["look", "win"], awkward())
     found = [step["extra"].get("text") for step in steps(outputs)]
     assert found == (["a room 3", "a room"] if keep else [None, None])
+    assert ["images" in step["extra"] for step in steps(outputs)] == [keep, keep]
 
 
 @pytest.mark.parametrize(

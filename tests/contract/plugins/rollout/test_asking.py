@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from typing import Any
@@ -104,6 +105,30 @@ def test_probabilities_are_those_of_the_right_answers_tokens(play, tokenizer, mo
         assert script.params[i]["max_tokens"] == 1
     assert told(outputs)["measured"] == 2
     assert compute_credit("information_gain", batch).metrics["credit/information_gain/mean"] == 0
+
+
+@PROMPTS
+@pytest.mark.parametrize(
+    ("begun", "expected"), [("I say ", "\n</think>\n\nI say"), ("</think>I say ", "</think>I say")]
+)
+@pytest.mark.parametrize("strategy", [PROBE, PROBE_GOLD])
+def test_thoughts_that_the_template_opens_end_before_an_answer(
+    play, tokenizer, monkeypatch, prompt, strategy, begun, expected
+):
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = tokenizer.chat_template.replace(
+        "assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"
+    )
+    monkeypatch.setitem(play.__globals__, "Script", Scoring)
+
+    def answering(text: str) -> str:
+        return "" if "I say" in text.rpartition("<think>")[2] else f"</think>{Answering('RL').trunk[len(way(text))]}"
+
+    strategy = strategy.replace("I say ", begun)
+    _, script = play(answering, TREE, strategy, SHORT, *prompt, fields=GOLD, tokenizer=thinking)
+    queries = [text for text in map(script.text, range(len(script.prompts))) if "I say" in text]
+    assert len(queries) == (8 if strategy.startswith(PROBE[:40]) else 2)
+    assert {text.rpartition("<think>\n")[2].removesuffix(" the right one") for text in queries} == {expected}
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ class Worker:
 @ray.remote
 class Runner:
     def run(self, config: DictConfig) -> None:
+        if WHAT != "loads":
+            channel.tell("begun", "1")
         if segment := os.environ.get("SEGMENT"):
             self.held = open(segment, "w")  # noqa: SIM115 - as long as this process lives
         if WHAT == "dies":
@@ -50,6 +52,10 @@ def run_ppo(config, task_runner_class) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     runner = task_runner_class.options(num_cpus=1).remote()
     call = runner.run.remote(config)
+    if WHAT != "loads":
+        while channel.told("begun") is None and not ray.wait([call], timeout=0.1)[0]:
+            pass
+        time.sleep(1.5)  # the driver looks once a second
     print("waiting", file=sys.stderr, flush=True)
     ray.get(call)
 

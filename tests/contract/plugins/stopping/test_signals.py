@@ -64,6 +64,14 @@ def test_a_second_signal_stops_at_once(tmp_path: Path):
     assert said.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c'")
 
 
+def test_before_the_first_step_the_first_signal_stops_at_once(tmp_path: Path):
+    """As where verl waits for CPUs that Ray has not."""
+    code, said = run(tmp_path, "loads", signal.SIGINT, send=os.killpg)
+    assert code == 128 + signal.SIGINT
+    assert "verl-turnkey: SIGINT: stopped before the first step, so there is nothing to save. To resume:" in said
+    assert "stops after this step" not in said
+
+
 def test_the_grace_ends(tmp_path: Path):
     code, said = run(tmp_path, "sleeps", signal.SIGTERM, grace=1)
     assert code == 128 + signal.SIGTERM

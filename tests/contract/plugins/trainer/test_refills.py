@@ -61,6 +61,49 @@ def test_every_worker_gets_its_part_of_the_refills(ray_queue, trainer, monkeypat
     ]
 
 
+class Manager:
+    """A user's own (``agent_loop_manager_class``), with nothing but what verl asks for."""
+
+    def __init__(self) -> None:
+        self.prompts: list[int] = []
+        self.marked: list[bool] = []
+
+    @classmethod
+    async def create(cls, **_: Any) -> Manager:
+        return cls()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        self.prompts += prompts["prompt"].tolist()
+        self.marked.append(VALIDATION in prompts and prompts[VALIDATION])
+
+
+def test_a_manager_of_ones_own_needs_no_workers(ray_queue, trainer, monkeypatch, caplog, tmp_path: Path):
+    manager, steps = Manager(), []
+
+    def fit(self: PPOTrainer, manager: Any) -> None:
+        for validate in (False, True):
+            batch = TensorDict({"prompt": torch.arange(2)}, batch_size=[2])
+            if validate:
+                tensordict_utils.assign_non_tensor_data(batch, "validate", True)
+            manager.generate_sequences(batch)
+        self._hosts.ask()
+        steps.append(self._hosts.read())
+        self._flush_log()
+        self._keep_log()
+        steps.append(dict(self._processes()))
+
+    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    made = trainer(f"turnkey.log.trajectories={tmp_path}")
+    made.actor_rollout_wg = SimpleNamespace(workers=[])
+    made.llm_server_manager = None
+    monkeypatch.setattr("verl_turnkey.plugins.verl_api.internals.server_managers", lambda trainer: [])
+    made.fit(manager)
+    assert manager.prompts == [0, 1, 0, 1]
+    assert manager.marked == [False, True]
+    assert steps == [{}, {}]
+    assert "the agent-loop manager Manager has no agent_loop_workers" in caplog.text
+
+
 def test_an_episode_can_tell_that_it_is_of_a_validation_and_the_log_of_which_start(
     ray_queue, trainer, monkeypatch, tmp_path: Path
 ):

@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls, trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.trainer import starvation
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 from verl_turnkey.plugins.trainer.trainer import (
@@ -256,8 +257,37 @@ def test_groups_without_a_difference_are_replaced_as_long_as_verl_wants(queue, b
             prompts(uids, "finished")
             return number
 
-    batch = sample(build("colocate_async", *FILTERED, AT_ONCE), refill)
+    batch = sample(build("colocate_async", *FILTERED), refill)
     assert {key.split("_")[0] for key in batch.keys} == {"good0", "good1", "good2", "good3"}
+
+
+def alike(uid: str) -> None:
+    fill({uid: [OTHER, OTHER]})
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize(
+    ("limit", "batches", "words"),
+    [
+        ("algorithm.filter_groups.max_num_gen_batches=2", 2, "max_num_gen_batches=2"),
+        (AT_ONCE, starvation.ALIKE, "longer than turnkey.env.patience=0 s"),
+    ],
+)
+def test_groups_that_all_end_alike_are_reported_and_stop_the_run(queue, build, caplog, mode, limit, batches, words):
+    made = build(mode, *FILTERED, limit)
+    size = made.config.data.train_batch_size
+    with pytest.raises(StarvedError, match=rf"dropped \d+ groups, .*\({batches} batches of {size}\).*none: .*{words}"):
+        sample(made, endless(alike))
+    assert f"(1 batch of {size}), and kept none. Further tasks are played" in caplog.text
+
+
+def test_a_signal_ends_a_step_that_keeps_no_group(queue, build):
+    channel.tell("signal", "SIGINT")
+    try:
+        with pytest.raises(channel.StoppedError, match=r"SIGINT: step 1: group filtering dropped .* and kept none"):
+            sample(build("colocate_async", *FILTERED), endless(alike))
+    finally:
+        channel.forget("signal")
 
 
 def test_losses_of_another_step_do_not_count(queue, build):

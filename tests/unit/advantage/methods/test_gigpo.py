@@ -155,6 +155,23 @@ def test_clusters_of_the_naive_twin_are_those_of_the_reference(case):
     assert [number.setdefault(cluster, len(number)) for cluster in clusters] == case["step_group"]
 
 
+def test_states_with_different_images_are_not_similar():
+    rows = {
+        "group": ["p"] * 4,
+        "trajectory": ["a", "b", "c", "d"],
+        "step": [0] * 4,
+        "reward": [1.0, 0.0, 0.0, 0.0],
+        "anchor": ["s"] * 4,
+        "text": ["you see a mug", "you see a mug!", "you see a mug", "you see a mug"],
+        "extra": {"images": ["mug", "mug", "lamp", "lamp"]},
+    }
+    credit = compute_credit("gigpo", StepBatch(**rows), similarity=0.9, norm="mean")
+    assert credit.parts["step_level"].tolist() == [0.5, -0.5, 0, 0]
+    del rows["extra"]
+    credit = compute_credit("gigpo", StepBatch(**rows), similarity=0.9, norm="mean")
+    assert credit.parts["step_level"].tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
 @settings(max_examples=60, deadline=None)
 @given(step_rows("text"), PARAMS, st.sampled_from([0.05, 0.5, 0.9, 0.96, 0.999]))
 def test_similarity_equals_its_naive_twin(rows, params, similarity):

@@ -172,6 +172,24 @@ def unparsed_first(extra, valid=(False, False, True, True)):
     )
 
 
+def test_a_task_of_which_no_action_was_applied_is_remembered():
+    """The trainer's key stands on every step: all four failures count, and the prior is the average so far."""
+    lost = {"group": ["g"] * 4, "trajectory": range(4), "step": [0] * 4, "reward": [0.0] * 4, "valid": [False] * 4}
+    credit = compute_credit("shrinkage", StepBatch(**lost, extra={"task": ["t"] * 4}), state={"t": 0.8})
+    assert credit.state == {"t": 0.4}
+    assert (credit.advantage < 0).all()
+
+
+def test_a_prior_on_steps_that_the_environment_refused_is_read():
+    """Their actions parsed, so that the environment's columns are there, though none of these steps is valid."""
+    refused = {"group": ["g"] * 2, "trajectory": [0, 1], "step": [0, 0], "reward": [1.0, 0.0], "valid": [False] * 2}
+    for prior in ([0.5, 0.5], [0.5, 0.0]):
+        credit = compute_credit("shrinkage", StepBatch(**refused, extra={"prior": prior}), prior="given")
+        np.testing.assert_allclose(credit.advantage, [0.5, -0.5])
+    credit = compute_credit("shrinkage", StepBatch(**refused, extra={"prior": [0.9, 0.0]}), prior="given")
+    assert credit.advantage[1] < -0.5
+
+
 def test_shrinkage_reads_the_first_step_that_was_applied():
     batch = unparsed_first([0.6] * 4)
     credit = compute_credit("shrinkage", batch, prior="given", low=0.0)

@@ -233,6 +233,15 @@ def test_a_step_without_a_text_is_compared_with_nothing_and_nothing_with_it():
     assert got.tolist() == pytest.approx([0.0, -1 / 3, -1 / 3, 2 / 3], abs=1e-12)
 
 
+def test_states_with_different_images_are_not_compared():
+    """Red mug and blue lamp are drawn: what is written is the same everywhere."""
+    drawn = {**HAND, "anchor": ["you see:"] * 4, "extra": {"images": ["mug", "mug", "lamp", "lamp"]}}
+    written = {**HAND, "anchor": ["you see:"] * 4}
+    assert HAND["reward"] == [1.0, 0.0, 0.0, 0.0]
+    assert step_level(drawn).tolist() == [0.5, -0.5, 0, 0]
+    assert step_level(written).tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_group_of_one(norm):
     rows = {name: column[:1] for name, column in HAND.items()} | {"reward": [10.0]}

@@ -66,6 +66,12 @@ def test_the_anchor_rate_is_that_of_the_definition():
     assert report.measures.anchor_rate_text == plain.measures.anchor_rate_text
 
 
+def test_states_that_only_pictures_tell_apart_are_counted_as_in_training():
+    drawn = check("defect/Drawn-v0", processes=0, **SMALL).measures
+    written = check("defect/NoKey-v0", processes=0, **SMALL).measures
+    assert drawn.anchor_rate == drawn.anchor_rate_text == written.anchor_rate_text < 1
+
+
 @pytest.mark.parametrize(
     ("env_id", "modules", "kwargs", "warnings"),
     [

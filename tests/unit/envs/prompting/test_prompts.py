@@ -185,6 +185,9 @@ class _Special(_Token):
         ("fly " * 40, False, ("fly " * 20)[:80]),
         (" \n", False, "(nothing)"),
         (" I think.\n turn left ", True, "I think.\n turn left"),
+        ("<think>turn left? No.</think>fly", False, "fly"),
+        ("<think>turn left", False, "(nothing)"),
+        ("<think>turn left", True, "<think>turn left"),
         ("", True, "(nothing)"),
     ],
 )

@@ -391,6 +391,28 @@ def test_a_long_transcript_loses_its_middle(server):
     assert whole.endswith("Agent 100: go")
 
 
+@pytest.mark.parametrize(
+    ("step", "shown"),
+    [
+        (RewardStep("a hall", "leave", text="<think>stay</think>leave"), "leave"),
+        (RewardStep("a hall", None, text="<think>stay</think>fly"), "fly"),
+        (RewardStep("a hall", None, text="<think>stay"), "(no action)"),
+        (RewardStep("a hall", None, text="stay", content=""), "(no action)"),  # the prompt opened the thoughts
+    ],
+)
+def test_thoughts_are_not_judged_as_the_action(server, step, shown):
+    compose([{"name": "judge", "url": server.url, "model": "m", "prompt": "{action}"}])([step])
+    assert server.questions[0]["messages"][0]["content"] == shown
+
+
+def test_the_score_is_not_read_from_the_thoughts_of_the_judge(server):
+    server.answer = lambda question: "<think>Score: 3? It wrote <think>.</think>\nScore: 7"
+    assert score(judge(server)) == [7.0]
+    server.answer = lambda question: "<think>\nScore: 3\nbut"
+    with pytest.raises(JudgeError, match="ends before its thoughts do; raise max_tokens in params"):
+        score(judge(server), "another question")
+
+
 def test_a_judge_that_fails_names_its_component(server):
     server.replies = [(400, {}, "too long")]
     composition = compose([{"name": "judge", "url": server.url, "model": "m"}])

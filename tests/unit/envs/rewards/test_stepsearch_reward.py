@@ -65,7 +65,7 @@ def test_closeness_takes_the_best_document():
 def test_words():
     assert token_f1("the red red house", ["red river", "red"]) == pytest.approx(0.5)
     assert token_f1("red house", ["House, red"]) == 1.0
-    assert token_f1("", ["x"]) == token_f1("the", ["the"]) == token_f1("x", []) == 0.0
+    assert token_f1("", ["x"]) == token_f1("the", ["an"]) == token_f1("x", []) == 0.0
 
 
 def test_gold_queries():
@@ -109,6 +109,9 @@ def test_the_released_code_pays_only_episodes_with_an_answer():
         (RewardStep("", "x", text="<answer>a</answer> or so"), False),
         (RewardStep("", "x", text="a"), False),
         (RewardStep("", "x", text="a", next_extra={"answer": "a"}), True),
+        (RewardStep("", "x", text="<think>b?</think><answer>a</answer>"), True),
+        (RewardStep("", "x", text="<think>Perhaps <answer>a</answer>"), False),
+        (RewardStep("", "x", text="Perhaps <answer>a</answer>", content=""), False),  # the prompt opened the thoughts
     ]
     for last, paid in answers:
         released = compose([{"name": "stepsearch", "scale": 1.6, "needs_answer": True}])

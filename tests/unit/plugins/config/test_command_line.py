@@ -63,6 +63,18 @@ REFUSED = {
     "+turnkey=gigpo turnkey.credit.gama=0.9": ["turnkey.credit.gama", "'gamma'"],
     "+turnkey=gigpo turnkey.credit.mode=mean": ["turnkey.credit.mode", "'norm'"],
     "+turnkey=gigpo turnkey.credit.weights=code": ["turnkey.credit.weights: gigpo has no such parameter; hgpo has it"],
+    "+turnkey=gigpo +turnkey.env=frozenlake": ["+turnkey.env=frozenlake", "write +turnkey/env=frozenlake"],
+    "+turnkey=gigpo ++turnkey.preset=gigpo_webshop_7b": ["write +turnkey/preset=gigpo_webshop_7b"],
+    "+turnkey=gigpo turnkey.rollout=null": ["turnkey.rollout=null drops", "turnkey.rollout.<key>"],
+    "+turnkey=gigpo turnkey.device=cpu": ["write +turnkey/device=cpu"],
+    "+turnkey=gigpo +turnkey/env=babyai +turnkey/env=babyai": ["one environment at a time"],
+    "+turnkey=gigpo turnkey.env.kwargs.size=4": ["'size'", "needs a plus: +turnkey.env.kwargs.size=4"],
+    "+turnkey=gigpo +turnkey/env=babyai turnkey.env.kwargs.levl=x": ["'levl'; did you mean 'level'?"],
+    "+turnkey=gigpo --config-name=ppo_trainer trainer.nnodes=1": [
+        "--config-name=ppo_trainer stands between overrides",
+        "before +turnkey=gigpo or after trainer.nnodes=1",
+    ],
+    "+turnkey=gigpo -cn ppo_trainer --config-dir=x trainer.nnodes=1": ["write -cn, --config-dir=x before"],
     "+turnkey=gigpo +turnkey/loss=psft turnkey.loss.tau=1": ["turnkey.loss.tau: psft has no such parameter"],
 }
 
@@ -76,9 +88,16 @@ LINES_THAT_PASS = [
     "+turnkey=gigpo algorithm.adv_estimator=grpo algorithm.adv_estimator=gigpo",  # Hydra takes the last
     "+turnkey=base algorithm.adv_estimator=grpo",
     "+turnkey/device=cpu +turnkey=gigpo +turnkey/env=babyai +turnkey/loss=psft",
-    "+turnkey=gigpo turnkey.env.kwargs.anything=1 turnkey.rewards=[{name:step}] +turnkey.env.kwargs.more=2",
+    "+turnkey=gigpo +turnkey.env.kwargs.anything=1 turnkey.rewards=[{name:step}] +turnkey.env.kwargs.more=2",
     "+turnkey=hgpo turnkey.credit.weights=code +turnkey/loss=turn_ratio turnkey.loss.ratio=product",
+    "+turnkey=gigpo +turnkey/env=babyai turnkey.env.kwargs.level=x ++turnkey.env.kwargs.more=1",
+    "+turnkey=gigpo +turnkey/env=alfworld +turnkey/preset=gigpo_alfworld_7b turnkey.env.kwargs.split=train",
+    "+turnkey=gigpo +turnkey.env.kwargs={size:4} turnkey.env.kwargs.size=5 turnkey.env={id:x}",
+    "+turnkey=gigpo turnkey.rollout.summary=null turnkey.rollout.stop=null",
+    "--config-name=ppo_trainer +turnkey=gigpo trainer.nnodes=1",
+    "+turnkey=gigpo trainer.nnodes=1 --config-name=ppo_trainer",
     # groups and keys of the user's own files
+    "--config-name=mine +turnkey=gigpo turnkey.env.kwargs.mine=1",
     "--config-name=mine turnkey=hgpo turnkey.mine=1",
     "+turnkey=mine hydra.searchpath=[file:///recipes]",
     "turnkey.credit.gamma=0.9",
@@ -103,7 +122,7 @@ def test_all_keys_of_another_framework_are_named_at_once():
     keys = ["algorithm.gigpo.mode=mean_norm", "env.max_steps=50", "env.alfworld.eval_dataset=eval_in_distribution"]
     with pytest.raises(ConfigError) as error:
         check(["+turnkey=gigpo", "algorithm.adv_estimator=gigpo", *keys])
-    _, *rows = str(error.value).splitlines()
+    _, *rows = str(error.value).partition("\nWhat else differs")[0].splitlines()
     assert [row.split(": ")[0].strip() for row in rows] == keys
     assert "turnkey.env.kwargs" in rows[2]
 

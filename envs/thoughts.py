@@ -23,6 +23,8 @@ FAMILIES = (
     Marks("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", alone=False),
     Marks("◁think▷", "◁/think▷"),
     Marks("<seed:think>", "</seed:think>"),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 _MARK = re.compile("|".join(re.escape(mark) for family in FAMILIES for mark in (family.begin, family.end)))
 
@@ -51,6 +53,35 @@ def after_thoughts(text: str, opened: bool = False) -> str | None:
     return None if ends else text[start:]
 
 
+def after_first_thoughts(text: str) -> str | None:
+    """``text`` without the thoughts that it begins with; None if it ends before they do.
+
+    For texts that may quote the marks of thoughts later on, as a judge does.
+    """
+    begun = next((family for family in FAMILIES if text.lstrip().startswith(family.begin)), None)
+    if begun is None:
+        return text
+    _, closed, answer = text.partition(begun.end)
+    return answer if closed else None
+
+
 def opens_thoughts(prompt: str) -> bool:
     """Whether the end of a prompt opens the model's thoughts, as the templates of DeepSeek-R1 and Qwen3.5 do."""
-    return any(prompt.rstrip().endswith(family.begin) for family in FAMILIES)
+    return _opened(prompt) is not None
+
+
+def close_thoughts(prompt: str, begun: str) -> str:
+    """What ends the thoughts that the end of a prompt opens, as chat templates end empty ones, before an answer.
+
+    Args:
+        prompt: its text, with the model's control tokens; "" is returned where it opens no thoughts.
+        begun: how the turn begins; "" is returned where it ends the thoughts itself.
+    """
+    family = _opened(prompt)
+    if family is None or family.end in begun:
+        return ""
+    return f"\n{family.end}\n\n" if family.alone else family.end + family.answer
+
+
+def _opened(prompt: str) -> Marks | None:
+    return next((family for family in FAMILIES if prompt.rstrip().endswith(family.begin)), None)

@@ -1,0 +1,76 @@
+"""Checks of the agent loop turnkey_env in the driver: limits, prompts, routing, and the first task."""
+
+from __future__ import annotations
+
+import warnings
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.rewards import check_columns
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+
+def check_agent_loop(
+    config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...], forked: tuple[str, ...] = ()
+) -> None:
+    """Check limits, prompt settings and the first task of ``files``, which is played for a few steps.
+
+    ``given``, ``forked``: the columns that reward components give, and those that the strategy of rollouts gives.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    _check_routing(config)
+    budget = rollout.response_length
+    limit = turnkey.rollout.max_tokens_per_turn
+    if limit is not None and limit > budget:
+        raise ConfigError(
+            f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}: lower the one or "
+            "raise the other"
+        )
+    _check_prompts(config, turnkey)
+    from verl_turnkey.plugins.checks.probe import probe
+
+    if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
+        check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given, forked)
+
+
+def _check_routing(config: DictConfig) -> None:
+    """Routed experts travel with no row of the agent loop turnkey_env."""
+    replayed = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": "false"}
+    replayed |= {f"actor_rollout_ref.actor.{engine}.router_replay.mode": "R2" for engine in ("megatron", "veomni")}
+    if given := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
+        instead = " and ".join(f"{key}={replayed[key]}" for key in given)
+        more = " (R2 records routes in the trainer)" if "R2" in instead else ""
+        raise ConfigError(f"the agent loop turnkey_env does not carry routed experts: set {instead}{more}")
+
+
+def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Check the prompt template, and load the functions and parsers that the agent loop will call."""
+    from verl_turnkey.envs.prompting.actions import TOOL_CALL, load_parser
+    from verl_turnkey.envs.prompting.prompts import load_template
+    from verl_turnkey.envs.user_modules import load_function
+
+    options = turnkey.rollout
+    try:
+        template = load_template(options.template)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"turnkey.rollout.template: {error}") from None
+    if options.prompt == "template":
+        for key in ("observation_role", "thinking", "when_full"):
+            if (value := getattr(options, key)) != getattr(type(options)(), key):
+                warnings.warn(
+                    f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template", stacklevel=2
+                )
+    if options.action_format == TOOL_CALL:
+        from verl_turnkey.plugins.rollout.action_reader import check_tool_parser
+
+        check_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)
+    else:
+        load_parser(options.action_format)
+    if options.summary is not None:
+        load_function(options.summary, "turnkey.rollout.summary")
+        if "{summary}" not in template:
+            raise ConfigError(
+                f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}, which "
+                f"turnkey.rollout.template={options.template} has not"
+            )

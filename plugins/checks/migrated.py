@@ -1,0 +1,58 @@
+"""What a launch line of verl-agent's means otherwise here, although it has verl's own keys."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.plugins.checks.header import task_environments
+from verl_turnkey.plugins.config.presets import Preset, shipped
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mini_batches"
+
+
+def check_migrated(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
+    """Warn of a mini-batch of more tasks than a batch has, and of fewer rows: whoever counts rows means several.
+
+    ``loops``: the agent loops of the training rows.
+    """
+    tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
+    size = int(config.actor_rollout_ref.actor.ppo_mini_batch_size)
+    # The presets' way to convert: an episode takes two thirds of the turns that it may.
+    turns = 2 * turnkey.rollout.max_turns // 3 if "turnkey_env" in loops and not turnkey.rollout.rows_hold_turns else 1
+    number = tasks * n * turns // size
+    if size <= tasks or number <= 1 or turnkey.update.mini_batches is not None or turnkey.update.order != "batch":
+        return
+    preset = _published(config, turnkey)
+    published = _settings(preset, turnkey) if preset else ""
+    warnings.warn(
+        f"{SIZE}={size} counts tasks, of which a batch has {tasks}: one mini-batch. verl-agent counts rows, of which "
+        f"{tasks} x {n} episodes have about {tasks * n * turns}: set {NUMBER}={number} for as many optimizer steps, or "
+        f"{SIZE}={tasks}{published}",
+        stacklevel=2,
+    )
+
+
+def _published(config: DictConfig, turnkey: TurnkeyConfig) -> Preset | None:
+    """The first published settings of the run's method in one of its environments."""
+    method, ids = str(config.algorithm.adv_estimator).removeprefix("turnkey/"), {*task_environments(config)}
+    recipes = {adapter.recipe for adapter in ADAPTERS if adapter.id in (ids or {turnkey.env.id})}
+    return next((preset for preset in shipped() if preset.method == method and preset.env in recipes), None)
+
+
+def _settings(preset: Preset, turnkey: TurnkeyConfig) -> str:
+    """What the preset sets of the same, and its rewards where the run has others."""
+    values = {setting.key: setting.value for setting in preset.settings}
+    parts = [f"{NUMBER}={values[NUMBER]}"] if NUMBER in values else []
+    if (rewards := values.get("turnkey.rewards", turnkey.rewards)) != turnkey.rewards:
+        parts.append(f"'turnkey.rewards=[{', '.join(map(_component, rewards))}]'")
+    return f"; +turnkey/preset={preset.name} sets {' and '.join(parts)}" if parts else ""
+
+
+def _component(entry: Mapping[str, Any]) -> str:
+    return f"{{{', '.join(f'{key}: {value}' for key, value in entry.items())}}}"

@@ -1,0 +1,130 @@
+"""Checks of what must be installed and what Ray must have: verl waits for ever for the one, and loads models first."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.config.cluster import joins_cluster
+
+MODEL, RAY = "actor_rollout_ref.model", "ray_kwargs.ray_init"
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
+"""package of each rollout engine"""
+CLASSES: dict[str, tuple[str, ...]] = {
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": ("create", "generate_sequences"),
+    "trainer.checkpoint_callback_class": (),
+}
+"""the user's own, with the methods that verl calls"""
+ROUTER = "actor_rollout_ref.rollout.router_config_path"
+LIBRARIES = ("actor_rollout_ref.model.external_lib", "critic.model.external_lib")
+
+
+def check_resources(config: DictConfig, *, use_critic: bool) -> None:
+    """Refuse packages that are not installed, and a Ray that is told of less than the run reserves.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    engine = str(config.actor_rollout_ref.rollout.name)
+    if engine in ENGINES and find_spec(ENGINES[engine]) is None:
+        warnings.warn(
+            f"actor_rollout_ref.rollout.name={engine} needs the package {ENGINES[engine]} on every node, and on this "
+            "machine it is not installed",
+            stacklevel=2,
+        )
+    for key in LIBRARIES if use_critic else LIBRARIES[:1]:
+        names = OmegaConf.select(config, key)
+        for name in [names] if isinstance(names, str) else names or []:
+            if find_spec(str(name).partition(".")[0]) is None:
+                absent(config, f"{key}={name}: there is no such module")
+    _check_classes(config)
+    _check_adapter(config)
+    if not joins_cluster(config):
+        _check_ray(config)
+
+
+def _check_classes(config: DictConfig) -> None:
+    """Classes of the user's that verl imports once the models are loaded."""
+    for key, methods in CLASSES.items():
+        if not (name := OmegaConf.select(config, key)):
+            continue
+        module, _, wanted = str(name).rpartition(".")
+        try:
+            cls = getattr(importlib.import_module(module), wanted)
+        except (ImportError, AttributeError, ValueError) as error:
+            absent(config, f"{key}={name} cannot be imported: {error}")
+            continue
+        if lacking := [method for method in methods if not hasattr(cls, method)]:
+            raise ConfigError(f"{key}={name} has no method {lacking[0]}, which verl calls")
+    router = OmegaConf.select(config, ROUTER)
+    if router and not Path(str(router)).expanduser().is_file():
+        absent(config, f"{ROUTER}={router}: there is no such file")
+    data = config.data.get("custom_cls") or {}
+    if (path := data.get("path")) and "://" not in path and Path(path).is_file():
+        from verl.utils.import_utils import load_extern_object
+
+        try:
+            load_extern_object(path, data.get("name"))
+        except Exception as error:  # of the user's code
+            absent(
+                config,
+                f"data.custom_cls.path={path}, name={data.get('name')}: it cannot be loaded ({type(error).__name__}: "
+                f"{error})",
+            )
+
+
+def _check_ray(config: DictConfig) -> None:
+    """Of a Ray that this run starts: verl waits without a word and without an end for what it has not."""
+    gpus, cpus = (OmegaConf.select(config, f"{RAY}.num_{what}") for what in ("gpus", "cpus"))
+    trainer = config.trainer
+    wanted = trainer.nnodes * trainer.n_gpus_per_node
+    if gpus is not None and wanted > gpus:
+        raise ConfigError(
+            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {wanted} GPUs, "
+            f"and {RAY}.num_gpus={gpus}: verl would wait for the others for ever. Set them alike"
+        )
+    units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0
+    least = units + 3  # the queue's storage and its controller, verl's program, and an actor of the trainer
+    if cpus is not None and cpus < least:
+        raise ConfigError(
+            f"{RAY}.num_cpus={cpus}: verl's actors reserve {least} or more ({units} for the storage of the queue), and "
+            f"it would wait for them for ever. They are logical: {RAY}.num_cpus=64 works on any machine"
+        )
+
+
+def _check_adapter(config: DictConfig) -> None:
+    """Names of ``target_modules`` that no module of the model ends with; peft ignores all but the last missing one."""
+    model = config.actor_rollout_ref.model
+    targets = model.get("target_modules")
+    if not model.get("lora_rank") or targets is None or isinstance(targets, str):
+        return  # a text is a regular expression or all-linear
+    modules = _modules(Path(str(model.path)).expanduser())
+    unknown = [str(name) for name in targets if modules and not any(f".{m}".endswith(f".{name}") for m in modules)]
+    if not unknown:
+        return
+    endings = sorted({module.rpartition(".")[2] for module in modules})
+    message = (
+        f"{MODEL}.target_modules: the model has no module {unknown[0]!r}{did_you_mean(unknown[0], endings) or '.'} "
+        f"There are {', '.join(endings)}"
+    )
+    if len(unknown) == len(targets):
+        raise ConfigError(message)
+    warnings.warn(message, stacklevel=3)
+
+
+def _modules(folder: Path) -> set[str]:
+    """Names of the modules with weights of a local model, from the headers of its files; empty if there are none."""
+    names: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
+        from safetensors import safe_open
+
+        with safe_open(str(file), framework="numpy") as weights:
+            names |= {*weights.keys()}
+    return {name.rpartition(".")[0] for name in names if name.endswith(".weight")}

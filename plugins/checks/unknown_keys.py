@@ -1,0 +1,148 @@
+"""Keys under verl's nodes that verl does not have: a plus, or a file of the user's own, adds any key in silence.
+
+Only nodes that verl reads key by key are looked at. Below others (``engine_kwargs``, ``override_config``,
+``ray_init``, ``apply_chat_template_kwargs``, ...) any key reaches a library, and verl passes all of them on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.overrides import override
+from verl_turnkey.plugins.config.recipe_files import leaves
+
+# Nodes of plain keys. `actor_rollout_ref` holds those of the next list.
+READ_BY_KEY = (
+    "data",
+    "trainer",
+    "trainer.v1",
+    "algorithm",
+    "algorithm.rollout_correction",
+    "reward",
+    "actor_rollout_ref",
+)
+# What verl's code reads there although its YAML files do not have it.
+UNLISTED = {
+    *("data.cache_dir", "data.chat_template_func", "data.filter_prompts", "data.need_tools_kwargs"),
+    *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights", "trainer.remove_previous_ckpt_in_save"),
+    *("reward.reward_kwargs", "reward.timeout"),
+}
+# Nodes that become a dataclass in each worker, which knows no further key.
+DATACLASSES = ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model")
+# Keys of earlier versions of verl that scripts still add.
+FORMER = {
+    "data.sampler": "this verl draws the tasks of a batch itself; a data set of your own is data.custom_cls",
+    "trainer.val_generations_to_log_to_wandb": "verl reads trainer.log_val_generations",
+}
+
+
+def check_unknown(config: DictConfig, *, use_critic: bool, use_reference: bool) -> None:
+    """Warn of keys that nobody reads, with the key that verl does; refuse those at which verl's workers would fail.
+
+    Raises:
+        ConfigError: a key that the dataclass of its node does not take.
+    """
+    roles = [("critic", use_critic), ("actor_rollout_ref.ref", use_reference)]
+    for node in [*DATACLASSES, *(name for name, used in roles if used)]:
+        _check_dataclass(config, node)
+    for key, value in _unread(config):
+        hint = next((text for former, text in FORMER.items() if f"{key}.".startswith(f"{former}.")), _closest(key))
+        warnings.warn(
+            f"{override(key, value)} has no effect unless code of your own reads it: verl has no such key"
+            f"{f'; {hint}' if hint else ''}",
+            stacklevel=2,
+        )
+
+
+def _check_dataclass(config: DictConfig, node: str) -> None:
+    """Refuse a key of ``node``, or of a dataclass below it, that the class does not take."""
+    section, target = OmegaConf.select(config, node), OmegaConf.select(config, f"{node}._target_")
+    if not isinstance(section, DictConfig) or target is None:
+        return
+    if (taken := _parameters(str(target))) is None:
+        return
+    for name in map(str, section):
+        key = f"{node}.{name}"
+        if name != "_target_" and name not in taken and key not in known():
+            hint, word = _closest(key, taken), override(key, OmegaConf.select(config, key))
+            raise ConfigError(
+                f"{word}: verl has no such key, and {str(target).rpartition('.')[2]} fails on it"
+                f"{f'; {hint}' if hint else ''}"
+            )
+        if isinstance(section._get_node(name), DictConfig):
+            _check_dataclass(config, key)
+
+
+@cache
+def _parameters(target: str) -> Collection[str] | None:
+    """The arguments of the class ``target``; None where they are not known, or it takes any."""
+    from hydra.utils import get_class
+
+    try:
+        parameters = inspect.signature(get_class(target)).parameters
+    except (ImportError, ValueError):  # verl itself says what is wrong with it
+        return None
+    return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else list(parameters)
+
+
+def _unread(config: DictConfig) -> Iterator[tuple[str, Any]]:
+    """The keys that verl has not, with their values: of a whole node that it has not, each."""
+    if not known():
+        return
+    exempt = {f"trainer.v1.{config.trainer.v1.trainer_mode}"}  # the parameters of a trainer of the user's own
+    nodes = [node for node in READ_BY_KEY if node != "data" or not OmegaConf.select(config, "data.custom_cls.path")]
+    for node in nodes:
+        section = OmegaConf.select(config, node)
+        for name in section if isinstance(section, DictConfig) else ():
+            if (key := f"{node}.{name}") not in known() | UNLISTED | exempt:
+                yield from _leaves(section, str(name), key)
+    roots = {key for key in known() if "." not in key}
+    for name in map(str, config):
+        if name not in roots and difflib.get_close_matches(name, roots, n=1, cutoff=0.8):
+            yield from _leaves(config, name, name)
+
+
+def _leaves(node: DictConfig, name: str, key: str) -> Iterator[tuple[str, Any]]:
+    value = node._get_node(name)
+    yield from leaves(value, f"{key}.") if isinstance(value, DictConfig) else [(key, node[name])]
+
+
+def _closest(key: str, siblings: Collection[str] = ()) -> str:
+    """``did you mean``: the same name elsewhere below the root, else the closest of the same node; empty: none."""
+    parent, _, name = key.rpartition(".")
+    root = key.partition(".")[0]
+    moved = [other for other in known() if other.startswith(f"{root}.") and other.endswith(f".{name}")]
+    if len(moved) == 1:
+        return f"did you mean {moved[0]}?"
+    roots = {other.partition(".")[0] for other in known()}
+    if root not in roots:
+        (closest,) = difflib.get_close_matches(root, roots, n=1, cutoff=0.8)
+        return f"did you mean {closest}{key[len(root) :]}?"
+    names = [other.removeprefix(f"{parent}.") for other in known() if other.rpartition(".")[0] == parent]
+    close = difflib.get_close_matches(name, [*names, *siblings], n=1, cutoff=0.7)
+    return f"did you mean {parent}.{close[0]}?" if close else ""
+
+
+@cache
+def known() -> frozenset[str]:
+    """Every key of verl's own configurations, whatever the training engine; empty if this verl has no such files."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    files = verls_config_dir().glob("_generated_ppo*_trainer.yaml")
+    trees = [yaml.load(file.read_text(encoding="utf-8"), loader) for file in files]
+    return frozenset(key for tree in trees for key in _keys(tree, ""))
+
+
+def _keys(tree: Any, prefix: str) -> Iterator[str]:
+    for name, value in tree.items() if isinstance(tree, dict) else ():
+        yield f"{prefix}{name}"
+        yield from _keys(value, f"{prefix}{name}.")

@@ -1,0 +1,81 @@
+"""Writes and reads ``key=value``, an override in Hydra's grammar. Quotes for a shell are a second layer around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from verl_turnkey.advantage import ConfigError
+
+# Text that Hydra reads as itself at any place, unless it is a number, a boolean or null: spares the parser.
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_/.-]*")
+
+
+def override(key: str, value: object) -> str:
+    """``key=value`` such that Hydra reads back ``value``; ``key`` may begin with one plus or two.
+
+    ``value``: text or a path (which may hold any character), a number, a boolean, None, or a list of these.
+    """
+    return f"{key}={literal(value)}"
+
+
+def literal(value: object) -> str:
+    """``value`` in Hydra's grammar; text is quoted only where Hydra would read it as something else."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{','.join(map(literal, value))}]"
+    return _text(str(value)) if isinstance(value, str | Path) else str(value)
+
+
+def read(word: str) -> tuple[str, Any]:
+    """Key (without plus) and value of the override ``word``, as Hydra reads it; interpolations stay as they are.
+
+    Raises:
+        ConfigError: Hydra cannot read it.
+    """
+    try:
+        parsed = _parser().parse_override(word)
+        return str(parsed.key_or_group), parsed.value()
+    except HydraException as error:
+        raise ConfigError(f"{word}: Hydra cannot read this override ({' '.join(str(error).split())})") from None
+
+
+def values(words: Iterable[str], key: str) -> list[Any]:
+    """The values that overrides among ``words`` give to ``key``, in their order; the last one counts."""
+    return [read(word)[1] for word in words if word.lstrip("+").partition("=")[0] == key]
+
+
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+def _text(text: str) -> str:
+    return text if _reads_as_itself(text) else _quoted(text)
+
+
+def _reads_as_itself(text: str) -> bool:
+    """Whether Hydra reads ``text`` without quotes as this text, in a list too."""
+    if not _PLAIN.fullmatch(text):
+        return False
+    try:
+        return _parser().parse_override(f"key=[{text}]").value() == [text]
+    except HydraException:
+        return False
+
+
+def _quoted(text: str) -> str:
+    # OmegaConf resolves ${...} in the value, and reads a backslash in front of it as an escape.
+    escaped = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
+    # Hydra: a backslash stands for itself unless a quote follows, be it the closing one. A shell quotes with ' itself.
+    quote = "'" if '"' in escaped else '"'
+    return quote + re.sub(rf"(\\*)({quote}|\Z)", lambda m: m[1] * 2 + (m[2] and f"\\{quote}"), escaped) + quote
