@@ -18,6 +18,17 @@ _MAX_SEED = 2**31 - 1
 HELD_OUT = 2**16
 """so many of the largest seeds are for evaluations alone"""
 
+HELD_OUT_SPLITS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "turnkey/Search-v0": {"val": {"split": "test"}, "test": {"split": "test"}},
+    "turnkey/ALFWorld-v0": {"val": {"split": "valid_seen"}, "test": {"split": "valid_unseen"}},
+    "turnkey/ScienceWorld-v0": {"val": {"split": "dev"}, "test": {"split": "test"}},
+    "turnkey/AppWorld-v0": {
+        "val": {"tasks": "data/datasets/dev.txt"},
+        "test": {"tasks": "data/datasets/test_normal.txt"},
+    },
+}
+"""of the environments with a finite set of tasks: the arguments for validation, and for an evaluation"""
+
 
 @dataclass(frozen=True)
 class Task:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -20,6 +22,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 TIMEOUTS = {"unit": 120, "contract": 600, "openenv": 120, "e2e": 1800}
 
 _gaps: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _own_import_path() -> Iterator[None]:
+    """The command line adds the current folder, which is another one in each test."""
+    path = sys.path[:]
+    yield
+    sys.path[:] = path
 
 
 def order(value: str) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import random
 import re
+from collections import deque
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from textarena.envs.registration import ENV_REGISTRY
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._randomness import OwnRandom
+from verl_turnkey.envs.adapters._textarena import PlayerState, mend
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
@@ -37,7 +40,9 @@ GAMES = sorted(
 REWARDS = ("raw", "success")
 COUNTERS = ("moves_made", "num_turns", "hand_number")  # count steps; left out of the state key
 LARGE = 5000  # characters of an attribute's repr
-OUT_OF_TURNS = re.compile(r"\b(turn|move) limit\b", re.IGNORECASE)
+OUT_OF_TURNS = re.compile(r"\b(turn|move) limit\b|\bused all \d+ moves\b", re.IGNORECASE)
+MOST_UNSOLVED = 0.95
+"""that a game pays which is not won"""
 
 
 class TextArenaText(TextEnv):
@@ -46,12 +51,13 @@ class TextArenaText(TextEnv):
     Args:
         game: its id, such as ``Sokoban-v0`` or ``TowerOfHanoi-v0-medium``.
         options: arguments of the game, such as ``{"num_boxes": 1}``.
-        reward: given at the last step: ``raw`` is the game's own, in most games the share that is solved; ``success``
-            is 1.0 for a solved game, else 0.0.
+        reward: given at the last step: ``raw`` is the game's own, in most games the share that is solved, at most 0.95
+            in a game that is not won; ``success`` is 1.0 for a won game, else 0.0.
         error_allowance: invalid moves in a row that do not end the game yet; None: the game's own limit, mostly one.
         max_steps: steps before truncation, beside the limit of the game itself.
 
-    ``success`` means a final reward of 1 or more. ``state_key`` is a hash of the game's data: board, hidden and found
+    ``success``: the game is won by its rules, for most games a final reward of 1 (others: see ``_textarena``); never
+    after an invalid move that ends it. ``state_key`` is a hash of the game's data: board, hidden and found
     things, score, and the number of invalid moves in a row, which decides when the game ends; not the number of moves.
     """
 
@@ -78,7 +84,7 @@ class TextArenaText(TextEnv):
         with self._own_random():
             self._game = self._blank = _make(game, dict(options or {}))
         # What the constructor made that is large, such as word lists: it does not change, and is slow to hash.
-        self._fixed = {name: value for name, value in vars(self._blank).items() if len(repr(value)) > LARGE}
+        self._fixed = {name: value for name, value in vars(self._blank).items() if len(repr(_plain(value))) > LARGE}
         self._board = ""
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
@@ -96,6 +102,7 @@ class TextArenaText(TextEnv):
                 alone = False
         if not alone:
             raise UnknownEnvironmentError(f"{self._name!r} is a game for several players; only those for one are here")
+        self._game.state.__class__ = PlayerState
         if self._error_allowance is not None:
             self._game.state.error_allowance = self._error_allowance
         self._board = ""
@@ -117,12 +124,13 @@ class TextArenaText(TextEnv):
             self._board = boards[-1]
         elif self._board:
             lines.append(self._board)
-        state, final, ended = self._game.state, 0.0, {}
+        state, final, success, ended = self._game.state, 0.0, False, {}
         if done:
             rewards, infos = self._game.close()
             final, ended = float(rewards[0]), infos[0]
             lines.append(str(ended.get("reason") or ""))
-        success = done and final >= 1
+            success = not ended.get("invalid_move") and self._won(final)
+            final = final if success else min(final, MOST_UNSOLVED)
         truncated = done and not success and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
         return StepResult(
             observation="\n".join(line for line in lines if line) or "The game begins.",
@@ -134,6 +142,10 @@ class TextArenaText(TextEnv):
             # A valid move resets the count of errors; an invalid one that ends the game is reported at its end only.
             invalid=bool(ended.get("invalid_move", False)) or (not done and state.error_count > 0),
         )
+
+    def _won(self, final: float) -> bool:
+        won = getattr(self._game, "won", None)
+        return final >= 1 if won is None else bool(won())
 
     def _state(self) -> Any:
         own = {name: value for name, value in vars(self._game).items() if name not in self._fixed and name != "state"}
@@ -162,17 +174,25 @@ def _make(game: str, options: dict[str, Any]) -> Any:
         raise EnvironmentKwargsError(f"{game!r} does not take the options {options}: {error}") from error
     while isinstance(made, textarena.Wrapper):  # wrappers repeat the whole dialogue; the agent loop builds the prompts
         made = made.env
-    return made
+    return mend(made)
 
 
 def _plain(value: Any) -> Any:
     """``value`` in plain types and sorted: the same state gives the same text in every process."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if isinstance(value, Enum):
+        return value.name
     if isinstance(value, Mapping):
         return sorted((repr(key), _plain(part)) for key, part in value.items() if key not in COUNTERS)
     if isinstance(value, (set, frozenset)):
         return sorted(repr(_plain(part)) for part in value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return [_plain(part) for part in value]
-    return value if isinstance(value, _SIMPLE) else type(value).__name__
+    if isinstance(value, _SIMPLE):
+        return value
+    kind = type(value)
+    if not kind.__module__.startswith("textarena."):
+        return kind.__name__
+    names = (*getattr(kind, "__slots__", ()), *getattr(value, "__dict__", ()))
+    return [kind.__name__, _plain({name: getattr(value, name) for name in names})]

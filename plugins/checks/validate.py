@@ -35,6 +35,7 @@ from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
+from verl_turnkey.plugins.checks.shared import warn_of_shared
 from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
@@ -117,6 +118,8 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         )
     check_update(config, turnkey, mode, loops)
     files = check_data(config, turnkey, agent_loops(config))
+    if files and "turnkey_env" in loops:
+        warn_of_shared(config)
     check_steps(config)
     check_groups(config, turnkey, mode, files, loops)
     if "turnkey_env" not in loops and turnkey.rewards != TurnkeyConfig().rewards:

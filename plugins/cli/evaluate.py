@@ -150,9 +150,10 @@ def _task_file(tasks: str, played: launch.Played, folder: Path) -> Path:
         return file
     if not 1 <= int(tasks) <= HELD_OUT:
         raise ConfigError(f"--tasks {tasks}: expected 1 to {HELD_OUT} tasks, or a parquet file")
-    make(played.id, played.kwargs).close()
+    own = played.held_out("test")
+    make(played.id, {**played.kwargs, **own}).close()
     file = folder / "tasks.parquet"
-    write_parquet(file, [Task(played.id, seed) for seed in held_out_seeds(int(tasks))], played.name, "test")
+    write_parquet(file, [Task(played.id, seed, own) for seed in held_out_seeds(int(tasks))], played.name, "test")
     return file
 
 

@@ -60,6 +60,15 @@ class Played:
     """the user's file that registers it"""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """of the recipe and the command line; a task's own override them"""
+    chosen: frozenset[str] = frozenset()
+    """names of those of the command line"""
+
+    def held_out(self, split: str) -> Mapping[str, str]:
+        """The arguments of the tasks of ``split`` (val, test); none where the command line chose the tasks."""
+        from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
+
+        arguments = HELD_OUT_SPLITS.get(self.id, {}).get(split, {})
+        return {} if self.chosen & arguments.keys() else arguments
 
     @property
     def name(self) -> str:
@@ -81,12 +90,15 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
 
     played = _named(environment)
     node = OmegaConf.create({"kwargs": dict(played.kwargs)})
+    chosen: set[str] = set()
     for word in further:
         if re.match(r"\+{0,2}turnkey\.env\.kwargs[.=]", word):
             key, value = read(word)
             OmegaConf.update(node, key.removeprefix("turnkey.env."), value, force_add=True)
+            chosen |= {key.removeprefix("turnkey.env.kwargs").lstrip(".").partition(".")[0]}
+            chosen |= set(value) if isinstance(value, Mapping) else set()
     kwargs: Any = OmegaConf.to_container(node.kwargs)
-    return replace(played, kwargs=kwargs)
+    return replace(played, kwargs=kwargs, chosen=frozenset(chosen))
 
 
 def _named(environment: str) -> Played:
@@ -149,10 +161,10 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
             if (env_id := first_task(str(file)).env_id) != played.id:
                 raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}: choose another --tasks")
         return False
-    make(played.id, played.kwargs).close()
     for file, seeds in zip(files.values(), split_seeds(train, val, seed), strict=True):
-        # Without arguments of their own, which would override turnkey.env.kwargs on the command line.
-        write_parquet(file, [Task(played.id, seed) for seed in seeds], played.name, file.stem)
+        own = played.held_out(file.stem)  # others would override turnkey.env.kwargs on the command line
+        make(played.id, {**played.kwargs, **own}).close()
+        write_parquet(file, [Task(played.id, seed, own) for seed in seeds], played.name, file.stem)
     return True
 
 

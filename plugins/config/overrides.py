@@ -33,6 +33,8 @@ def literal(value: object) -> str:
         return str(value).lower()
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, float):
+        return re.sub(r"e([-+])0+", r"e\1", repr(value))  # 1e-6, as people write it
     return _text(str(value)) if isinstance(value, str | Path) else str(value)
 
 

@@ -66,7 +66,8 @@ def given(preset: presets.Preset, model: Path) -> list[str]:
 def test_a_preset_goes_with_a_device(run: Run, model_dir: Path, name: str):
     preset = presets.read(name)
     switch, *others = preset.switches
-    config, printed = run(switch, "+turnkey/device=cpu", *others, *given(preset, model_dir))
+    ranks = "ray_kwargs.ray_init.num_gpus=8"  # some set the GPUs of their paper
+    config, printed = run(switch, "+turnkey/device=cpu", *others, *given(preset, model_dir), ranks)
     assert f"  preset       {name}" in printed
     assert config.trainer.device == "cpu"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
+from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import COLUMN, Task, split_seeds
 from verl_turnkey.plugins.checks.files import rows
+from verl_turnkey.plugins.checks.shared import shared_tasks, warn_of_shared
 from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.evaluating.samples import locked
@@ -45,6 +49,30 @@ def test_tasks_are_none_of_training(tmp_path):
     assert not {task.seed for task in tasks} & {seed for split in split_seeds(20_000, 128, 0) for seed in split}
     fewer = [Task.from_json(text) for (text,) in rows(str(evaluate._task_file("3", played, tmp_path)), [COLUMN])]
     assert fewer == tasks[:3]
+
+
+def test_tasks_are_of_a_split_that_training_does_not_use_unless_one_is_named(tmp_path):
+    def kwargs(*words: str) -> dict:
+        file = evaluate._task_file("3", launch.resolve("search", words), tmp_path)
+        (text,) = next(iter(rows(str(file), [COLUMN])))
+        return dict(Task.from_json(text).kwargs)
+
+    assert kwargs() == kwargs("turnkey.env.kwargs.topk=2") == {"split": "test"}
+    assert kwargs("turnkey.env.kwargs.split=train") == {}
+
+
+@pytest.mark.parametrize("val", [["turnkey.env.kwargs.split=all"], []])
+def test_validation_on_trained_tasks_is_counted(tmp_path, val):
+    launch.write_tasks(launch.resolve("search", val), tmp_path, 8, 4)
+    files = {f"{split}_files": str(tmp_path / f"{split}.parquet") for split in ("train", "val")}
+    trainer = {"test_freq": 5, "val_before_train": True}
+    env = {"id": "turnkey/Search-v0", "kwargs": launch.resolve("search", val).kwargs}
+    config = OmegaConf.create({"data": files, "trainer": trainer, "turnkey": {"env": env}})
+    assert shared_tasks(config) == (4 if val else 0, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_shared(config)
+    assert len(caught) == bool(val)
 
 
 @pytest.mark.parametrize("tasks", ["0", "none.parquet", "-3", "65537"])
