@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -160,17 +160,3 @@ def _check_number(config: DictConfig, key: str, rows: int) -> None:
             )
     if not rows:
         raise ConfigError(f"data.{key} holds no tasks: write some with `turnkey tasks`")
-
-
-def shared_tasks(config: DictConfig) -> tuple[int, int]:
-    """How many tasks of the local ``data.val_files`` are in ``data.train_files`` as well, and how many these are."""
-    tasks = {key: list(_tasks_of(config, key)) for key in ("train_files", "val_files")}
-    trained = {*tasks["train_files"]}
-    return sum(task in trained for task in tasks["val_files"]), len(tasks["val_files"])
-
-
-def _tasks_of(config: DictConfig, key: str) -> Iterator[str]:
-    """The tasks of local files, as text that is the same for equal ones."""
-    for file in listed(config, key):
-        if Path(file).expanduser().is_file() and COLUMN in columns(file):
-            yield from (Task.from_json(text).to_json() for (text,) in rows(file, [COLUMN]) if text)

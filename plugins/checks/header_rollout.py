@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.checks.data import shared_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows, tasks
 from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
+from verl_turnkey.plugins.checks.shared import shared_tasks
 from verl_turnkey.plugins.checks.sizes import OURS
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
