@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
@@ -56,6 +56,8 @@ class EntropyBranch:
     """tokens that the model knows, for the scale of the entropy; Qwen2.5's"""
     roots: Literal["shared", "own"] = "shared"
     """as in tree"""
+    first: ClassVar[int] = 1
+    """the first turn before which a path can fork"""
 
     def __post_init__(self) -> None:
         check(self.trajectories >= 2, "trajectories", "an integer >= 2", self.trajectories)

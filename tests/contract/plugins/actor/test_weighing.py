@@ -34,7 +34,8 @@ from verl_turnkey.losses.registry import weighs
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.actor import loss as bridge
 from verl_turnkey.plugins.actor import weighing
-from verl_turnkey.plugins.checks.header import ALIKE, header
+from verl_turnkey.plugins.checks.header import header
+from verl_turnkey.plugins.checks.header_update import MEANS
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, TAKE_WEIGHTS
 from verl_turnkey.plugins.credit.weights import token_weights
 from verl_turnkey.plugins.trainer.worker_setup import configure
@@ -367,9 +368,9 @@ def test_the_header_says_what_weighs(compose: Compose, overrides, text):
 
 def test_every_mean_of_verls_has_its_words():
     accepted = set()
-    for mode in ALIKE:
+    for mode in MEANS:
         accepted.add(actor_config("vanilla", mode).loss_agg_mode)
-    assert accepted == {*ALIKE} == {"token-mean", *OTHER_MODES}
+    assert accepted == {*MEANS} == {"token-mean", *OTHER_MODES}
     used = set(core_algos.agg_loss.__code__.co_consts)
     means = {x for const in used for x in (const if isinstance(const, tuple) else (const,)) if isinstance(x, str)}
     assert {x for x in means if x.startswith(("token-", "seq-mean-")) and " " not in x} == accepted

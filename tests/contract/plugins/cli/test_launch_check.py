@@ -64,13 +64,13 @@ def test_a_good_line(checked: Checked):
     assert lines["trainer"] == ["turnkey_sync"]
     assert lines["agent loop"] == ["turnkey_env: a row per step"]
     (environment,) = lines["environment"]
-    assert environment.startswith("turnkey/MiniGrid-v0 (8 tasks), as the tasks say")
+    assert environment.startswith("turnkey/MiniGrid-v0 (8 tasks); default kwargs")
     assert '"level": "MiniGrid-Empty-5x5-v0"' in environment
     assert "at most 64 turns" in environment
     assert lines["per step"] == ["4 tasks x 2 = 8 episodes, 8 to 512 rows"]
     assert lines["update"] == ["2 mini-batches x 1 epoch = 2 optimizer steps per batch"]
-    assert lines["paid"] == ["step x 1, minus 0.1 for a turn without a valid action"]
-    assert lines["columns"] == ["turn_score: prm x 2"]
+    assert lines["reward"] == ["1.0 x step, -0.1 per invalid action"]
+    assert lines["columns"] == ["turn_score = 2.0 x prm"]
     assert "ignored" not in lines
     assert "warning" not in lines
 

@@ -1,0 +1,115 @@
+"""The header's lines about the update: KL, critic, optimizer steps, means, and settings without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import OmegaConf
+
+from verl_turnkey.losses.registry import weighs
+from verl_turnkey.plugins.checks.groups import updates_of_a_step
+from verl_turnkey.plugins.checks.header_rollout import task_environments
+from verl_turnkey.plugins.checks.header_run import Lines, Run, plural
+from verl_turnkey.plugins.checks.sizes import OURS, optimizer_steps
+from verl_turnkey.plugins.config.schema import RolloutConfig, loss_of, loss_params
+
+MEANS = {
+    "token-mean": "over tokens",
+    "token-sum": "none: the sum over tokens, so that more tokens make a larger gradient",
+    "seq-mean-token-sum": "over rows, of sums over tokens",
+    "seq-mean-token-sum-norm": "over rows, of sums over tokens divided by {norm}",
+    "seq-mean-token-mean": "over rows, of means over tokens",
+}
+"""verl's ``loss_agg_mode``"""
+ROWS_THEMSELVES = ("geo_mean", "sapo")
+"""verl's losses that take a mean over rows under any of these"""
+
+
+def _kl(run: Run) -> str:
+    algorithm, actor = run.config.algorithm, run.config.actor_rollout_ref.actor
+    parts = []
+    if algorithm.get("use_kl_in_reward"):
+        control = algorithm.kl_ctrl
+        kind = f"{algorithm.kl_penalty} in the reward"
+        parts.append(f"{control.kl_coef} x {kind} ({control.type})")
+    if actor.use_kl_loss:
+        parts.append(f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss")
+    if actor.get("entropy_coeff"):
+        parts.append(f"entropy bonus {actor.entropy_coeff}")
+    return ", ".join(parts)
+
+
+def _correction(run: Run) -> str:
+    correction = run.config.algorithm.get("rollout_correction") or {}
+    keys = ("bypass_mode", "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+    of = {key: correction.get(key) for key in keys}
+    if not any(of[key] for key in ("bypass_mode", "rollout_is", "rollout_rs")):
+        return ""
+    used = [key for key in keys if of[key] and (not key.endswith("_threshold") or of[key.removesuffix("_threshold")])]
+    return ", ".join(f"{key}={of[key]}" for key in used)
+
+
+def _update(run: Run) -> str:
+    return _optimizer_steps(run, "actor") if run.our_trainer and run.trains else ""
+
+
+def _critic(run: Run) -> str:
+    if not run.has_critic or not run.trains:
+        return ""
+    critic = run.config.critic
+    path = f"{OmegaConf.select(critic, 'model.path') or 'from the actor'}, lr {critic.optim.lr}"
+    return f"{path}; {_optimizer_steps(run, 'critic')}" if run.our_trainer else path
+
+
+def _optimizer_steps(run: Run, role: str) -> str:
+    update = optimizer_steps(run.config, run.turnkey, run.sizes, role)
+    most = "" if update.exact else "at most "
+    turns = role == "actor" and run.turnkey.update.order == "reverse_turns"
+    parts = plural(update.mini_batches, "turn" if turns else "mini-batch")
+    last = ", from the last turn to the first" if turns else ""
+    per = "batch" if updates_of_a_step(run.config) == 1 else "update of a step"
+    steps = f"{plural(update.steps, 'optimizer step')} per {per}"
+    return f"{most}{parts} x {plural(update.epochs, 'epoch')} = {steps}{last}"
+
+
+def _mean(run: Run) -> str:
+    """What the losses of actor and critic are a mean over."""
+    if not run.our_trainer or not run.trains:
+        return ""
+    by, actor = run.turnkey.update.weight_by, run.config.actor_rollout_ref.actor
+    if by != "token":
+        return f"over {by}s of the whole batch, for the policy loss, entropy, KL and the critic's loss (weight_by={by})"
+    mode = str(actor.loss_agg_mode)
+    name = str(actor.policy_loss.get("loss_mode", "vanilla"))
+    norm = actor.get("loss_scale_factor") or "the longest response of a micro-batch"
+    mean = f"{MEANS[mode].format(norm=norm)} ({mode})"
+    spec = loss_of(run.config)
+    if name in ROWS_THEMSELVES:
+        return f"{mean}; {name}: over rows"
+    if spec is not None and weighs(spec, loss_params(run.config, run.turnkey)):
+        return f"{mean}; {name} weights the tokens itself"
+    return mean
+
+
+def ignored(run: Run) -> Iterator[str]:
+    """Settings that have no effect in this combination."""
+    env = run.turnkey.env
+    if run.our_loop and env.id and (others := set(task_environments(run.config)) - {env.id}):
+        yield f"turnkey.env.id={env.id} where the tasks name another ({', '.join(sorted(others)[:3])})"
+    if not run.our_loop:
+        if env.id:
+            yield f"turnkey.env.id={env.id}: {run.loops[0]} plays no environment of this package"
+        if run.turnkey.rollout != RolloutConfig():
+            yield f"turnkey.rollout.*: only {OURS} reads it"
+    if run.our_trainer and run.turnkey.update.mini_batches is not None:
+        key = "actor_rollout_ref.actor.ppo_mini_batch_size"
+        yield f"{key}={OmegaConf.select(run.config, key)}: turnkey.update.mini_batches is set"
+
+
+UPDATE: Lines = (
+    ("kl", _kl),
+    ("correction", _correction),
+    ("critic", _critic),
+    ("update", _update),
+    ("loss mean", _mean),
+)

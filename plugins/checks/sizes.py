@@ -1,0 +1,151 @@
+"""The numbers of a training step, before it starts: episodes, rows, measurements, optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
+from verl_turnkey.plugins.checks.groups import COLUMN, updates_of_a_step
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
+from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
+from verl_turnkey.plugins.rollout.strategies import read_strategy
+from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
+
+OURS = "turnkey_env"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Fewest and most of something; ``high=None``: no bound is known."""
+
+    low: int
+    high: int | None
+
+    def __mul__(self, number: int) -> Span:
+        return Span(self.low * number, None if self.high is None else self.high * number)
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"{self.low} or more"
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one training step."""
+
+    tasks: int
+    """groups that are played, or more where verl's group filter replaces some"""
+    rollouts: Span
+    """of each task"""
+    episodes: Span
+    """of all tasks, without branches"""
+    trained_groups: Span
+    """groups of which episodes are trained, those from the buffer included"""
+    stored: int
+    """stored episodes that may join at most"""
+    trajectories: Span
+    """paths that are trained: episodes that are kept, trained branches, stored episodes"""
+    rows: Span | None
+    """rows that are trained; None: a loop of the user's own decides"""
+    measured: int | None
+    """branches and queries that only measure a state, at most; None: any number"""
+
+
+def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Sizes:
+    """``loops``: the agent loops of the training rows."""
+    groups, updates = turnkey.groups, updates_of_a_step(config)
+    tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
+    rollouts = _rollouts(config, turnkey)
+    even = groups.allocation != "even" or rollouts == Span(n, n)
+    episodes = Span(tasks * n, tasks * n) if even else rollouts * tasks
+    kept, most_kept = Span(tasks, tasks), episodes.high
+    ours = str(config.trainer.v1.trainer_mode).startswith("turnkey_")
+    if ours and groups.keep < 1:
+        number = updates * max(1, groups.kept(tasks / updates))
+        kept = Span(number, number) if groups.keep_by == "groups" else Span(updates, tasks)
+        most_kept = min(episodes.high, kept.high * rollouts.high)
+    drawn = updates * min(groups.buffer, tasks // updates) if ours else 0
+    stored = (tasks * groups.replay if ours else 0) + drawn * rollouts.high
+    fewest = episodes.low if kept.low == tasks else min(episodes.low, kept.low * rollouts.low)
+    if {*loops} - {OURS, *VERLS_LOOPS}:
+        return Sizes(tasks, rollouts, episodes, kept, stored, Span(fewest, None), None, 0)
+    turns = turnkey.rollout.max_turns if OURS in loops else 1
+    of_group = n if even else rollouts.high
+    group = _group(config, turnkey, of_group, turns) if OURS in loops else Most(of_group, of_group, 0)
+    trajectories, trained = most_kept, most_kept * turns
+    if group.trajectories != of_group:  # with trained branches all groups are kept
+        trajectories, trained = times(tasks, group.trajectories), times(tasks, group.turns)
+    return Sizes(
+        tasks,
+        rollouts,
+        episodes,
+        Span(kept.low, kept.high + drawn),
+        stored,
+        Span(fewest, None if trajectories is None else trajectories + stored),
+        Span(fewest, None if trained is None else trained + stored * turns),
+        times(tasks, group.measured),
+    )
+
+
+def _rollouts(config: DictConfig, turnkey: TurnkeyConfig) -> Span:
+    """Of a task: by the allocation, by the data's own column, or ``rollout.n``."""
+    n = int(config.actor_rollout_ref.rollout.n)
+    if turnkey.groups.allocation != "even":
+        return Span(*turnkey.groups.bounds(n))
+    numbers = [
+        number for file in local_parquet(config) if COLUMN in columns(file) for (number,) in rows(file, [COLUMN])
+    ]
+    return Span(min(numbers), max(numbers)) if numbers and all(isinstance(k, int) for k in numbers) else Span(n, n)
+
+
+def _group(config: DictConfig, turnkey: TurnkeyConfig, n: int, turns: int) -> Most:
+    """``n``: rollouts of the group."""
+    rollout = turnkey.rollout
+    strategy = read_strategy(rollout.strategy)
+    if strategy is None:
+        return Most(n, n * turns, 0)
+    tokens = rollout.max_tokens_per_turn or config.data.max_response_length
+    limits = (rollout.branch_tokens, rollout.branch_steps)
+    return most_of_group(*strategy, n, turns, tokens=tokens, limits=limits)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Optimizer steps of one update of a training step: ``mini_batches x epochs``."""
+
+    mini_batches: int
+    epochs: int
+    exact: bool
+    """else at most so many"""
+
+    @property
+    def steps(self) -> int:
+        return self.mini_batches * self.epochs
+
+
+def optimizer_steps(config: DictConfig, turnkey: TurnkeyConfig, size: Sizes, role: str = "actor") -> Updates:
+    """Of the actor or the critic, with the trainers of this package."""
+    part = config.critic if role == "critic" else config.actor_rollout_ref.actor
+    update, groups, epochs = turnkey.update, turnkey.groups, int(part.ppo_epochs)
+    if role == "actor" and update.order == "reverse_turns":
+        return Updates(turnkey.rollout.max_turns, epochs, exact=False)
+    number, exact = update.mini_batches, True
+    if number is None:
+        of_update = size.tasks / updates_of_a_step(config)
+        if groups.keep_by == "groups" and groups.keep < 1:
+            of_update = max(1, groups.kept(of_update))
+        exact = groups.keep_by == "groups"
+        number = math.ceil(of_update / part.ppo_mini_batch_size)
+    loss = loss_of(config)
+    if role == "actor" and loss is not None and "group_log_ratio" in loss.needs:
+        most = size.trained_groups.high  # a mini-batch has whole groups
+    else:
+        kept = size.episodes.high + size.stored  # trained branches are dealt with their episode
+        most = kept if size.trajectories.high is None else min(kept, size.trajectories.high)
+    number = min(number, -(-most // updates_of_a_step(config)))  # a mini-batch has at least one
+    return Updates(number, epochs, exact)

@@ -1,0 +1,143 @@
+"""How many trajectories, trained turns and measurements a strategy can come to, known before anything is played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+from verl_turnkey.plugins.rollout.strategies.registry import Ask, Fork, Place, StrategySpec
+
+
+@dataclass(frozen=True)
+class Most:
+    """Upper bounds; None: the parameters give none, since the strategy decides by what was played."""
+
+    trajectories: int | None = 1
+    """paths that are trained, the rollout itself included"""
+    turns: int | None = 0
+    """turns of these, of which each is trained once"""
+    measured: int | None = 0
+    """branches and queries of the model that only measure a state"""
+
+
+class _DependsOnTurns(Exception):
+    pass
+
+
+class _Unknown(Sequence[Any]):
+    """Turns of which only the number is known."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, _: Any) -> NoReturn:
+        raise _DependsOnTurns
+
+
+def most_of_group(
+    spec: StrategySpec, strategy: Any, rollouts: int, turns: int, *, tokens: int, limits: tuple[int | None, int | None]
+) -> Most:
+    """Upper bounds of a group of ``rollouts`` episodes of at most ``turns`` turns with at most ``tokens`` tokens each.
+
+    ``limits``: tokens and steps of all branches of an episode, as ``branch_tokens`` and ``branch_steps`` set them.
+    """
+    ask = _forks(spec, strategy)
+    try:
+        single = _most(ask, turns)
+    except (_DependsOnTurns, RecursionError):
+        single = Most(None, None, None) if spec.trains else Most(1, turns, None)
+    branches = _least(None if single.trajectories is None else single.trajectories - 1, limits[1])
+    of_branches = _least(None if single.turns is None else single.turns - turns, limits[1])
+    if (total := getattr(strategy, "trajectories", None)) is not None:
+        left = max(0, total - rollouts)
+        branches = left if branches is None else min(left, rollouts * branches)
+        of_branches = _least(left * (turns - getattr(strategy, "first", 0)), times(rollouts, of_branches))
+    else:
+        branches, of_branches = times(rollouts, branches), times(rollouts, of_branches)
+    measured = single.measured
+    if measured is not None and not spec.trains:
+        measured = _within(ask, turns, tokens, limits)
+    return Most(
+        None if branches is None else rollouts + branches,
+        None if of_branches is None else rollouts * turns + of_branches,
+        times(rollouts, measured),
+    )
+
+
+def _most(ask: Callable[[Place], list[Fork | Ask]], turns: int) -> Most:
+    """Of one episode without limits: every path plays all its turns, and forks wherever it may."""
+
+    @cache
+    def walk(begins: int, depth: int, end: int) -> tuple[int, int, int]:
+        trajectories, played, measured = 1, 0, 0
+        for t in range(max(0, begins), end):
+            for what in ask(Place(t, int(begins >= 0), depth, _Unknown(t))) if t != begins else ():
+                if isinstance(what, Ask):
+                    measured += what.times
+                elif not what.trained:
+                    measured += what.branches
+                elif what.branches:
+                    depth += 1
+                    more = walk(t, depth, end if what.turns is None else min(end, t + what.turns))
+                    trajectories += what.branches * more[0]
+                    played += what.branches * more[1]
+                    measured += what.branches * more[2]
+            played += 1
+        return trajectories, played, measured
+
+    return Most(*walk(-1, 0, turns))
+
+
+def _forks(spec: StrategySpec, strategy: Any) -> Callable[[Place], list[Fork | Ask]]:
+    """What a strategy begins at a place; where it decides by the turn that was written, the most that it may begin."""
+    doubts = hasattr(strategy, "doubt")
+    branches = getattr(strategy, "branches", 0) - 1 if spec.trains else getattr(strategy, "rollouts", -1)
+    first = getattr(strategy, "first", 0)
+
+    def ask(at: Place) -> list[Fork | Ask]:
+        fork = strategy.fork(at)
+        found = [] if fork is None else [fork]
+        if doubts and at.turn >= first:
+            if branches < 0:
+                raise _DependsOnTurns
+            found.append(Fork(branches, spec.trains, getattr(strategy, "turns", None)))
+        return found
+
+    return ask
+
+
+def _within(
+    ask: Callable[[Place], list[Fork | Ask]], turns: int, tokens: int, limits: tuple[int | None, int | None]
+) -> int:
+    """Measurements of one episode that the limits let begin.
+
+    A state may begin as many as fit if each takes all that it may need; afterwards each has taken a step and a token at
+    least (an answer to a query: perhaps none). Fewer at a state never let more begin in all: this is an upper bound.
+    """
+    begun = 0
+    for t in range(turns):
+        for what in ask(Place(t, 0, 0, _Unknown(t))):
+            query = isinstance(what, Ask)
+            ahead = 0 if query else min(turns - t, what.turns or turns)
+            needs = (what.tokens if query else ahead * tokens, ahead)
+            room = [
+                (limit - (0 if query else begun)) // need
+                for limit, need in zip(limits, needs, strict=True)
+                if limit is not None and need
+            ]
+            begun += max(0, min([what.times if query else what.branches, *room]))
+    return begun
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number is not None), default=None)
+
+
+def times(number: int, of: int | None) -> int | None:
+    """``of``, which may be unknown, so many times."""
+    return None if of is None else number * of
