@@ -63,6 +63,9 @@ class StepBatch:
     are the same). They are stored as integer codes: equal code, equal id; ``ids[column][code]`` is the id in hashable
     form. A None anchor or action gets a code of its own that no other row has and that is not in ``ids``.
 
+    A missing entry is None, NA or NaT of pandas or numpy: one without a match in anchor and action, None in text and in
+    objects, nan in value and in extra numbers, refused in all other columns.
+
     Further attributes: ``given``, the optional columns that were passed; ``runs``, the rows of each trajectory in step
     order; ``first_rows`` (n_trajectories,), the row of each trajectory's earliest step; ``n_groups``;
     ``n_trajectories``.

@@ -1,7 +1,8 @@
 """Turn the columns users pass in, sequences or arrays of anything, into numpy arrays, or say which row is wrong.
 
-A missing entry is None, or the NA or NaT of pandas. A missing anchor, action or text never matches; a missing number of
-an extra column is nan; anywhere else a missing entry is refused, as is nan where it is no number that may be missing.
+A missing entry is None, the NA or NaT of pandas, or the NaT of numpy. It matches nothing as an anchor or action; it is
+None in texts and in extra columns of objects, as nan is there, and nan in the critic's values and in extra columns of
+numbers. In any other column it is refused, and so is nan.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import count
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -24,26 +26,31 @@ Place = Callable[[int], str]  # where a row is, for error messages
 #: a sum of such numbers no longer knows the others.
 LARGEST_REWARD = 1e18
 
+#: Types of which an entry may be a missing one, by name: pandas is not imported for them.
+MISSING = ("NAType", "NaTType", "datetime64", "timedelta64")
+
 
 def canonical(value: Any) -> Any:
     """A hashable stand-in for an id of any structure: equal stand-ins, equal ids."""
     if value is None or isinstance(value, str | int | bytes):
         return value
-    if isinstance(value, float):
+    if hasattr(value, "tolist") and type(plain := value.tolist()) is not type(value):  # arrays, tensors, numpy scalars
+        return canonical(plain)
+    if isinstance(value, Number):
         if value != value:
             raise ValueError(
                 "nan equals nothing, itself included; use None for a state that never matches (of pandas: "
                 "column.astype(object).where(column.notna(), None))"
             )
         return value
-    if hasattr(value, "tolist") and type(plain := value.tolist()) is not type(value):  # arrays, tensors, numpy scalars
-        return canonical(plain)
     if isinstance(value, list | tuple):
         return tuple(map(canonical, value))
     if isinstance(value, Mapping):
         return Mapping, frozenset((canonical(k), canonical(v)) for k, v in value.items())
     if isinstance(value, Set):
         return Set, frozenset(map(canonical, value))
+    if _missing(value):
+        return None
     hash(value)
     return value
 
@@ -64,9 +71,15 @@ def common_length(columns: Mapping[str, Any]) -> int:
 def plain(column: Any) -> Sequence[Any]:
     """The entries of a column as Python values, where an array or tensor can give them; missing ones are None."""
     values = column.tolist() if hasattr(column, "tolist") else column
-    if any(t.__name__ in ("NAType", "NaTType") for t in set(map(type, values))):  # without an import of pandas
-        return [None if type(value).__name__ in ("NAType", "NaTType") else value for value in values]
+    if any(t.__name__ in MISSING for t in set(map(type, values))):
+        return [None if _missing(value) else value for value in values]
     return values
+
+
+def _missing(value: Any) -> bool:
+    """Whether an entry is one of those that pandas and numpy have for a missing one, beside nan."""
+    name = type(value).__name__
+    return name in MISSING and (name not in ("datetime64", "timedelta64") or bool(np.isnat(value)))
 
 
 def encode(name: str, column: Any, none_allowed: bool) -> tuple[Ints, list[Any]]:
@@ -103,7 +116,7 @@ def amounts(name: str, column: Any, place: Place, low: float = -LARGEST_REWARD) 
 
 def values(name: str, column: Any, place: Place) -> Floats:
     """A column of a critic's finite numbers as float64 (S,), nan where there is none."""
-    array = _numbers(name, column, place, "a finite number").astype(np.float64, copy=False)
+    array = _numbers(name, column, place, "a finite number", gaps=True).astype(np.float64, copy=False)
     _refuse(name, column, place, "a finite number", np.isinf(array))
     return array
 
@@ -112,7 +125,8 @@ def ints(name: str, column: Any, place: Place) -> Ints:
     """A column of integers from 0 to 2^63 - 1 as int64 (S,); floats that are whole numbers are taken too."""
     wanted = "an integer >= 0"
     array = _numbers(name, column, place, wanted)
-    _refuse(name, column, place, "an integer below 2^63", np.isfinite(array) & (array >= 2.0**63))
+    large = array >= 2.0**63 if array.dtype.kind == "f" else array > np.iinfo(np.int64).max
+    _refuse(name, column, place, "an integer below 2^63", np.isfinite(array) & large)
     _refuse(name, column, place, wanted, ~np.isfinite(array) | (array != np.floor(array)) | (array < 0))
     return array.astype(np.int64, copy=False)
 
@@ -128,17 +142,21 @@ def bools(name: str, column: Any, place: Place) -> Bools:
 
 
 def objects(column: Any) -> NDArray[np.object_]:
-    """Any column as an object array (S,), nested sequences left whole."""
-    return np.fromiter(plain(column), dtype=object, count=len(column))
+    """Any column as an object array (S,), nested sequences left whole; None for a missing entry, nan included."""
+    values = (None if isinstance(value, float | np.floating) and value != value else value for value in plain(column))
+    return np.fromiter(values, dtype=object, count=len(column))
 
 
 def numbers_or_objects(column: Any) -> NDArray[Any]:
     """A column of numbers as float64 (S,), None being nan; any other as an object array."""
     values = plain(column)
     types = set(map(type, values))
-    if not all(issubclass(t, int | float | np.number | np.bool_ | None) for t in types):
+    if np.timedelta64 in types or not all(issubclass(t, int | float | np.number | np.bool_ | None) for t in types):
         return objects(column)
-    array = np.array(values, dtype=np.float64)
+    try:
+        array = np.array(values, dtype=np.float64)
+    except OverflowError:  # an integer beyond all floats
+        return objects(column)
     exact = not (np.abs(array) >= 2**53).any() or not any(issubclass(t, int | np.integer) for t in types)
     return array if exact else objects(column)  # a large integer is a key, and as a float it would meet its neighbours
 
@@ -150,17 +168,25 @@ def _array(column: Any) -> NDArray[Any]:
     try:
         return np.array(np.asarray(column))  # asarray first: a tensor cannot be told to copy
     except (TypeError, ValueError, RuntimeError):  # ragged entries, or a tensor that numpy cannot read
-        return objects(column)
+        return np.fromiter(plain(column), dtype=object, count=len(column))
 
 
-def _numbers(name: str, column: Any, place: Place, wanted: str) -> NDArray[Any]:
+def _numbers(name: str, column: Any, place: Place, wanted: str, *, gaps: bool = False) -> NDArray[Any]:
+    """A column of numbers, as numpy or float64 holds them; with ``gaps`` nan for each missing entry."""
     array = _array(column)
     if array.dtype.kind in "iuf" and array.ndim == 1:
         return array
+    numbers = np.full(len(column), np.nan)
     for row, entry in enumerate(plain(column)):
-        if not isinstance(entry, int | float | np.number | np.bool_):
-            raise ValueError(f"{name}: {place(row)}: expected {wanted}, got {entry!r}")
-    return array.astype(np.float64)
+        if gaps and entry is None:
+            continue
+        try:
+            if not isinstance(entry, int | float | np.number | np.bool_) or isinstance(entry, np.timedelta64):
+                raise TypeError
+            numbers[row] = entry
+        except (TypeError, OverflowError):
+            raise ValueError(f"{name}: {place(row)}: expected {wanted}, got {entry!r}") from None
+    return numbers
 
 
 def _refuse(name: str, column: Any, place: Place, wanted: str, bad: Bools) -> None:

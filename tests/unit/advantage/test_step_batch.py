@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -184,13 +185,19 @@ def test_building_a_big_batch_from_lists_is_fast():
     assert min(seconds) < 0.5, "a Python loop over steps has crept in"
 
 
+@pytest.mark.filterwarnings("error")
 def test_missing_entries_of_pandas_are_none():
     rows = {"group": ["g"] * 4, "trajectory": [0, 1, 2, 3], "step": [0] * 4, "reward": [0.0] * 4}
-    for missing in (pd.NA, pd.NaT, None):
-        batch = StepBatch(**rows, anchor=[missing, missing, "a", "a"], extra={"prior": [missing, 1, 2, 3]})
+    for missing in (pd.NA, pd.NaT, None, np.datetime64("NaT"), np.timedelta64("NaT")):
+        extra = {"prior": [missing, 1, 2, 3], "answer": [missing, "a", "b", "c"]}
+        batch = StepBatch(**rows, anchor=[missing, missing, "a", "a"], text=["x", missing, "y", "z"], extra=extra)
         assert len({*batch.anchor[:2].tolist()}) == 2
         assert batch.anchor[2] == batch.anchor[3]
         assert np.isnan(batch.extra["prior"][0])
+        assert batch.extra["answer"][0] is batch.text[1] is None
+        assert np.isnan(StepBatch(**rows, value=[missing, 1, 2, 3]).value).tolist() == [True, False, False, False]
+        nested = StepBatch(**rows, anchor=[(missing, "a"), (None, "a"), {"a": missing}, {"a": None}]).anchor
+        assert nested.tolist() == [0, 0, 1, 1]
         for name in ("group", "trajectory"):
             with pytest.raises(ValueError, match=rf"{name}: row 1: expected an id, got None"):
                 StepBatch(**{**rows, name: ["x", missing, "y", "z"]})
@@ -212,3 +219,38 @@ def test_a_step_too_large_for_an_integer_is_refused():
         with pytest.raises(ValueError, match=r"step: row 1, trajectory 0: expected an integer below 2\^63, got 11805"):
             StepBatch(**rows, step=[0, 2**70])
         assert StepBatch(**rows, step=[0, 2**62]).step.tolist() == [0, 2**62]
+
+
+@pytest.mark.filterwarnings("error")
+def test_nan_is_missing_in_texts_and_objects_and_no_id():
+    """In a column of objects pandas has nan for what is missing, whatever the others are."""
+    rows = {"group": ["g"] * 2, "trajectory": [0, 1], "step": [0, 0], "reward": [0.0] * 2}
+    batch = StepBatch(**rows, text=["x", np.nan], extra={"answer": ["x", np.float32("nan")]})
+    assert batch.text[1] is batch.extra["answer"][1] is None
+    for value in (np.nan, np.float32("nan"), Decimal("nan"), ["a", np.nan]):
+        for name in ("group", "trajectory", "anchor", "action"):
+            with pytest.raises(ValueError, match=rf"{name}: row [01]: cannot use .* nan equals nothing"):
+                StepBatch(**{**rows, name: ["x", value]})
+
+
+@pytest.mark.parametrize("dtype", ["datetime64[ns]", "timedelta64[ns]", "Int64", "string"])
+def test_missing_entries_of_whole_columns_are_none(dtype):
+    rows = {"group": ["g"] * 4, "trajectory": [0, 1, 2, 3], "step": [0] * 4, "reward": [0.0] * 4}
+    column = pd.Series([1, 1, None, None]).astype("Int64").astype(dtype)
+    for anchor in (column, column.array, column.to_numpy(object if dtype == "Int64" else None)):
+        assert StepBatch(**rows, anchor=anchor).anchor[0] == StepBatch(**rows, anchor=anchor).anchor[1]
+        assert len({*StepBatch(**rows, anchor=anchor).anchor[1:].tolist()}) == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_integers_at_and_beyond_the_limits_of_a_type():
+    rows = {"group": ["g"] * 2, "trajectory": [0, 0], "step": [0, 1], "reward": [0.0] * 2}
+    for largest in ([0, 2**63 - 1], np.array([0, 2**63 - 1], dtype=np.uint64)):
+        assert StepBatch(**{**rows, "step": largest}).step[1] == 2**63 - 1
+    for name, column in {"step": [0, 2.0**63], "tokens": [0, 2**63], "reward": [0, 10**400]}.items():
+        with pytest.raises(ValueError, match=rf"{name}: row 1, trajectory 0"):
+            StepBatch(**{**rows, name: column})
+    for name in ("value", "score", "step"):
+        with pytest.raises(ValueError, match=rf"{name}: row 1, trajectory 0"):
+            StepBatch(**{**rows, name: [0, 10**400]})
+    assert StepBatch(**rows, extra={"key": [0, 10**400]}).extra["key"][1] == 10**400
