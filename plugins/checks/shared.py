@@ -37,7 +37,8 @@ def warn_of_shared(config: DictConfig) -> None:
 
 
 def _starts(config: DictConfig, key: str) -> list[tuple[str, str, int]]:
-    defaults = OmegaConf.to_container(config.turnkey.env.kwargs)
+    node = OmegaConf.select(config, "turnkey.env") or {}
+    defaults, own = OmegaConf.to_container(node.get("kwargs") or OmegaConf.create()), node.get("id")
     starts = []
     for file in listed(config, key):
         if not Path(file).expanduser().is_file() or COLUMN not in columns(file):
@@ -46,7 +47,7 @@ def _starts(config: DictConfig, key: str) -> list[tuple[str, str, int]]:
             if text is None:  # a row of another agent loop
                 continue
             task = Task.from_json(text)
-            env_id = task.env_id or config.turnkey.env.id
+            env_id = task.env_id or own
             kwargs = {**defaults, **task.kwargs} if isinstance(defaults, dict) else task.kwargs
             seed = 0 if env_id in HELD_OUT_SPLITS else task.seed
             starts.append((str(env_id), Task("", 0, kwargs).to_json(), seed))

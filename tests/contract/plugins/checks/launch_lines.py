@@ -1028,7 +1028,7 @@ WARNED: list[tuple[str, str]] = [
         "loss_agg_mode=seq-mean-token-sum-norm | loss_scale_factor=16 | the longest response of a micro-batch",
     ),
     ("trainer.resume_from_path=/x/global_step_5", "trainer.resume_from_path=/x/global_step_5 | no effect | auto"),
-    ("trainer.val_only=True", "trains nothing"),
+    ("trainer.val_only=True", "none: one validation (trainer.val_only=true)"),
     ("actor_rollout_ref.actor.grad_clip=0.2", "actor.grad_clip=0.2 | no effect | actor.optim.clip_grad, which is 1.0"),
     (
         "critic.grad_clip=0.5 critic.enable=true",
@@ -1064,7 +1064,7 @@ WARNED: list[tuple[str, str]] = [
     ("trainer.total_training_steps=20", "steps 20"),
     (
         "+turnkey=turn_gae trainer.critic_warmup=5",
-        "steps at most 30; the critic alone before step 5 (trainer.critic_warmup)",
+        "steps at most 30; only the critic before step 5 (trainer.critic_warmup)",
     ),
     (
         "actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp}/tools.yaml",

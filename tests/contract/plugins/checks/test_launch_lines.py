@@ -101,18 +101,18 @@ TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"
     [
         (
             "+turnkey=grpo_steps data.train_files={tmp}/tool.parquet",
-            "the column agent_name of the data says, tool_agent (verl's): a row per | 8 rows | what the rows carry",
+            "by the column agent_name of the data: tool_agent (verl's): a row per | 8 rows | from the rows: records",
             "max_assistant_turns | MiniGrid | at most 50",
         ),
         (
             "+turnkey=base algorithm.adv_estimator=grpo data.train_files={tmp}/both.parquet",
-            "tool_agent (verl's): | turnkey_env: a row per step | MiniGrid-v0 (8 tasks) | the other rows: what",
+            "tool_agent (verl's): | turnkey_env: a row per step | MiniGrid-v0 (8 tasks) | other loops: from the rows",
             "max_assistant_turns",
         ),
         (
             "+turnkey=gigpo data.train_files={tmp}/own.parquet",
-            "turnkey_env: a row per step | at most 50 turns | step x 1, minus | max_assistant_turns=5 has no effect",
-            "agent_name | what the rows carry",
+            "turnkey_env: a row per step | at most 50 turns | 1.0 x step, -0.1 per | max_assistant_turns=5 has no effect",
+            "agent_name | from the rows",
         ),
     ],
 )
