@@ -111,7 +111,7 @@ TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"
         ),
         (
             "+turnkey=gigpo data.train_files={tmp}/own.parquet",
-            "turnkey_env: a row per step | at most 50 turns | 1.0 x step, -0.1 per | max_assistant_turns=5 has no effect",
+            "turnkey_env: a row per step | at most 50 turns | 1.0 x step, -0.1 | max_assistant_turns=5 has no effect",
             "agent_name | from the rows",
         ),
     ],
