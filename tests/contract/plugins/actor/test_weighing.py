@@ -342,28 +342,28 @@ def test_rows_without_the_column_stop_the_update():
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ([], "the tokens of a mini-batch alike (loss_agg_mode=token-mean)"),
+        ([], "over tokens (token-mean)"),
         (
             ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
-            "the rows of a mini-batch alike (loss_agg_mode=seq-mean-token-mean)",
+            "over rows, of means over tokens (seq-mean-token-mean)",
         ),
         (
             ["actor_rollout_ref.actor.policy_loss.loss_mode=sapo"],
-            "the tokens of a mini-batch alike (loss_agg_mode=token-mean); sapo itself the rows",
+            "over tokens (token-mean); sapo: over rows",
         ),
         (
             ["+turnkey/loss=segment_mask"],
-            "the tokens of a mini-batch alike (loss_agg_mode=token-mean); segment_mask by weights of its own",
+            "over tokens (token-mean); segment_mask weights the tokens itself",
         ),
         (
             ["turnkey.update.weight_by=episode"],
-            "episodes alike, over the whole batch, in the policy's loss, entropy, KL and the critic's loss",
+            "over episodes of the whole batch, for the policy loss, entropy, KL and the critic's loss (weight_by=episode)",
         ),
     ],
 )
 def test_the_header_says_what_weighs(compose: Compose, overrides, text):
     lines = " ".join(" ".join(header(compose("+turnkey=gigpo", *overrides))).split())
-    assert f" weighs {text} paid " in lines
+    assert lines.endswith(f" loss mean {text}")
 
 
 def test_every_mean_of_verls_has_its_words():
