@@ -357,7 +357,8 @@ def test_rows_without_the_column_stop_the_update():
         ),
         (
             ["turnkey.update.weight_by=episode"],
-            "over episodes of the whole batch, for the policy loss, entropy, KL and the critic's loss (weight_by=episode)",
+            "over episodes of the whole batch, for the policy loss, entropy, KL and the critic's loss "
+            "(weight_by=episode)",
         ),
     ],
 )
