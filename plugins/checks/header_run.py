@@ -65,7 +65,7 @@ Lines = tuple[tuple[str, Callable[[Run], str]], ...]
 
 
 def plural(number: int | str, noun: str) -> str:
-    return f"{number} {noun}" + ("" if str(number) == "1" else "es" if noun.endswith("ch") else "s")
+    return f"{number} {noun}" + ("" if str(number) == "1" else "es" if noun.endswith("batch") else "s")
 
 
 def changed(params: Any) -> str:

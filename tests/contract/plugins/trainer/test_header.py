@@ -94,8 +94,10 @@ class Workers:
         if name.startswith("_"):
             raise AttributeError(name)
 
-        def call(batch: KVBatchMeta) -> Any:
+        def call(batch: Any = None) -> Any:
             self.called.append(name)
+            if not isinstance(batch, KVBatchMeta):  # other than training, such as to send the weights
+                return []
             if name in ("update_actor", "train_mini_batch"):
                 self._note(batch)
                 answer = {"metrics": {"mfu": 0.0}}
@@ -132,7 +134,7 @@ class Done:
     called: list[str]
     sampled: set[tuple[float, float]]
     validated: list[str] = field(default_factory=list)
-    """the task of each validation episode"""
+    """the verl uid of each validation episode, which is its task's"""
     played: int = 0
     """tasks that were played for training"""
 
@@ -170,7 +172,7 @@ def run(queue, compose: Compose, tokenizer, tmp_path: Path) -> Run:
             f"data.train_files={tmp_path}/train.parquet",
             f"data.val_files={tmp_path}/val.parquet",
             "data.dataloader_num_workers=0",
-            "data.max_response_length=64",
+            "data.max_response_length=400",
             "actor_rollout_ref.rollout.agent.num_workers=1",
             f"trainer.default_local_dir={tmp_path}/checkpoints",
             f"trainer.total_training_steps={steps}",
@@ -203,9 +205,9 @@ def run(queue, compose: Compose, tokenizer, tmp_path: Path) -> Run:
         done = Done(said, trainer, actor.trained, critic.trained, actor.called, set())
         update_metrics = trainer._val_metrics_update
 
-        def validated(data_sources: Any, sample_uids: list[str], *more: Any) -> Any:
+        def validated(data_sources: Any, sample_uids: list[str], *more: Any, **named: Any) -> Any:
             done.validated += sample_uids
-            return update_metrics(data_sources, sample_uids, *more)
+            return update_metrics(data_sources, sample_uids, *more, **named)
 
         trainer._val_metrics_update = validated
         manager = AgentLoopManagerTQ.create(
@@ -273,7 +275,7 @@ CONVERSATION = "turnkey.rollout.prompt=conversation"
         pytest.param(["turnkey.rollout.strategy=tree", "turnkey.rollout.max_turns=4"], 8 * (4 + 3 + 2 * 1), id="tree"),
         pytest.param(
             ["turnkey.rollout.strategy={name: tree, first: 0, every: 1, depth: 2}"],
-            8 * 11,
+            8 * 10,
             id="bushy tree",
             marks=pytest.mark.long,
         ),
@@ -338,7 +340,7 @@ def test_branches_stay_within_the_bounds(run: Run, overrides, answers):
 
 @pytest.mark.long
 def test_queries_of_the_model(run: Run):
-    reward = "reward: {name: pattern, pattern: look}"
+    reward = "reward: {name: length, weight: -1}"
     done = run(CONVERSATION, f"turnkey.rollout.strategy={{name: probe, answers: 2, {reward}}}")
     check_step(done)
     asked = sum(info["branching/measured"] for info in done.actor[0].infos.values())
@@ -351,7 +353,7 @@ DIFFER = (WIN, LOOK, LOOK)  # so that the episodes of a group end differently, i
 FILTER = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward"]
 
 
-@pytest.mark.parametrize("by", ["groups"])
+@pytest.mark.parametrize("by", ["groups", pytest.param("spread", marks=pytest.mark.long)])
 def test_kept_groups(run: Run, by):
     done = run("turnkey.groups.keep=0.5", f"turnkey.groups.keep_by={by}", answers=DIFFER)
     low, high = span(re.match(r"([\d to]+) of 4 groups", done.header["trained"])[1])
@@ -498,7 +500,7 @@ def test_optimizer_steps(run: Run, overrides, steps):
 
 @pytest.mark.long
 def test_a_step_of_several_updates(run: Run):
-    done = run("actor_rollout_ref.actor.ppo_mini_batch_size=1", mode="separate_async")
+    done = run("actor_rollout_ref.actor.ppo_epochs=2", mode="separate_async")
     steps = done.numbers("update", r"= (\d+) optimizer steps per update of a step")[0]
     assert [batch.optimizer_steps for batch in done.actor] == [steps, steps] == [2, 2]
     assert sum(len(batch.keys) for batch in done.actor) == 8 * TURNS
@@ -547,7 +549,7 @@ def test_how_training_and_validation_sample(run: Run):
     assert done.sampled == {(0.7, 1.0), (0.2, 0.9)}
     assert len(done.validated) == 2 * 3 * 2
     assert len({*done.validated}) == 2 * 3
-    assert len({*TASKS} & {*VALIDATION}) == 2
+    assert sum(task in TASKS for task in VALIDATION) == 2
 
 
 @pytest.mark.long
@@ -559,9 +561,9 @@ def test_without_validation(run: Run):
 
 @pytest.mark.long
 def test_the_environment(run: Run):
-    done = run("turnkey.env.kwargs={observation: a hall}")
+    done = run("+turnkey.env.kwargs.observation=hall")
     assert done.header["environment"] == (
-        'contract/Awkward-v0 (4 tasks); default kwargs {"observation": "a hall"}; at most 3 turns'
+        'contract/Awkward-v0 (4 tasks); default kwargs {"observation": "hall"}; at most 3 turns'
     )
     assert done.header["steps"] == "1"
     assert done.trainer.total_training_steps == 1
