@@ -132,8 +132,8 @@ class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, 
         workers = internals.loop_workers(agent_loop_manager)
         if not workers:
             logger.warning(
-                "the agent-loop manager %s has no agent_loop_workers: they are not checked before the first step, and "
-                "metrics of hosts, reasons of failed episodes and part of the log are missing",
+                "the agent-loop manager %s has no agent_loop_workers: they are not checked before the first step; "
+                "metrics of hosts, reasons of failed validation episodes and the log's last episodes are missing",
                 type(agent_loop_manager).__name__,
             )
         self._hosts = HostMetrics(workers)
