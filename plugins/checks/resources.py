@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +20,7 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 """package of each rollout engine"""
 CLASSES: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": ("create", "generate_sequences"),
-    "trainer.checkpoint_callback_class": (),
+    "trainer.checkpoint_callback_class": ("on_save",),
 }
 """the user's own, with the methods that verl calls"""
 ROUTER = "actor_rollout_ref.rollout.router_config_path"
@@ -53,31 +54,57 @@ def check_resources(config: DictConfig, *, use_critic: bool) -> None:
 def _check_classes(config: DictConfig) -> None:
     """Classes of the user's that verl imports once the models are loaded."""
     for key, methods in CLASSES.items():
-        if not (name := OmegaConf.select(config, key)):
-            continue
-        module, _, wanted = str(name).rpartition(".")
-        try:
-            cls = getattr(importlib.import_module(module), wanted)
-        except (ImportError, AttributeError, ValueError) as error:
-            absent(config, f"{key}={name} cannot be imported: {error}")
-            continue
-        if lacking := [method for method in methods if not hasattr(cls, method)]:
-            raise ConfigError(f"{key}={name} has no method {lacking[0]}, which verl calls")
-    router = OmegaConf.select(config, ROUTER)
-    if router and not Path(str(router)).expanduser().is_file():
-        absent(config, f"{ROUTER}={router}: there is no such file")
+        if name := OmegaConf.select(config, key):
+            _check_class(config, f"{key}={name}", str(name), methods)
+    if router := OmegaConf.select(config, ROUTER):
+        _check_router(config, f"{ROUTER}={router}", str(router))
     data = config.data.get("custom_cls") or {}
     if (path := data.get("path")) and "://" not in path and Path(path).is_file():
+        from torch.utils.data import Dataset
         from verl.utils.import_utils import load_extern_object
 
+        key = f"data.custom_cls.path={path}, name={data.get('name')}"
         try:
-            load_extern_object(path, data.get("name"))
-        except Exception as error:  # of the user's code
-            absent(
-                config,
-                f"data.custom_cls.path={path}, name={data.get('name')}: it cannot be loaded ({type(error).__name__}: "
-                f"{error})",
-            )
+            cls = load_extern_object(path, data.get("name"))
+        except (Exception, SystemExit) as error:  # of the user's code
+            absent(config, f"{key}: it cannot be loaded ({type(error).__name__}: {error})")
+            return
+        if not (isinstance(cls, type) and issubclass(cls, Dataset)):
+            raise ConfigError(f"{key}: expected a subclass of torch.utils.data.Dataset, which verl's trainer builds")
+
+
+def _check_class(config: DictConfig, key: str, name: str, methods: Iterable[str] = ()) -> None:
+    """``key``: the key with its value, for messages."""
+    module, _, wanted = name.rpartition(".")
+    if not module:
+        raise ConfigError(f"{key}: expected module.Class")
+    try:
+        cls = getattr(importlib.import_module(module), wanted)
+    except (Exception, SystemExit) as error:  # of the user's code
+        absent(config, f"{key} cannot be imported ({type(error).__name__}: {error})")
+        return
+    if lacking := [method for method in methods if not hasattr(cls, method)]:
+        raise ConfigError(f"{key} has no method {lacking[0]}, which verl calls")
+
+
+def _check_router(config: DictConfig, key: str, path: str) -> None:
+    """A file that verl looks for in the current folder and in its own, with the class of a load balancer."""
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path
+
+    try:
+        file = Path(resolve_config_path(path))
+    except FileNotFoundError:
+        file = Path(path)
+    if not file.is_file():
+        absent(config, f"{key}: there is no such file")
+        return
+    try:
+        content = OmegaConf.load(file)
+    except Exception as error:
+        raise ConfigError(f"{key} cannot be read ({type(error).__name__}: {error})") from error
+    if not isinstance(content, DictConfig) or not content.get("router_class") or "defaults" in content:
+        raise ConfigError(f"{key}: expected a YAML file with router_class: module.Class and without defaults")
+    _check_class(config, f"{key}: router_class={content.router_class}", str(content.router_class))
 
 
 def _check_ray(config: DictConfig) -> None:

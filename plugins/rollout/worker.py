@@ -17,7 +17,13 @@ from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
+from verl_turnkey.plugins.config.schema import (
+    TurnkeyConfig,
+    credit_params,
+    estimator_of,
+    reward_entries,
+    turnkey_config,
+)
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
@@ -107,15 +113,24 @@ def _workers_per_node(config: DictConfig) -> int:
 
 
 _process: WorkerProcess | None = None
-# Set by the trainer, which knows the method:
+# As the method wants it; settled with the first rollout, or by ``prepare``:
 keep_texts = False  # whether records contain the observation's text
-before: Collection[str] = ()  # columns of the state before a step
+before: Collection[str] = ()  # columns of the state before a step, without ``extra.``
+
+
+def recorded(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[bool, Collection[str]]:
+    """What the method reads of records: whether observations as text, and which columns of the state before a step."""
+    spec = estimator_of(config)
+    return getattr(credit_params(config, turnkey), "compares_texts", False), () if spec is None else spec.names_before
 
 
 def shared(config: DictConfig) -> WorkerProcess:
-    global _process
+    global _process, keep_texts, before
     if _process is None:
         _process = WorkerProcess(config)
+        # The trainer calls ``prepare`` only in workers that their manager shows it.
+        texts, of_state = recorded(config, _process.turnkey)
+        keep_texts, before = keep_texts or texts, before or of_state
     return _process
 
 
@@ -133,6 +148,8 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
     global keep_texts, before
     ledger.verify(("agent_loop",), ("turnkey_env",))
     keep_texts, before = texts, of_state
+    if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
+        return
     ours = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
     if not ours and turnkey_config(worker.config).rollout.prompt != "conversation":
         return

@@ -171,9 +171,9 @@ class Ending:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name, now = signal.Signals(number), time.monotonic()
-        if not self._begun:
-            if self._first is not None and now - self._first[1] < ECHO_SECONDS:
-                return
+        if not self._begun and self._first is not None and now - self._first[1] < ECHO_SECONDS:
+            return
+        if self.verdict is None and not self._begun:  # else _talk has a verdict and wakes the main thread
             self._first = name, now
             self.verdict = 128 + number, f"{name.name}: stopped before the first step, so there is nothing to save"
             raise SystemExit(self.verdict[0])

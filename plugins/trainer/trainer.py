@@ -88,7 +88,7 @@ class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, 
             self.turnkey.env.patience,
             config.data.train_batch_size,
             self._ask_again,
-            OmegaConf.select(config, "algorithm.filter_groups.max_num_gen_batches") or 0,
+            max(0, OmegaConf.select(config, "algorithm.filter_groups.max_num_gen_batches") or 0),
             lambda: channel.told("signal"),
         )
         prompts = config.data.train_batch_size // self.parameter_sync_step
@@ -128,23 +128,20 @@ class TurnkeyTrainer(Credited, Kept, Replayed, Dealt, Logged, PlayedValidation, 
         plays = self.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
         if plays and self.turnkey.env.probe and (file := probe.task_file(self.config)):
             probe.probe_nodes(self.turnkey, file)
-        texts = bool(getattr(self.credit_params, "compares_texts", False))
-        before = () if self.estimator is None else self.estimator.names_before
+        texts, before = loop_worker.recorded(self.config, self.turnkey)
         workers = internals.loop_workers(agent_loop_manager)
         if not workers:
             logger.warning(
-                "the agent-loop manager %s has no agent_loop_workers: they are not checked, and metrics of hosts and "
-                "part of the log are missing",
+                "the agent-loop manager %s has no agent_loop_workers: they are not checked before the first step; "
+                "metrics of hosts, reasons of failed validation episodes and the log's last episodes are missing",
                 type(agent_loop_manager).__name__,
             )
         self._hosts = HostMetrics(workers)
         ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
         started.write_start(self.config, self.global_steps)
         self._look_for_log(workers)
-        internals.deal_in_turn(agent_loop_manager)
-        internals.mark_validation(agent_loop_manager, VALIDATION)
         try:
-            super().fit(agent_loop_manager)  # type: ignore[misc]
+            super().fit(internals.Dealing(agent_loop_manager, VALIDATION))  # type: ignore[misc]
         finally:  # the log may still have to write why the run stops
             left = [worker.__ray_call__.remote(loop_worker.finish) for worker in workers]
             left += self._flush_log(FINISH_SECONDS)

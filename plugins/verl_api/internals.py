@@ -114,44 +114,45 @@ def logger_of(module: ModuleType) -> Iterator[None]:
 
 
 def loop_workers(manager: Any) -> list[Any]:
-    """verl's agent-loop workers of a manager; none where ``agent_loop_manager_class`` is a user's and has no such list.
+    """The Ray actors in which a manager plays; none where a user's ``agent_loop_manager_class`` has no such list.
 
-    verl asks of a manager ``create`` and ``generate_sequences`` alone.
+    verl calls ``create`` and ``generate_sequences`` of a manager and nothing else.
     """
-    return list(getattr(manager, "agent_loop_workers", None) or [])
+    workers = getattr(manager, "agent_loop_workers", None) or []
+    return [worker for worker in workers if hasattr(worker, "__ray_call__")]
 
 
-def deal_in_turn(manager: Any) -> None:
-    """Make ``manager.generate_sequences`` rotate: each call begins with the agent-loop worker after the last one used.
+class Dealing:
+    """A manager that marks prompts of a validation, and whose workers take turns if it extends verl's.
 
-    verl always begins with the first worker, which would get all prompts that are requested one by one.
+    verl always begins with the first worker, which would get all prompts that are requested one by one. Its loops do
+    not see its own mark of a validation. Everything else is the manager's, which may allow no attributes of ours.
+
+    Args:
+        manager: verl's, or a user's with ``generate_sequences``.
+        field: set to True on validation prompts.
     """
-    if not loop_workers(manager):
-        return
-    generate = manager.generate_sequences
 
-    def generate_sequences(prompts: TensorDict) -> Any:
+    def __init__(self, manager: Any, field: str) -> None:
+        self._manager, self._field = manager, field
+
+    def generate_sequences(self, prompts: TensorDict) -> Any:
+        from verl.experimental.agent_loop import AgentLoopManager
+        from verl.utils.tensordict_utils import assign_non_tensor_data
+
+        if "validate" in prompts:
+            assign_non_tensor_data(prompts, self._field, True)
+        manager = self._manager
+        if not isinstance(manager, AgentLoopManager):
+            return manager.generate_sequences(prompts)
         workers = manager.agent_loop_workers
         used = len(prompts.chunk(len(workers)))
-        result = generate(prompts)
+        result = manager.generate_sequences(prompts)
         manager.agent_loop_workers = workers[used:] + workers[:used]
         return result
 
-    manager.generate_sequences = generate_sequences
-
-
-def mark_validation(manager: Any, field: str) -> None:
-    """Make ``manager.generate_sequences`` set ``field`` on validation prompts; verl's loops do not see its own mark."""
-    from verl.utils.tensordict_utils import assign_non_tensor_data
-
-    generate = manager.generate_sequences
-
-    def generate_sequences(prompts: TensorDict) -> Any:
-        if "validate" in prompts:
-            assign_non_tensor_data(prompts, field, True)
-        return generate(prompts)
-
-    manager.generate_sequences = generate_sequences
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
 
 
 def data_parallel_size(group: Any, role: str = "actor") -> int:

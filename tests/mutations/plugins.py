@@ -177,13 +177,8 @@ MUTATIONS = [
     ("plugins/evaluating/samples.py", "        self._file.truncate(whole)", "        # "),
     ("plugins/evaluating/schedule.py", "if key not in kept.done:", "if True:"),
     ("plugins/evaluating/schedule.py", "                check()\n", ""),
-    (
-        "plugins/trainer/trainer.py",
-        "        internals.deal_in_turn(agent_loop_manager)\n",
-        "",
-        REFILLS,
-    ),
-    ("plugins/trainer/trainer.py", "internals.mark_validation(agent_loop_manager, VALIDATION)", "pass", REFILLS),
+    ("plugins/verl_api/internals.py", "workers[used:] + workers[:used]", "workers", REFILLS),
+    ("plugins/verl_api/internals.py", "assign_non_tensor_data(prompts, self._field, True)", "pass", REFILLS),
     (
         "plugins/trainer/trainer.py",
         "write_start(self.config, self.global_steps)",

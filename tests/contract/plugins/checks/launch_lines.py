@@ -103,6 +103,10 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
     (folder / "no_loops.yaml").write_text("name: mine\n")
+    balancer = "verl.workers.rollout.router.GlobalRequestLoadBalancer"
+    (folder / "router.yaml").write_text(f"router_class: {balancer}\n")
+    (folder / "lost_router.yaml").write_text("router_class: no.such.Router\n")
+    (folder / "dataset.py").write_text("from torch.utils.data import Dataset\n\n\nclass Mine(Dataset):\n    pass\n")
     for name, tool in {"tools": "verl.tools.base_tool.BaseTool", "strange_tools": "nowhere.tools.Hammer"}.items():
         (folder / f"{name}.yaml").write_text(f"tools: [{{class_name: {tool}, config: {{type: native}}}}]\n")
     for name, own in {"model": {}, "short": {"max_position_embeddings": 1024}, "distilled": {}}.items():

@@ -80,17 +80,42 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
     (
         "+turnkey=gigpo +trainer.checkpoint_callback_class=no.such.Callback",
         "checkpoint_callback_class=no.such.Callback cannot be imported",
+        "+turnkey=gigpo +trainer.checkpoint_callback_class=verl.trainer.ppo.checkpoint_callback.CheckpointCallback",
+    ),
+    (
         "+turnkey=gigpo +trainer.checkpoint_callback_class=pathlib.Path",
+        "checkpoint_callback_class=pathlib.Path has no method on_save",
+        "+turnkey=gigpo +trainer.checkpoint_callback_class=null",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=Manager",
+        "agent_loop_manager_class=Manager: expected module.Class",
+        f"+turnkey=gigpo +{ROLLOUT}.agent.agent_loop_manager_class=verl.trainer.ppo.v1.AgentLoopManagerTQ",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/loops.yaml",
+        "loops.yaml: expected a YAML file with router_class",
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/router.yaml",
+    ),
+    (
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/lost_router.yaml",
+        "router_class=no.such.Router cannot be imported",
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/router.yaml",
+    ),
+    (
+        "+turnkey=gigpo data.custom_cls.path={tmp}/reward.py data.custom_cls.name=compute_score",
+        "name=compute_score: expected a subclass of torch.utils.data.Dataset",
+        "+turnkey=gigpo data.custom_cls.path={tmp}/dataset.py data.custom_cls.name=Mine",
     ),
     (
         f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/no_router.yaml",
         "router_config_path | no such file",
-        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/loops.yaml",
+        f"+turnkey=gigpo +{ROLLOUT}.router_config_path={{tmp}}/router.yaml",
     ),
     (
         "+turnkey=gigpo data.custom_cls.path={tmp}/reward.py data.custom_cls.name=Nothing",
         "data.custom_cls.path | name=Nothing | cannot be loaded",
-        "+turnkey=gigpo data.custom_cls.path={tmp}/reward.py data.custom_cls.name=compute_score",
+        "+turnkey=gigpo data.custom_cls.path={tmp}/dataset.py data.custom_cls.name=Mine",
     ),
     (
         "+turnkey=gigpo actor_rollout_ref.model.external_lib=no_such_lib",

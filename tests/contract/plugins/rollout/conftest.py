@@ -63,6 +63,8 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
         if fresh:
             monkeypatch.setattr(loop_worker, "_process", None)
+            for name in ("keep_texts", "before"):  # which a rollout settles for its process
+                monkeypatch.setattr(loop_worker, name, getattr(loop_worker, name))
         script = Script(model["tokenizer"], turns)
         script.cached = cached
 

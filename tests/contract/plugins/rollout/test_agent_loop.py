@@ -877,6 +877,16 @@ def test_records_carry_the_observation_when_the_method_compares_texts(play, comp
     assert ["images" in step["extra"] for step in steps(outputs)] == [keep, keep]
 
 
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_worker_that_nobody_prepared_records_what_the_method_reads(play, compares):
+    """As with a manager of the user's that does not show its workers."""
+    similar = ["++turnkey.credit.similarity=0.9"] if compares else []
+    outputs, _ = play(["look", "win"], awkward(), *similar)
+    assert [step["extra"].get("text") for step in steps(outputs)] == (
+        ["a room 3", "a room"] if compares else [None] * 2
+    )
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "told"),
     [

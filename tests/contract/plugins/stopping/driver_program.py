@@ -20,6 +20,8 @@ from verl_turnkey.plugins.stopping import channel, driver
 from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 WHAT, GRACE = sys.argv[1], float(sys.argv[2])
+BEFORE = ("loads", "validates")
+"""no step begins: models are loaded; a server dies while verl validates"""
 
 
 @ray.remote(num_cpus=0)
@@ -31,7 +33,7 @@ class Worker:
 @ray.remote
 class Runner:
     def run(self, config: DictConfig) -> None:
-        if WHAT != "loads":
+        if WHAT not in BEFORE:
             channel.tell("begun", "1")
         if segment := os.environ.get("SEGMENT"):
             self.held = open(segment, "w")  # noqa: SIM115 - as long as this process lives
@@ -39,7 +41,7 @@ class Runner:
             ray.get(Worker.remote().end.remote())
         if WHAT == "fails":
             raise ValueError("as it was")
-        if WHAT == "reports":
+        if WHAT in ("reports", "validates"):
             channel.tell("dead", "dead are: inference server 0")
         while True:
             time.sleep(0.2)
@@ -52,7 +54,7 @@ def run_ppo(config, task_runner_class) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     runner = task_runner_class.options(num_cpus=1).remote()
     call = runner.run.remote(config)
-    if WHAT != "loads":
+    if WHAT not in BEFORE:
         while channel.told("begun") is None and not ray.wait([call], timeout=0.1)[0]:
             pass
         time.sleep(1.5)  # the driver looks once a second

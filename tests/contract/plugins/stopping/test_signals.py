@@ -78,8 +78,10 @@ def test_the_grace_ends(tmp_path: Path):
     assert "the step did not end within 1 s (turnkey.stop.grace): stopped without a new checkpoint" in said
 
 
-def test_word_of_dead_processes_ends_the_waiting(tmp_path: Path):
-    code, said = run(tmp_path, "reports")
+@pytest.mark.parametrize("when", ["reports", "validates"])
+def test_word_of_dead_processes_ends_the_waiting(tmp_path: Path, when):
+    """After the first step has begun, and before it."""
+    code, said = run(tmp_path, when)
     assert code == 69
     assert "verl-turnkey: dead are: inference server 0. To resume:" in said
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import ray
 import torch
 from omegaconf import OmegaConf
@@ -16,6 +17,7 @@ from verl.utils import tensordict_utils
 
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.seeing.segments import UNNAMED, read_segments
+from verl_turnkey.plugins.verl_api import internals
 
 
 @ray.remote(num_cpus=0)
@@ -62,7 +64,9 @@ def test_every_worker_gets_its_part_of_the_refills(ray_queue, trainer, monkeypat
 
 
 class Manager:
-    """A user's own (``agent_loop_manager_class``), with nothing but what verl asks for."""
+    """A user's own (``agent_loop_manager_class``), with nothing but what verl calls; takes no further attributes."""
+
+    __slots__ = ("marked", "prompts")
 
     def __init__(self) -> None:
         self.prompts: list[int] = []
@@ -102,6 +106,56 @@ def test_a_manager_of_ones_own_needs_no_workers(ray_queue, trainer, monkeypatch,
     assert manager.marked == [False, True]
     assert steps == [{}, {}]
     assert "the agent-loop manager Manager has no agent_loop_workers" in caplog.text
+
+
+@ray.remote(num_cpus=0)
+class Player:
+    """A worker of a user's own, which knows nothing of verl."""
+
+
+class Owner(Manager):
+    """Not verl's manager, with workers under verl's name that nobody may rearrange."""
+
+    __slots__ = ("players",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.players = (Player.remote(), object())
+
+    @property
+    def agent_loop_workers(self) -> tuple[Any, ...]:
+        return self.players
+
+
+class Verls(AgentLoopManagerTQ):
+    """A subclass of verl's, which adds to what its workers are asked."""
+
+    def __init__(self) -> None:  # verl's starts model servers
+        self.agent_loop_workers, self.batches = [Worker.remote(), Worker.remote()], 0
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        self.batches += 1
+        super().generate_sequences(prompts)
+
+
+@pytest.mark.parametrize("kind", [Owner, Verls])
+def test_a_manager_of_ones_own_keeps_its_workers(ray_queue, trainer, monkeypatch, kind):
+    manager: Any = kind()
+    workers = manager.agent_loop_workers
+
+    def fit(self: PPOTrainer, manager: Any) -> None:
+        self.agent_loop_manager = manager
+        for start in range(3):
+            manager.generate_sequences(TensorDict({"prompt": torch.arange(start, start + 1)}, batch_size=[1]))
+        assert len(internals.loop_workers(manager)) == (1 if kind is Owner else 2)
+
+    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    trainer().fit(manager)
+    if kind is Owner:
+        assert (manager.prompts, manager.agent_loop_workers) == ([0, 1, 2], workers)
+    else:
+        assert manager.batches == 3
+        assert ray.get([worker.seen.remote() for worker in workers]) == [[0, 2], [1]]
 
 
 def test_an_episode_can_tell_that_it_is_of_a_validation_and_the_log_of_which_start(

@@ -271,10 +271,11 @@ def alike(uid: str) -> None:
     [
         ("algorithm.filter_groups.max_num_gen_batches=2", 2, "max_num_gen_batches=2"),
         (AT_ONCE, starvation.ALIKE, "longer than turnkey.env.patience=0 s"),
+        (f"algorithm.filter_groups.max_num_gen_batches=-1 {AT_ONCE}", starvation.ALIKE, "turnkey.env.patience=0 s"),
     ],
 )
 def test_groups_that_all_end_alike_are_reported_and_stop_the_run(queue, build, caplog, mode, limit, batches, words):
-    made = build(mode, *FILTERED, limit)
+    made = build(mode, *FILTERED, *limit.split())
     size = made.config.data.train_batch_size
     with pytest.raises(StarvedError, match=rf"dropped \d+ groups, .*\({batches} batches of {size}\).*none: .*{words}"):
         sample(made, endless(alike))
