@@ -70,7 +70,7 @@ def load_parser(fmt: str) -> Parser:
 
     A function of your own takes the text and the admissible actions, and returns the action as text, which is then
     looked up among the admissible ones, or None when there is none in the text, or a :class:`ParsedAction`, which is
-    final. What it raises is the reason of an invalid action. It gets the whole turn, thoughts included.
+    final. If it raises, the error is the reason of the invalid action. It gets the whole turn, thoughts included.
 
     Raises:
         ValueError: no such format.

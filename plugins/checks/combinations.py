@@ -1,4 +1,4 @@
-"""Warnings about choices that run, each right alone, and together are seldom what was meant."""
+"""Warnings about settings that are valid each, and rarely intended together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header's first lines: what is trained by which method, and for how many steps."""
+"""The header's first lines: method, loss, trainer, adapter, number of steps."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def check_ranges(config: DictConfig) -> None:
     """Refuse values of another type than verl's key has, and numbers out of their range, all at once.
 
     Raises:
-        ConfigError: a line for each, with the key, what came and what is expected.
+        ConfigError: one line per key, with its value and the expected one.
     """
     wrong = [*_wrong(config)]
     if wrong:

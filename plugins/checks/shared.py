@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +19,9 @@ def shared_tasks(config: DictConfig) -> tuple[int, int]:
     A task is its environment, arguments and seed. An environment of :data:`HELD_OUT_SPLITS` has a finite set of tasks
     in each split, whatever the seed: there a validation task counts whose split training uses.
     """
-    train, val = (_starts(config, key) for key in ("train_files", "val_files"))
+    node = OmegaConf.select(config, "turnkey.env") or {}
+    kwargs = json.dumps(OmegaConf.to_container(node.get("kwargs") or OmegaConf.create()), sort_keys=True)
+    train, val = (_starts(_local(config, key), node.get("id"), kwargs) for key in ("train_files", "val_files"))
     known = set(train)
     return sum(start in known for start in val), len(val)
 
@@ -36,19 +40,22 @@ def warn_of_shared(config: DictConfig) -> None:
         )
 
 
-def _starts(config: DictConfig, key: str) -> list[tuple[str, str, int]]:
-    node = OmegaConf.select(config, "turnkey.env") or {}
-    defaults, own = OmegaConf.to_container(node.get("kwargs") or OmegaConf.create()), node.get("id")
-    starts = []
-    for file in listed(config, key):
-        if not Path(file).expanduser().is_file() or COLUMN not in columns(file):
-            continue
+def _local(config: DictConfig, key: str) -> tuple[tuple[str, int], ...]:
+    """The files of ``data.<key>`` with tasks that are on this machine, each with the time of its last change."""
+    paths = [(file, Path(file).expanduser()) for file in listed(config, key)]
+    return tuple((file, path.stat().st_mtime_ns) for file, path in paths if path.is_file() and COLUMN in columns(file))
+
+
+@lru_cache(maxsize=2)  # the warning and the header count the same
+def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str) -> list[tuple[str, str, int]]:
+    """Environment, arguments and seed of each task; ``env_id``, ``kwargs`` (JSON): the configuration's defaults."""
+    defaults, starts = json.loads(kwargs), []
+    for file, _ in files:
         for (text,) in rows(file, [COLUMN]):
             if text is None:  # a row of another agent loop
                 continue
             task = Task.from_json(text)
-            env_id = task.env_id or own
-            kwargs = {**defaults, **task.kwargs} if isinstance(defaults, dict) else task.kwargs
-            seed = 0 if env_id in HELD_OUT_SPLITS else task.seed
-            starts.append((str(env_id), Task("", 0, kwargs).to_json(), seed))
+            name = task.env_id or env_id
+            arguments = Task("", 0, {**defaults, **task.kwargs}).to_json()
+            starts.append((str(name), arguments, 0 if name in HELD_OUT_SPLITS else task.seed))
     return starts

@@ -72,7 +72,7 @@ class StarvationGuard:
         batches: how many batches of groups whose episodes all end alike group filtering may drop in a step
             (``algorithm.filter_groups.max_num_gen_batches``); 0: :data:`ALIKE` in which no group was kept, if they took
             longer than ``patience``.
-        asked_to_stop: the signal that the run got; None: none.
+        pending_signal: returns the name of the signal that the run got, or None.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class StarvationGuard:
         groups: int,
         refill: Callable[[int], Any],
         batches: int = 0,
-        asked_to_stop: Callable[[], str | None] = lambda: None,
+        pending_signal: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._patience, self._most, self._refill = Patience(patience), 2 * groups, refill
-        self._seconds, self._groups, self._batches, self._asked_to_stop = patience, groups, batches, asked_to_stop
+        self._seconds, self._groups, self._batches, self._pending_signal = patience, groups, batches, pending_signal
         self._begin(0)
         self._buffer, self._sample = buffer, buffer.sample
         buffer.sample = self._on_sample
@@ -171,7 +171,7 @@ class StarvationGuard:
             f"step {self._step}: group filtering dropped {self._equal} groups, whose episodes all ended alike "
             f"({batches}), and kept {'some' if kept else 'none'}"
         )
-        if not kept and dropped and (name := self._asked_to_stop()):
+        if not kept and dropped and (name := self._pending_signal()):
             raise channel.StoppedError(f"{name}: {why}")
         if dropped > self._reported:
             self._reported = dropped
