@@ -21,6 +21,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
+from urllib3.exceptions import HTTPError
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters.miniwob.page import Page
@@ -152,7 +153,7 @@ class MiniWoBText(TextEnv):
         self._name = self._tasks[seed % len(self._tasks)]
         try:
             self._open_page(seed)
-        except WebDriverException:  # the browser may have died since the last episode
+        except (WebDriverException, HTTPError):  # browser or driver may have died since the last episode
             self.close()
             self._open_page(seed)
         seen = self._look()
