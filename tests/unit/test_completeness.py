@@ -130,7 +130,10 @@ WRITE = "run `turnkey tables`"
             ],
         ),
         (removed("docs/envs/gem.md"), ["docs/envs/gem.md is missing: write the page"]),
-        (removed("tests/contract/envs/adapters/test_gem.py"), [f"{ADAPTERS_OF}/test_gem.py is missing: test"]),
+        (
+            removed("tests/contract/envs/adapters/test_scienceworld.py"),
+            [f"{ADAPTERS_OF}/test_scienceworld.py is missing: test"],
+        ),
         (removed(f"{RECIPES}/env/sokoban.yaml"), [f"{RECIPES}/env/sokoban.yaml is missing: write the recipe"]),
         (removed(f"{RECIPES}/env/sokoban.yaml", "id: turnkey/GEM-v0"), [f"{RECIPES}/env/sokoban.yaml lacks 'id: turn"]),
         (removed("docs/environments.md", "[GEM](envs/gem.md)"), ["docs/environments.md lacks '[GEM](envs/gem.md)'"]),
