@@ -112,10 +112,11 @@ class Shops:
 
 
 class _WebShop:
-    """WebShop's own text environment, with ``goals`` and ``options``, and a score of at most 1."""
+    """WebShop's own text environment, with ``goals`` and ``options``."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self.step = env.step
         self.get_available_actions = env.get_available_actions
         self.goals = len(env.server.goals)
 
@@ -123,29 +124,9 @@ class _WebShop:
         self._env.server.user_sessions.pop(self._env.session, None)  # else the catalogue keeps every session
         return self._env.reset(session=session)
 
-    def step(self, action: str) -> Any:
-        page, score, done, info = self._env.step(action)
-        return page, _score(self._session) if done else score, done, info
-
     @property
     def options(self) -> JSON:
-        return self._session["options"]
-
-    @property
-    def _session(self) -> JSON:
-        return self._env.server.user_sessions[self._env.session]
-
-
-def _score(session: JSON) -> float:
-    """The score of a purchase: type times the share of the wished attributes, options and price that are right.
-
-    WebShop's code counts every chosen option that occurs in the product's text, and so more options than were wished:
-    they make up for a wrong attribute or price, and the score exceeds 1.
-    """
-    parts, goal = session["verbose_info"], session["goal"]
-    attributes, options = len(goal["attributes"]), len(goal["goal_options"])
-    right = parts["r_att"] * attributes + min(parts.get("r_option", 0.0), 1.0) * options + parts["r_price"]
-    return parts["r_type"] * right / (attributes + options + 1)
+        return self._env.server.user_sessions[self._env.session]["options"]
 
 
 def webshop(products: int | None = None, human_goals: bool = True, observation_mode: str = "text") -> Callable[[], Any]:

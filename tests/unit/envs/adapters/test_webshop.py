@@ -8,7 +8,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -88,41 +87,6 @@ def test_the_wrong_options_earn_a_part(kwargs, reward, expected):
         if action not in [f"click[{value}]" for value in ("red", "blue", "green", "small", "large")]:
             _, earned, over, _, info = env.step(action)
     assert (earned, over, info["success"]) == (expected, True, False)
-
-
-class Bought:
-    """WebShop's environment at a purchase, with what its code leaves in the session: one attribute and the options."""
-
-    session = "0-7"
-
-    def __init__(self, wished: int, matched: int, price: bool):
-        count = 2 + wished
-        parts = {"r_type": 1.0, "r_att": 1.0, "r_price": price, **({"r_option": matched / wished} if wished else {})}
-        goal = {"attributes": ["oak"], "goal_options": ["red", "large"][:wished]}
-        self.server = SimpleNamespace(goals=[goal], user_sessions={self.session: {"goal": goal, "verbose_info": parts}})
-        self.score = (1 + matched + price) / count
-
-    def step(self, action):
-        return "Thank you", self.score, True, None
-
-    def get_available_actions(self):
-        return {"has_search_bar": False, "clickables": []}
-
-
-@pytest.mark.parametrize(
-    ("wished", "matched", "price", "score"),
-    [
-        *((1, 1, True, 1.0), (1, 0, True, 2 / 3), (0, 0, True, 1.0), (2, 2, True, 1.0), (2, 2, False, 3 / 4)),
-        *((1, 3, True, 1.0), (1, 2, False, 2 / 3), (0, 2, False, 1 / 2), (0, 1, True, 1.0)),  # superfluous options
-    ],
-)
-def test_superfluous_options_do_not_make_up_for_a_wrong_price(wished, matched, price, score):
-    shop = webshop_server._WebShop(Bought(wished, matched, price))
-    page, earned, done, _ = shop.step("click[buy now]")
-    assert (page, done, earned) == ("Thank you", True, pytest.approx(score))
-    assert (earned == 1.0) == (price and matched >= wished)
-    if matched <= wished:
-        assert earned == pytest.approx(shop._env.score)  # WebShop's own
 
 
 def test_chosen_options_are_part_of_the_state_though_the_page_reads_the_same(kwargs):
