@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
 from verl_turnkey.plugins.checks.files import tasks
+from verl_turnkey.plugins.cpu import machine
 from verl_turnkey.plugins.seeing.segments import new_segment
 from verl_turnkey.plugins.stopping.driver import guard_run
 
@@ -63,6 +64,7 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.filterwarnings("always", category=UserWarning)
+            machine.settle(config)
             lost = replaced(config, sys.argv[1:])
             check(config, use_critic=use_critic)
     except EXPECTED as error:

@@ -82,8 +82,10 @@ def use_gloo(module: ModuleType) -> None:
 
 def register_engines(module: ModuleType) -> None:
     """Register verl's FSDP engines for the device "cpu"; they are registered for cuda and npu only."""
+    from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine
+
     for model_type, engine in (
-        ("language_model", module.FSDPEngineWithLMHead),
+        ("language_model", SparseLogitsEngine),
         ("value_model", module.FSDPEngineWithValueHead),
     ):
         module.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
