@@ -25,6 +25,7 @@ from verl_turnkey.plugins.checks.combinations import warn_of_combinations
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.groups import check_groups
+from verl_turnkey.plugins.checks.kinds import is_number
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
@@ -68,6 +69,10 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         ConfigError: names what was expected, what came and the key to change.
     """
     _check_root_keys(config)
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    involved = mode.startswith("turnkey_") or "turnkey" in config
+    if involved:  # the other checks compute with the values
+        check_ranges(config, use_critic=use_critic)
     absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
     turnkey = turnkey_config(config)
     from verl_turnkey.envs.user_modules import import_modules
@@ -77,15 +82,12 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registries.register_estimators()
         registries.register_losses()
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
-    involved = mode.startswith("turnkey_") or "turnkey" in config
     # Another plugin may hold the name: without a switch of ours the run is that plugin's.
     ours = estimator_of(config) is not None and (
         involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
     )
     if not (ours or involved) and loss_of(config) is None:
         return
-    check_ranges(config)
     if ours:
         _check_estimator(config, turnkey, use_critic, mode)
     if warning := internals.unsupported_verl():
@@ -106,7 +108,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_log_folder(config, turnkey)
         check_algorithm(config, turnkey, loops)
         warn_of_combinations(config, turnkey, loops)
-        check_unread(config, loops)
+        check_unread(config, loops, use_critic=use_critic)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_late(config, turnkey, loops, use_critic=use_critic)
         check_resources(config, use_critic=use_critic)
@@ -116,7 +118,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
             f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
             stacklevel=2,
         )
-    check_update(config, turnkey, mode, loops)
+    check_update(config, turnkey, mode, loops, use_critic=use_critic)
     files = check_data(config, turnkey, agent_loops(config))
     if files and "turnkey_env" in loops:
         warn_of_shared(config)
@@ -199,22 +201,34 @@ def _check_bounds(
             f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
             "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
         )
-    costs = [entry["name"] for entry in rewards if entry.get("column") is None and (entry.get("weight") or 0) < 0]
-    if bounded and costs:
+    costs = {str(entry.get("name")): reason for entry in rewards if (reason := _below_zero(entry))}
+    for name, reason in [*costs.items()][: len(bounded)]:
         warnings.warn(
-            f"turnkey.rewards: {costs[0]} has a negative weight, and a failure's outcome below 0 is out of the bounds "
-            f"in which {bounded[0]} reads outcomes",
+            f"turnkey.rewards: {name} {reason}, and a failure's outcome below 0 is out of the bounds in which "
+            f"{bounded[0]} reads outcomes",
             stacklevel=2,
         )
     if "mc_grpo" in [spec.name for spec in specs] and (config.algorithm.use_kl_in_reward or costs):
-        cause = (
-            "algorithm.use_kl_in_reward=true" if config.algorithm.use_kl_in_reward else f"turnkey.rewards ({costs[0]})"
-        )
+        in_reward = config.algorithm.use_kl_in_reward
+        cause = "algorithm.use_kl_in_reward=true" if in_reward else f"turnkey.rewards ({next(iter(costs))})"
         warnings.warn(
             f"{cause} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
             "differ from the median: its credit shrinks by up to the size of the group",
             stacklevel=2,
         )
+
+
+def _below_zero(entry: Mapping[str, Any]) -> str:
+    """Why a component of ``turnkey.rewards`` may move a failure's outcome below 0; empty: it does not."""
+    weight = entry.get("weight", 1)
+    if entry.get("column") is not None or not is_number(weight) or not weight:
+        return ""
+    if entry.get("name") == "potential":
+        return "gives an episode minus its first state's potential"
+    lost = entry.get("lost", 0) if entry.get("name") == "outcome" else 0
+    if is_number(lost) and lost * weight < 0:
+        return f"gives a failure {lost * weight:g}"
+    return "has a negative weight" if weight < 0 else ""
 
 
 def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
