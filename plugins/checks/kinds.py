@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
+from pathlib import PurePath
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -95,7 +96,7 @@ def _kind(value: Any) -> str:
         return "truth"
     if is_number(plain):
         return "number"
-    return "text" if isinstance(plain, str) else "other"
+    return "text" if isinstance(plain, str | PurePath) else "other"
 
 
 def is_number(value: Any) -> bool:
@@ -141,9 +142,9 @@ def value_at(config: DictConfig, key: str) -> Any:
 def unreadable(config: DictConfig, error: Exception, line: str) -> str:
     """A sentence about an ``error`` of a check that could not compute with a value, in the source's ``line``."""
     others = [
-        f"{one.key}={'null' if one.value is None else one.value} (expected {EXPECTED[one.expected]})"
-        for one in mismatches(config)
-        if beside_parameters("base").get(one.key, one) != one.value
+        f"{other.key}={'null' if other.value is None else other.value} (expected {EXPECTED[other.expected]})"
+        for other in mismatches(config)
+        if beside_parameters("base").get(other.key, other) != other.value
     ]
     if others:
         return f"{', '.join(others)}: verl's default is of another kind, and a check fails on it: {_short(error)}"

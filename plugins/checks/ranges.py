@@ -114,15 +114,15 @@ def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:
 
 def _of_another_kind(config: DictConfig) -> Iterator[tuple[str, str]]:
     in_table = {row.key for row in RANGES} | {*COUNTS}
-    for one in mismatches(config):
-        if one.works or one.key in in_table or one.key.startswith(OTHERWISE):
+    for mismatch in mismatches(config):
+        if mismatch.works or mismatch.key in in_table or mismatch.key.startswith(OTHERWISE):
             continue
         hint = ""
-        if one.expected == "truth":
-            hint = f", and any text is true for verl{_meant_truth(one.value)}"
-        elif one.expected == "number":
-            hint = _meant(one.value)
-        yield one.key, f"{one.key}={one.value}: expected {EXPECTED[one.expected]}{hint}"
+        if mismatch.expected == "truth":
+            hint = f", and any text is true for verl{_meant_truth(mismatch.value)}"
+        elif mismatch.expected == "number":
+            hint = _meant(mismatch.value)
+        yield mismatch.key, f"{mismatch.key}={mismatch.value}: expected {EXPECTED[mismatch.expected]}{hint}"
 
 
 _ABSENT = object()

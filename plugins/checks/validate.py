@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from importlib.util import find_spec
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.checks.absolute import absolute_paths
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
@@ -25,7 +24,6 @@ from verl_turnkey.plugins.checks.combinations import warn_of_combinations
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.groups import check_groups
-from verl_turnkey.plugins.checks.kinds import is_number
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.log_folder import check_log_folder
@@ -33,7 +31,7 @@ from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.paths import check_joining, check_paths
 from verl_turnkey.plugins.checks.ranges import check_ranges
 from verl_turnkey.plugins.checks.resources import check_resources
-from verl_turnkey.plugins.checks.rewards import check_compared, check_rewards
+from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.shared import warn_of_shared
@@ -187,48 +185,8 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in wanted and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    _check_bounds([spec, *(one.spec for one in modify)], config, turnkey.rewards)
+    check_bounds([spec, *(one.spec for one in modify)], config, turnkey.rewards)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
-
-
-def _check_bounds(
-    specs: list[EstimatorSpec | ModifierSpec], config: DictConfig, rewards: Sequence[Mapping[str, Any]]
-) -> None:
-    """Refuse KL in the reward of what reads outcomes in known bounds, which the KL leaves after the first rollout."""
-    bounded = [spec.name for spec in specs if spec.bounded_outcomes]
-    if bounded and config.algorithm.use_kl_in_reward:
-        raise ConfigError(
-            f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
-            "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
-        )
-    costs = {str(entry.get("name")): reason for entry in rewards if (reason := _below_zero(entry))}
-    for name, reason in [*costs.items()][: len(bounded)]:
-        warnings.warn(
-            f"turnkey.rewards: {name} {reason}, and a failure's outcome below 0 is out of the bounds in which "
-            f"{bounded[0]} reads outcomes",
-            stacklevel=2,
-        )
-    if "mc_grpo" in [spec.name for spec in specs] and (config.algorithm.use_kl_in_reward or costs):
-        in_reward = config.algorithm.use_kl_in_reward
-        cause = "algorithm.use_kl_in_reward=true" if in_reward else f"turnkey.rewards ({next(iter(costs))})"
-        warnings.warn(
-            f"{cause} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
-            "differ from the median: its credit shrinks by up to the size of the group",
-            stacklevel=2,
-        )
-
-
-def _below_zero(entry: Mapping[str, Any]) -> str:
-    """Why a component of ``turnkey.rewards`` may move a failure's outcome below 0; empty: it does not."""
-    weight = entry.get("weight", 1)
-    if entry.get("column") is not None or not is_number(weight) or not weight:
-        return ""
-    if entry.get("name") == "potential":
-        return "gives an episode minus its first state's potential"
-    lost = entry.get("lost", 0) if entry.get("name") == "outcome" else 0
-    if is_number(lost) and lost * weight < 0:
-        return f"gives a failure {lost * weight:g}"
-    return "has a negative weight" if weight < 0 else ""
 
 
 def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:

@@ -211,9 +211,9 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
         "turnkey.env.probe=false",
     ),
     (
-        "+turnkey=mc_grpo 'turnkey.rewards=[{name: outcome, lost: -1, weight: 2}]'",
-        "turnkey.rewards (outcome) | mc_grpo multiplies",
-        "+turnkey=mc_grpo 'turnkey.rewards=[{name: outcome}]'",
+        f"+turnkey=mc_grpo {POTENTIAL.format(1.0)}",
+        "turnkey.rewards (potential) | mc_grpo multiplies",
+        "+turnkey=mc_grpo 'turnkey.rewards=[{name: outcome, lost: -1}]'",
     ),
     (f"+turnkey=maxrl {LENGTH}", "turnkey.rewards: length | maxrl | has a negative weight", "+turnkey=maxrl"),
     (
