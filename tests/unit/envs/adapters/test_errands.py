@@ -121,7 +121,8 @@ def test_a_seed_is_a_house_and_the_global_random_state_is_left_alone():
     actions = house(HARD, 7)[0].oracle()
     assert play(make(ID, HARD), 7, actions) == play(make(ID, HARD), 7, actions)
     assert random.getstate() == state
-    assert len({(*env.rooms, *env.location, info["task"]) for env, _, info in (house(seed=s) for s in range(200))}) == 200
+    houses = (house(seed=seed) for seed in range(200))
+    assert len({(*env.rooms, *env.location, info["task"]) for env, _, info in houses}) == 200
 
 
 @pytest.mark.parametrize(
