@@ -14,5 +14,5 @@ def train_missing(out: Path, *, method: str, seed: int, steps: int, options: tup
     if (out / "summary.json").exists():
         return
     script = ROOT / "examples" / "quickstart" / "run.py"
-    usual = ["--method", method, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
+    usual = ["--model", "tiny", "--method", method, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
     subprocess.run([sys.executable, str(script), *usual, *options], check=True)

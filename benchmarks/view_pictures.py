@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/quickstart/run.py --method gigpo --seed 0 --steps 20 --validate-every 5 --out RUN
+    python examples/quickstart/run.py --model tiny --seed 0 --steps 20 --validate-every 5 --out RUN
     python benchmarks/view_pictures.py RUN
 """
 

@@ -96,6 +96,13 @@ class Adapter:
 _ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or `turnkey alfworld-generate` filled"
 ADAPTERS = (
     Adapter(
+        "turnkey/Errands-v0",
+        f"{_HERE}.errands:ErrandsText",
+        summary="fetch things in a house",
+        recipe="errands",
+        samples=({}, {"errands": 2, "hint": False, "cupboards": True, "max_steps": 24}),
+    ),
+    Adapter(
         "turnkey/MiniGrid-v0",
         f"{_HERE}.minigrid:MiniGridText",
         summary="levels of MiniGrid and BabyAI",

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.adapters._gem import mend
 from verl_turnkey.envs.adapters._randomness import OwnRandom
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, shortest_plan, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
@@ -85,15 +86,13 @@ def _fifteen(game: Any) -> list[str] | None:
 
 def _minesweeper(game: Any) -> list[str]:
     game.step("\\boxed{reveal 0 0}")  # GEM places the mines at the first reveal
-    flags, reveals = [], ["reveal 0 0"]
+    reveals = ["reveal 0 0"]
     for row in range(game.rows):
         for column in range(game.cols):
-            if game.grid[row][column] == -1:
-                flags.append(f"flag {row} {column}")
-            elif not game.revealed[row][column]:
+            if game.grid[row][column] != -1 and not game.revealed[row][column]:
                 reveals.append(f"reveal {row} {column}")
                 game._update_grid(row, column)
-    return flags + reveals  # reveals last: GEM tests for a win only after one
+    return reveals
 
 
 def _sudoku(game: Any) -> list[str]:
@@ -212,6 +211,12 @@ class GEMText(TextEnv):
         self._success_only = reward == "success"
         self._own_random = OwnRandom()  # GEM draws from the global state, and seeds it
         self.game = self._make(f"game:{name}", kwargs)
+        goal, moves = getattr(self.game, "target_tile", 0), self.game.max_turns
+        if self._success_only and goal > 4 * (moves + 1):  # a move adds a tile of 4 at most
+            raise EnvironmentKwargsError(
+                f"{name} is never won with max_turns={moves}, and reward=success would pay nothing: a tile of {goal} "
+                f"takes {goal // 4 - 1} moves at least. Set max_turns (to {goal} or so), or reward=native"
+            )
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
         with self._own_random():
@@ -270,7 +275,7 @@ class GEMText(TextEnv):
                 )
         try:
             with self._own_random():
-                return make_game(id, **kwargs)
+                return mend(make_game(id, **kwargs))
         except (TypeError, ValueError, LookupError, RuntimeError, RuntimeWarning) as error:
             if type(error) is LookupError:  # NLTK's own
                 raise MissingPackageError(

@@ -21,7 +21,7 @@ from textarena.envs.registration import ENV_REGISTRY
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._randomness import OwnRandom
-from verl_turnkey.envs.adapters._textarena import PlayerState, mend
+from verl_turnkey.envs.adapters._textarena import LEFT_OUT, PlayerState, for_one_player, games, mend
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
@@ -29,14 +29,9 @@ from verl_turnkey.envs.errors import (
     UnknownEnvironmentError,
 )
 
-NOT_HERE = {
-    "Bandit": "it pays the regret, 0 for the best arm, and is never won",
-    "FifteenPuzzle": "half of its boards cannot be solved, and the move that solves one of the others raises an error",
-}
-"""games for one player whose outcome is none to train on, and why"""
-GAMES = sorted(
-    name for name in ENV_REGISTRY if not name.endswith(("-train", "-raw")) and name.partition("-")[0] not in NOT_HERE
-)
+GAMES = games()
+QUESTIONS = ("GuessWho-", "TwentyQuestions-")
+"""games that take text without square brackets for a question"""
 REWARDS = ("raw", "success")
 COUNTERS = ("moves_made", "num_turns", "hand_number")  # count steps; left out of the state key
 LARGE = 5000  # characters of an attribute's repr
@@ -46,7 +41,7 @@ MOST_UNSOLVED = 0.95
 
 
 class TextArenaText(TextEnv):
-    """A game of TextArena. An action without square brackets gets them: ``up`` is sent as ``[up]``.
+    """A game of TextArena. An action without square brackets gets them: ``up`` is sent as ``[up]``; not a question.
 
     Args:
         game: its id, such as ``Sokoban-v0`` or ``TowerOfHanoi-v0-medium``.
@@ -72,8 +67,11 @@ class TextArenaText(TextEnv):
         max_steps: int | None = None,
     ) -> None:
         super().__init__(max_steps)
-        if why := NOT_HERE.get(str(game).partition("-")[0]):
-            raise UnknownEnvironmentError(f"{game!r} of TextArena cannot be trained on: {why}")
+        for beginning, why in LEFT_OUT.items():
+            if str(game).startswith(beginning):
+                raise UnknownEnvironmentError(f"{game!r} of TextArena cannot be trained on: {why}")
+        if (spec := ENV_REGISTRY.get(str(game))) and not for_one_player(spec.entry_point):
+            raise UnknownEnvironmentError(f"{game!r} is a game for several players; only those for one are here")
         if game not in GAMES:
             raise UnknownEnvironmentError(f"TextArena has no game {game!r}{did_you_mean(game, GAMES) or '.'}")
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
@@ -83,8 +81,13 @@ class TextArenaText(TextEnv):
         self._own_random = OwnRandom()
         with self._own_random():
             self._game = self._blank = _make(game, dict(options or {}))
-        # What the constructor made that is large, such as word lists: it does not change, and is slow to hash.
-        self._fixed = {name: value for name, value in vars(self._blank).items() if len(repr(_plain(value))) > LARGE}
+        # What the constructor made that is large, such as word lists: it does not change, and is slow to hash. And the
+        # model that answers questions, whose connection cannot be copied.
+        self._fixed = {
+            name: value
+            for name, value in vars(self._blank).items()
+            if isinstance(value, textarena.Agent) or len(repr(_plain(value))) > LARGE
+        }
         self._board = ""
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
@@ -93,15 +96,7 @@ class TextArenaText(TextEnv):
         with self._own_random():
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            try:
-                self._game.reset(num_players=1, seed=seed)
-                alone = isinstance(self._game.state, textarena.SinglePlayerState)
-            except (AssertionError, ValueError) as error:
-                if "player" not in str(error).lower():
-                    raise
-                alone = False
-        if not alone:
-            raise UnknownEnvironmentError(f"{self._name!r} is a game for several players; only those for one are here")
+            self._game.reset(num_players=1, seed=seed)
         self._game.state.__class__ = PlayerState
         if self._error_allowance is not None:
             self._game.state.error_allowance = self._error_allowance
@@ -113,8 +108,9 @@ class TextArenaText(TextEnv):
 
     def act(self, action: str) -> StepResult:
         action = action.strip()
+        bare = "[" not in action and "]" not in action and not self._name.startswith(QUESTIONS)
         with self._own_random():
-            done, _ = self._game.step(action if "[" in action or "]" in action else f"[{action}]")
+            done, _ = self._game.step(f"[{action}]" if bare else action)
         return self._now(self._heard(), bool(done))
 
     def _now(self, heard: list[tuple[str, ObservationType]], done: bool) -> StepResult:

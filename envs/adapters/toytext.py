@@ -7,6 +7,7 @@ it, and how far away everything else is. Until the episode ends it contains the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
@@ -32,6 +33,8 @@ class _Table(TextEnv):
     world: Any
     """gymnasium's environment underneath"""
     success_only: bool = False
+    wasted: float = 0.0
+    """reward of an action that is none of ``moves``"""
     task: str
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
@@ -41,7 +44,7 @@ class _Table(TextEnv):
     def act(self, action: str) -> StepResult:
         move = self.moves.get(words(action))
         if move is None:
-            return self.refused()
+            return replace(self.refused(), reward=self.wasted)
         _, reward, terminated, _, _ = self.world.step(move)
         success = bool(terminated) and self._wins(int(self.world.s))
         return self._now(
@@ -168,6 +171,7 @@ class _PaidTable(_Table):
         super().__init__(max_steps)
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         self.success_only = reward == "success"
+        self.wasted = 0.0 if self.success_only else -1.0  # as a step: else nonsense would pay more than a win
 
 
 class TaxiText(_PaidTable):

@@ -185,6 +185,18 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
     return Composition(parts)
 
 
+def compose_single(entry: Mapping[str, Any], where: str) -> Composition:
+    """As :func:`compose`, of one component that stands alone at ``where``.
+
+    Raises:
+        ConfigError: as there, and for a component that gives a column.
+    """
+    part = _part(entry, where)
+    if part.column is not None:
+        raise ConfigError(f"{where}.column: expected a component that gives a reward, got one for {part.column!r}")
+    return Composition([part])
+
+
 def _sums(parts: Iterable[list[float]]) -> list[float]:
     """Per step, over all parts."""
     return [math.fsum(values) for values in zip(*parts, strict=True)]

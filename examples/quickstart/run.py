@@ -1,4 +1,4 @@
-"""The quickstart: tasks, a warm-started tiny model, stock ``verl.trainer.main_ppo`` with ``+turnkey=gigpo``, a report.
+"""The quickstart: tasks, a warm start, stock ``verl.trainer.main_ppo`` with ``+turnkey=gigpo``, a report, the viewer.
 
 Called by ``examples/quickstart.sh``, which installs what this needs.
 """
@@ -22,19 +22,31 @@ from rich.table import Table
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from models import Setup, setup_of  # noqa: E402
 from report import draw, read_metrics, summarise  # noqa: E402
-from training import HISTORY, LEVEL, MAX_TURNS, Job, follow, launch  # noqa: E402
+from training import Job, follow, launch  # noqa: E402
 
+TURNKEY = str(Path(sys.executable).with_name("turnkey"))
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="training steps; the number is fixed, nothing stops early")] = 20,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="smollm2: 135 M parameters, on errands in words; tiny: random weights, on a grid; or a folder"
+        ),
+    ] = "smollm2",
+    steps: Annotated[
+        int | None, typer.Option(help="training steps, 10 or with tiny 20; the number is fixed, nothing stops early")
+    ] = None,
     seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
     method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
     out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/quickstart"),
     resume: Annotated[bool, typer.Option(help="go on from the last checkpoint instead of starting over")] = False,
-    n_val: Annotated[int, typer.Option(help="validation episodes, the same seeds before and after")] = 128,
+    n_val: Annotated[
+        int | None, typer.Option(help="validation episodes, 64 or with tiny 128; the same before and after")
+    ] = None,
     validate_every: Annotated[int, typer.Option(help="further validations every so many steps; 0: none")] = 0,
     override: Annotated[list[str] | None, typer.Option(help="one more override of the launch command")] = None,
 ) -> None:
@@ -45,20 +57,28 @@ def main(
     if not resume and out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
+    game = setup_of(model)
+    steps, n_val = steps or game.steps, n_val or game.n_val
     setup_file = out / "setup.json"
-    wanted = {"seed": seed, "method": method, "n_val": n_val}
+    wanted = {"model": model, "seed": seed, "method": method, "n_val": n_val}
     if resume and setup_file.exists():
         setup = json.loads(setup_file.read_text())
         changed = {key: setup[key] for key, value in wanted.items() if setup[key] != value}
         if changed:
             raise typer.BadParameter(f"the run in {out} was started with {changed}; --resume goes on with the same")
     else:
-        _prepare(out, seed, n_val)
+        _prepare(game, out, seed, n_val)
         setup = {**wanted, "seconds_setup": round(time.time() - began, 1)}
         setup_file.write_text(json.dumps(setup))
 
     job = Job(
-        out=out, method=method, seed=seed, steps=steps, validate_every=validate_every, overrides=tuple(override or ())
+        out=out,
+        method=method,
+        seed=seed,
+        steps=steps,
+        validate_every=validate_every,
+        overrides=tuple(override or ()),
+        **game.job,
     )
     console.print(
         f"training: {steps} steps of {job.episodes} episodes with [bold]+turnkey={method}[/] (log: {job.log})"
@@ -74,23 +94,18 @@ def main(
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     draw(metrics, summary, out / "learning_curve.png")
     _table(summary)
-    console.print(f"picture: {out / 'learning_curve.png'}\nnumbers: {out / 'summary.json'}")
+    _stage("the page", [TURNKEY, "view", str(out), "--out", str(out / "view.html")], out / "view.log")
+    for what, name in (("picture", "learning_curve.png"), ("numbers", "summary.json"), ("each turn", "view.html")):
+        console.print(f"{what:<10}{out / name}")
 
 
-def _prepare(out: Path, seed: int, n_val: int) -> None:
-    """Tasks with disjoint seeds, and the tiny model."""
-    turnkey = Path(sys.executable).with_name("turnkey")
-    kwargs = json.dumps({"level": LEVEL, "max_steps": MAX_TURNS})
-    tasks = (
-        f"tasks {out}/tasks --env turnkey/MiniGrid-v0 --train 1024 --val {n_val} --seed {seed} --data-source doorkey"
-    )
-    _stage("tasks", [str(turnkey), *tasks.split(), "--kwargs", kwargs], out / "tasks.log")
-    warm_start = f"--out {out}/model --seed {seed} --level {LEVEL} --history {HISTORY} --max-turns {MAX_TURNS}"
-    _stage(
-        "warm start (supervised, mixed demonstrations)",
-        [sys.executable, str(HERE / "warm_start.py"), *warm_start.split()],
-        out / "warm_start.log",
-    )
+def _prepare(game: Setup, out: Path, seed: int, n_val: int) -> None:
+    """Tasks with disjoint seeds, and a model that knows the game a little."""
+    tasks = f"tasks {out}/tasks --env {game.env} --train 1024 --val {n_val} --seed {seed} --data-source quickstart"
+    _stage("tasks", [TURNKEY, *tasks.split(), "--kwargs", json.dumps(game.kwargs)], out / "tasks.log")
+    script, *arguments = game.warm_start.split()
+    warm_start = [sys.executable, str(HERE / script), *arguments, "--out", f"{out}/model", "--seed", str(seed)]
+    _stage("warm start (supervised, mixed demonstrations)", warm_start, out / "warm_start.log")
 
 
 def _stage(name: str, command: list[str], log: Path) -> None:

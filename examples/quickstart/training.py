@@ -56,10 +56,16 @@ class Job:
     overrides: tuple[str, ...] = ()
     recipe: str = "babyai"
     task: tuple[str, ...] = task_overrides()
+    groups: int = GROUPS
+    rollouts: int = ROLLOUTS
+    mini_batches: int = 2
+    lr: float = 5e-4
+    tokens: int = 16384
+    """of a micro-batch"""
 
     @property
     def episodes(self) -> int:
-        return GROUPS * ROLLOUTS
+        return self.groups * self.rollouts
 
     @property
     def log(self) -> Path:
@@ -70,17 +76,18 @@ class Job:
         turnkey = [str(Path(sys.executable).with_name("turnkey")), "train", self.recipe, "--model", f"{self.out}/model"]
         turnkey += ["--method", self.method, "--device", "cpu", "--steps", str(self.steps), "--out", str(self.out)]
         overrides = f"""
-            data.train_batch_size={GROUPS}
+            data.train_batch_size={self.groups}
             data.seed={self.seed}
-            actor_rollout_ref.rollout.n={ROLLOUTS}
+            actor_rollout_ref.rollout.n={self.rollouts}
             actor_rollout_ref.rollout.temperature=1.0
             actor_rollout_ref.rollout.val_kwargs.do_sample=true
             actor_rollout_ref.rollout.val_kwargs.temperature=1.0
             actor_rollout_ref.rollout.val_kwargs.top_p=1.0
             actor_rollout_ref.rollout.seed={self.seed}
-            actor_rollout_ref.actor.ppo_mini_batch_size={GROUPS // 2}
-            actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
-            actor_rollout_ref.actor.optim.lr=5e-4
+            actor_rollout_ref.actor.ppo_mini_batch_size={self.groups // self.mini_batches}
+            actor_rollout_ref.actor.ppo_max_token_len_per_gpu={self.tokens}
+            actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={self.tokens}
+            actor_rollout_ref.actor.optim.lr={self.lr}
             actor_rollout_ref.actor.optim.weight_decay=0.0
             trainer.test_freq={self.validate_every or 1000000}
             trainer.save_freq=10

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
 from verl_turnkey.plugins.checks.files import tasks
+from verl_turnkey.plugins.checks.kinds import unreadable
+from verl_turnkey.plugins.cpu import machine
 from verl_turnkey.plugins.seeing.segments import new_segment
 from verl_turnkey.plugins.stopping.driver import guard_run
 
@@ -38,16 +41,17 @@ class Refused(ConfigError, CompactHydraException):
     """A configuration that was refused; Hydra prints the message alone, and all with ``HYDRA_FULL_ERROR=1``."""
 
 
-def _unexpected(error: Exception) -> str:
-    """A sentence about a value that a check cannot compute with, with the line that tried to."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(_HERE)] or [*frames]
-    file, line = Path(ours[-1].filename).name, ours[-1].lineno
-    return (
-        f"a check cannot read the configuration: {type(error).__name__}: {error} (checks/{file}, line {line}: "
-        f"{ours[-1].line}). A key there has a value of another type than verl expects, such as null or a text in the "
-        "place of a number; HYDRA_FULL_ERROR=1 shows all of the error"
-    )
+@contextmanager
+def _in_sentences(config: Any) -> Iterator[None]:
+    """No error of a check without a sentence, whatever the value that it could not compute with."""
+    try:
+        yield
+    except EXPECTED as error:
+        raise Refused(str(error)) from error
+    except (TypeError, ValueError, AttributeError, LookupError, OmegaConfBaseException) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if frame.filename.startswith(_HERE)), frames[-1])
+        raise Refused(unreadable(config, error, f"checks/{Path(frame.filename).name}, line {frame.lineno}")) from error
 
 
 def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
@@ -60,15 +64,11 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
     from verl_turnkey.plugins.checks.replaced import replaced
     from verl_turnkey.plugins.checks.validate import check
 
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.filterwarnings("always", category=UserWarning)
-            lost = replaced(config, sys.argv[1:])
-            check(config, use_critic=use_critic)
-    except EXPECTED as error:
-        raise Refused(str(error)) from error
-    except (TypeError, ValueError, AttributeError, LookupError, OmegaConfBaseException) as error:
-        raise Refused(_unexpected(error)) from error
+    with warnings.catch_warnings(record=True) as caught, _in_sentences(config):
+        warnings.filterwarnings("always", category=UserWarning)
+        machine.settle(config)
+        lost = replaced(config, sys.argv[1:])
+        check(config, use_critic=use_critic)
     said = [f"replaced: {text}" for text in lost]
     for warning in caught:
         if warning.filename.startswith(_HERE):
@@ -76,11 +76,13 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     verls(config, use_reference_policy, use_critic)
-    if OmegaConf.select(config, "turnkey.log.trajectories"):
-        with open_dict(config):  # one name for all processes
-            config.turnkey.log.segment = new_segment()
-            config.turnkey.log.validation_tasks = tasks(config, "val_files")
     if str(OmegaConf.select(config, "trainer.v1.trainer_mode")).startswith("turnkey_"):
         guard_run()
-    if lines := header(config, said):
+    with _in_sentences(config):
+        if OmegaConf.select(config, "turnkey.log.trajectories"):
+            with open_dict(config):  # one name for all processes
+                config.turnkey.log.segment = new_segment()
+                config.turnkey.log.validation_tasks = tasks(config, "val_files")
+        lines = header(config, said)
+    if lines:
         print("\n".join(lines), flush=True)

@@ -11,6 +11,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.checks.checkpoints import remembering
 from verl_turnkey.plugins.checks.files import columns
+from verl_turnkey.plugins.checks.limits import updates_of_a_step
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of
 from verl_turnkey.plugins.credit.supplied import BYPASS
@@ -20,12 +21,6 @@ from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 COLUMN = "__rollout_n__"
 """in which a data row says how often verl plays it"""
 KEEP = "turnkey.groups.keep"
-
-
-def updates_of_a_step(config: DictConfig) -> int:
-    """More than one with ``separate_async``."""
-    mode = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_")
-    return int(OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1)
 
 
 def check_groups(

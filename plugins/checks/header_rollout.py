@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig
-
-from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.checks.files import columns, local_parquet, rows, tasks
+from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
-from verl_turnkey.plugins.checks.shared import shared_tasks
+from verl_turnkey.plugins.checks.shared import shared_tasks, task_environments
 from verl_turnkey.plugins.checks.sizes import OURS
-from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import estimator_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
@@ -31,16 +27,6 @@ def _agent_loop(loop: str, run: Run) -> str:
     if loop in VERLS_LOOPS:
         return f"{loop} (verl's): a row per episode, with turns separated by the response mask"
     return f"{loop} (your own): rows as in its records"
-
-
-def task_environments(config: DictConfig) -> Counter[str]:
-    """Environment ids in the local training files, with their number of tasks; empty when there are none to read."""
-    counts: Counter[str] = Counter()
-    own = str(turnkey_config(config).env.id)  # of tasks that name none
-    for file in local_parquet(config):
-        if COLUMN in columns(file):
-            counts.update(Task.from_json(text).env_id or own for (text,) in rows(file, [COLUMN]) if text)
-    return counts
 
 
 def _environment(run: Run) -> str:

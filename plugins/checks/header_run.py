@@ -115,6 +115,17 @@ def _trainer(run: Run) -> str:
     return run.mode if run.our_trainer else f"{run.mode} (verl's)"
 
 
+def _device(run: Run) -> str:
+    """What ``+turnkey/device=cpu`` chose by the machine and the model."""
+    config = run.config
+    if str(config.trainer.device) != "cpu":
+        return ""
+    threads = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS") or 1
+    precision = OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype")
+    generation = config.actor_rollout_ref.rollout.dtype
+    return f"cpu: trains in {precision}, generates in {generation}, {plural(threads, 'thread')}"
+
+
 def _steps(run: Run) -> str:
     """How many there are, and how many of them are the critic's alone."""
     config = run.config
@@ -143,6 +154,7 @@ RUN: Lines = (
     ("modified by", _modified),
     ("loss", _loss),
     ("trainer", _trainer),
+    ("device", _device),
     ("lora", _lora),
     ("steps", _steps),
 )

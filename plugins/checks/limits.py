@@ -24,12 +24,13 @@ COUNTS = (
     f"{ROLLOUT}.n",
     f"{ROLLOUT}.val_kwargs.n",
     f"{ROLLOUT}.agent.num_workers",
-    f"{ROLLOUT}.tensor_model_parallel_size",
+    *(f"{ROLLOUT}.{what}_parallel_size" for what in ("tensor_model", "data", "pipeline_model")),
     f"{ACTOR}.ppo_mini_batch_size",
     f"{ACTOR}.ppo_epochs",
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
     "trainer.total_epochs",
+    "trainer.v1.separate_async.parameter_sync_step",
 )
 MAY_BE_NULL = ("trainer.total_training_steps", "data.gen_batch_size", "data.val_batch_size", f"{ROLLOUT}.max_model_len")
 
@@ -62,6 +63,12 @@ def check_limits(
     room, key = positions(config)
     if room is not None and longest > room:
         raise ConfigError(f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length")
+
+
+def updates_of_a_step(config: DictConfig) -> int:
+    """More than one with ``separate_async``."""
+    mode, key = str(config.trainer.v1.trainer_mode), "trainer.v1.separate_async.parameter_sync_step"
+    return int(OmegaConf.select(config, key)) if mode.removeprefix("turnkey_") == "separate_async" else 1
 
 
 def check_turns(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> tuple[int, str]:
@@ -124,9 +131,7 @@ def _check_mini_batches(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     asked = turnkey.update.mini_batches
     if asked is None:
         return
-    mode = str(config.trainer.v1.trainer_mode).removeprefix("turnkey_")
-    parts = OmegaConf.select(config, f"trainer.v1.{mode}.parameter_sync_step") or 1
-    episodes = config.data.train_batch_size // parts * config.actor_rollout_ref.rollout.n
+    episodes = config.data.train_batch_size // updates_of_a_step(config) * config.actor_rollout_ref.rollout.n
     if asked > episodes:
         raise ConfigError(
             f"turnkey.update.mini_batches={asked}: each holds whole episodes, and an update has {episodes} episodes "

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.catalog import ADAPTERS
-from verl_turnkey.plugins.checks.header_rollout import task_environments
+from verl_turnkey.plugins.checks.shared import task_environments
 from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 

@@ -1,6 +1,6 @@
-"""Types and ranges of verl's keys: what verl takes as it comes, and finds out late or never.
+"""Kinds and ranges of values of verl's keys: what verl takes as it comes, and finds out late or never.
 
-The type of a key is that of verl's own default. The table holds the keys that launch scripts set most.
+The table holds the keys that launch scripts set most.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from numbers import Real
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.limits import COUNTS
-from verl_turnkey.plugins.checks.replaced import STOCK
-from verl_turnkey.plugins.config.composing import verls_config_dir
-from verl_turnkey.plugins.config.recipe_files import leaves
+from verl_turnkey.plugins.checks.kinds import EXPECTED, is_number, mismatches
+from verl_turnkey.plugins.checks.limits import COUNTS, CRITIC_TOKENS
 
 ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
 
@@ -62,6 +58,7 @@ RANGES = (
     *(Range(f"{role}.optim.lr_warmup_steps", -1, whole=True) for role in (ACTOR, CRITIC)),
     *(Range(f"{role}.optim.min_lr_ratio", 0, 1) for role in (ACTOR, CRITIC)),
     *(Range(f"{role}.ppo_max_token_len_per_gpu", 1, whole=True) for role in (ACTOR, CRITIC)),
+    Range(CRITIC_TOKENS, 1, whole=True),
     Range(f"{ACTOR}.clip_ratio", 0),
     Range(f"{ACTOR}.clip_ratio_low", 0, 1),
     Range(f"{ACTOR}.clip_ratio_high", 0),
@@ -88,42 +85,44 @@ RANGES = (
 )
 
 
-def check_ranges(config: DictConfig) -> None:
-    """Refuse values of another type than verl's key has, and numbers out of their range, all at once.
-
-    Raises:
-        ConfigError: one line per key, with its value and the expected one.
-    """
-    wrong = [*_wrong(config)]
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-
-
-TRUTHS = ("critic.enable",)
-"""truth values that are null by default"""
+TEMPERATURE = f"{ROLLOUT}.temperature"
+"""of training alone"""
 OTHERWISE = ("algorithm.rollout_correction.",)
 """where verl takes a text for two numbers, and checks it itself"""
 
 
-def _wrong(config: DictConfig) -> Iterator[str]:
-    in_table = {row.key for row in RANGES} | {*COUNTS}
+def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
+    """Refuse values of another kind than verl's key has, and numbers out of their range, all at once.
+
+    Raises:
+        ConfigError: one line per key, with its value and the expected one.
+    """
+    idle = () if use_critic else ("critic.",)
+    wrong = [text for key, text in (*_out_of_range(config), *_of_another_kind(config)) if not key.startswith(idle)]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Key and sentence of each."""
+    untrained = TEMPERATURE if OmegaConf.select(config, "trainer.val_only") is True else None
     for row in RANGES:
         value = _value(config, row.key)
-        if value is not _ABSENT and not row.fits(value):
-            yield f"{row.key}={value}: expected {row.expected}{_meant(value)}"
-    for key, default in _defaults():
-        value = _value(config, key)
-        if key in in_table or value is _ABSENT or value is None or key.startswith(OTHERWISE):
+        if value is not _ABSENT and not row.fits(value) and not (row.key == untrained and is_number(value)):
+            yield row.key, f"{row.key}={value}: expected {row.expected}{_meant(value)}"
+
+
+def _of_another_kind(config: DictConfig) -> Iterator[tuple[str, str]]:
+    in_table = {row.key for row in RANGES} | {*COUNTS}
+    for mismatch in mismatches(config):
+        if mismatch.works or mismatch.key in in_table or mismatch.key.startswith(OTHERWISE):
             continue
-        parent, _, name = key.rpartition(".")
-        if OmegaConf.is_interpolation(OmegaConf.select(config, parent), name):  # the key that it follows is named
-            continue
-        if isinstance(default, bool):
-            # A number is a truth value of verl's, or a degree of what the key turns on; any text would be true.
-            if isinstance(value, str) or OmegaConf.is_config(value):
-                yield f"{key}={value}: expected true or false, and any text is true for verl{_meant_truth(value)}"
-        elif not is_number(value) and not isinstance(value, bool):
-            yield f"{key}={value}: expected a number{_meant(value)}"
+        hint = ""
+        if mismatch.expected == "truth":
+            hint = f", and any text is true for verl{_meant_truth(mismatch.value)}"
+        elif mismatch.expected == "number":
+            hint = _meant(mismatch.value)
+        yield mismatch.key, f"{mismatch.key}={mismatch.value}: expected {EXPECTED[mismatch.expected]}{hint}"
 
 
 _ABSENT = object()
@@ -134,21 +133,6 @@ def _value(config: DictConfig, key: str) -> Any:
         return OmegaConf.select(config, key, default=_ABSENT)
     except Exception:  # an interpolation that leads nowhere, or a parent of another type
         return _ABSENT
-
-
-@cache
-def _defaults() -> tuple[tuple[str, bool | float], ...]:
-    """verl's keys whose default is a truth value or a number, with it."""
-    flat = verls_config_dir() / STOCK
-    if not flat.is_file():
-        return ()
-    own = tuple((key, value) for key, value in leaves(OmegaConf.load(flat)) if isinstance(value, bool | int | float))
-    return (*own, *((key, False) for key in TRUTHS))
-
-
-def is_number(value: Any) -> bool:
-    """A finite number; true and false are none."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _meant(value: Any) -> str:

@@ -42,7 +42,7 @@ def check_resources(config: DictConfig, *, use_critic: bool) -> None:
         )
     for key in LIBRARIES if use_critic else LIBRARIES[:1]:
         names = OmegaConf.select(config, key)
-        for name in [names] if isinstance(names, str) else names or []:
+        for name in names if OmegaConf.is_list(names) else [names] if names else []:
             if find_spec(str(name).partition(".")[0]) is None:
                 absent(config, f"{key}={name}: there is no such module")
     _check_classes(config)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
+from verl_turnkey.plugins.checks.kinds import is_number
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     credit_modify,
@@ -78,6 +80,52 @@ def check_compared(config: DictConfig, turnkey: TurnkeyConfig, composition: Comp
             f"{what} compares the rollouts of a task, and {KEY}={strategy[0].name} plays branches of them, which would "
             f"be paid without it: set {KEY} to {INDEPENDENT}, or to one that only asks (probe, probe_gold)"
         )
+
+
+def check_bounds(
+    specs: list[EstimatorSpec | ModifierSpec], config: DictConfig, rewards: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse KL in the reward of what reads outcomes in known bounds, which the KL leaves after the first rollout.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    bounded = [spec.name for spec in specs if spec.bounded_outcomes]
+    if bounded and config.algorithm.use_kl_in_reward:
+        raise ConfigError(
+            f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
+            "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
+        )
+    costs = {str(entry.get("name")): reason for entry in rewards if (reason := _below_zero(entry))}
+    if bounded and costs:
+        name, reason = next(iter(costs.items()))
+        warnings.warn(
+            f"turnkey.rewards: {name} {reason}, and a failure's outcome below 0 is out of the bounds in which "
+            f"{bounded[0]} reads outcomes",
+            stacklevel=2,
+        )
+    noisy = [f"turnkey.rewards ({name})" for name in costs if name != "outcome"]  # which is equal for all failures
+    if config.algorithm.use_kl_in_reward:
+        noisy.insert(0, "algorithm.use_kl_in_reward=true")
+    if noisy and "mc_grpo" in [spec.name for spec in specs]:
+        warnings.warn(
+            f"{noisy[0]} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
+            "differ from the median: its credit shrinks by up to the size of the group",
+            stacklevel=2,
+        )
+
+
+def _below_zero(entry: Mapping[str, Any]) -> str:
+    """Why a component of ``turnkey.rewards`` may move a failure's outcome below 0; empty: it does not."""
+    weight = entry.get("weight", 1)
+    if entry.get("column") is not None or not is_number(weight) or not weight:
+        return ""
+    if entry.get("name") == "potential":
+        return "gives an episode minus its first state's potential"
+    lost = entry.get("lost", 0) if entry.get("name") == "outcome" else 0
+    if is_number(lost) and lost * weight < 0:
+        return f"gives a failure {lost * weight:g}"
+    return "has a negative weight" if weight < 0 else ""
 
 
 def check_columns(

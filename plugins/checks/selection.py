@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.plugins.checks.kinds import value_at
 from verl_turnkey.plugins.config.foreign_keys import FOREIGN, foreign, refusal
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.recipe_files import leaves
@@ -69,7 +70,7 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
             f"algorithm.adv_estimator={name}"
         )
-    nodes = {key: OmegaConf.select(config, key) for key in FOREIGN}
+    nodes = {key: value_at(config, key) for key in FOREIGN}
     values = {
         leaf: value
         for key, node in nodes.items()
@@ -84,7 +85,7 @@ def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     preset = turnkey.preset
     method = str(config.algorithm.adv_estimator).removeprefix("turnkey/")
     loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")).removeprefix("turnkey/")
-    switch = f"turnkey/preset={preset.name}"
+    switch = f"turnkey/preset={preset.name}" if preset.name else "turnkey.preset.method, turnkey.preset.loss"
     if preset.method not in (None, method):
         others = [name for name in names() if read(name).method == method]
         instead = f"a preset of {method}: {', '.join(others)}" if others else f"drop it: {method} has no preset"

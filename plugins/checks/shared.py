@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,11 +20,14 @@ def shared_tasks(config: DictConfig) -> tuple[int, int]:
     A task is its environment, arguments and seed. An environment of :data:`HELD_OUT_SPLITS` has a finite set of tasks
     in each split, whatever the seed: there a validation task counts whose split training uses.
     """
-    node = OmegaConf.select(config, "turnkey.env") or {}
-    kwargs = json.dumps(OmegaConf.to_container(node.get("kwargs") or OmegaConf.create()), sort_keys=True)
-    train, val = (_starts(_local(config, key), node.get("id"), kwargs) for key in ("train_files", "val_files"))
+    train, val = (_of_config(config, key) for key in ("train_files", "val_files"))
     known = set(train)
     return sum(start in known for start in val), len(val)
+
+
+def task_environments(config: DictConfig) -> Counter[str]:
+    """Environment ids in the local training files, with their number of tasks; empty when there are none to read."""
+    return Counter(name for name, _, _ in _of_config(config, "train_files"))
 
 
 def warn_of_shared(config: DictConfig) -> None:
@@ -40,13 +44,20 @@ def warn_of_shared(config: DictConfig) -> None:
         )
 
 
+def _of_config(config: DictConfig, key: str) -> list[tuple[str, str, int]]:
+    """:func:`_starts` of ``data.<key>``."""
+    node = OmegaConf.select(config, "turnkey.env") or {}
+    kwargs = json.dumps(OmegaConf.to_container(node.get("kwargs") or OmegaConf.create()), sort_keys=True)
+    return _starts(_local(config, key), node.get("id"), kwargs)
+
+
 def _local(config: DictConfig, key: str) -> tuple[tuple[str, int], ...]:
     """The files of ``data.<key>`` with tasks that are on this machine, each with the time of its last change."""
     paths = [(file, Path(file).expanduser()) for file in listed(config, key)]
     return tuple((file, path.stat().st_mtime_ns) for file, path in paths if path.is_file() and COLUMN in columns(file))
 
 
-@lru_cache(maxsize=2)  # the warning and the header count the same
+@lru_cache(maxsize=2)  # warnings and the header count the same
 def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str) -> list[tuple[str, str, int]]:
     """Environment, arguments and seed of each task; ``env_id``, ``kwargs`` (JSON): the configuration's defaults."""
     defaults, starts = json.loads(kwargs), []

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
-from verl_turnkey.plugins.checks.groups import COLUMN, updates_of_a_step
+from verl_turnkey.plugins.checks.groups import COLUMN
+from verl_turnkey.plugins.checks.limits import updates_of_a_step
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy

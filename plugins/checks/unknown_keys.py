@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.overrides import override
-from verl_turnkey.plugins.config.recipe_files import leaves
+from verl_turnkey.plugins.config.recipe_files import beside_parameters, leaves
 
 # Nodes of plain keys. `actor_rollout_ref` holds those of the next list.
 READ_BY_KEY = (
@@ -34,6 +34,7 @@ READ_BY_KEY = (
 # What verl's code reads there although its YAML files do not have it.
 UNLISTED = {
     *("data.cache_dir", "data.chat_template_func", "data.filter_prompts", "data.need_tools_kwargs"),
+    "model_engine",  # a group of its files, which leaves its choice as a key
     *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights", "trainer.remove_previous_ckpt_in_save"),
     *("reward.reward_kwargs", "reward.timeout"),
 }
@@ -107,8 +108,10 @@ def _unread(config: DictConfig) -> Iterator[tuple[str, Any]]:
             if (key := f"{node}.{name}") not in known() | UNLISTED | exempt:
                 yield from _leaves(section, str(name), key)
     roots = {key for key in known() if "." not in key}
-    for name in map(str, config):
-        if name not in roots and difflib.get_close_matches(name, roots, n=1, cutoff=0.8):
+    for name in sorted({*map(str, config)} - roots - UNLISTED):
+        # A node of another name is of the user's own code.
+        plain = not isinstance(config._get_node(name), DictConfig)
+        if plain or difflib.get_close_matches(name, roots, n=1, cutoff=0.8):
             yield from _leaves(config, name, name)
 
 
@@ -121,13 +124,17 @@ def _closest(key: str, siblings: Collection[str] = ()) -> str:
     """``did you mean``: the same name elsewhere below the root, else the closest of the same node; empty: none."""
     parent, _, name = key.rpartition(".")
     root = key.partition(".")[0]
-    moved = [other for other in known() if other.startswith(f"{root}.") and other.endswith(f".{name}")]
+    below = f"{root}." if parent else ""
+    keys = known() if parent else known() | {*beside_parameters("base")}
+    moved = [other for other in keys if other.startswith(below) and other.endswith(f".{name}")]
     if len(moved) == 1:
         return f"did you mean {moved[0]}?"
     roots = {other.partition(".")[0] for other in known()}
     if root not in roots:
-        (closest,) = difflib.get_close_matches(root, roots, n=1, cutoff=0.8)
-        return f"did you mean {closest}{key[len(root) :]}?"
+        return "".join(
+            f"did you mean {closest}{key[len(root) :]}?"
+            for closest in difflib.get_close_matches(root, roots, n=1, cutoff=0.8)
+        )
     names = [other.removeprefix(f"{parent}.") for other in known() if other.rpartition(".")[0] == parent]
     close = difflib.get_close_matches(name, [*names, *siblings], n=1, cutoff=0.7)
     return f"did you mean {parent}.{close[0]}?" if close else ""

@@ -28,7 +28,7 @@ TRACERS = ("weave", "mlflow", "trackio")
 CLIPPING = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
 
 
-def check_unread(config: DictConfig, loops: Collection[str]) -> None:
+def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool) -> None:
     """Name what was set and does nothing; refuse what would lose checkpoints, or train something else.
 
     ``loops``: the agent loops of the training rows.
@@ -40,7 +40,7 @@ def check_unread(config: DictConfig, loops: Collection[str]) -> None:
         if (value := OmegaConf.select(config, key)) not in (default, None):
             said = str(value).lower() if value is True else value
             warnings.warn(f"{key}={said} has no effect: {instead}", stacklevel=2)
-    _check_elsewhere(config)
+    _check_elsewhere(config, use_critic=use_critic)
     _check_trace(config)
     saves, strategy = config.trainer.save_freq > 0, str(config.actor_rollout_ref.actor.strategy)
     if saves and strategy != "megatron" and (folder := config.trainer.get("default_hdfs_dir")):
@@ -56,10 +56,11 @@ def check_unread(config: DictConfig, loops: Collection[str]) -> None:
         )
 
 
-def _check_elsewhere(config: DictConfig) -> None:
+def _check_elsewhere(config: DictConfig, *, use_critic: bool) -> None:
     """What verl reads under another key than the one that was set."""
     actor = config.actor_rollout_ref.actor
-    for role, node, engine in ((ACTOR, actor, "fsdp_config"), ("critic", config.critic, "fsdp")):
+    roles = [(ACTOR, actor, "fsdp_config"), *([("critic", config.critic, "fsdp")] if use_critic else [])]
+    for role, node, engine in roles:
         if (given := node.get("grad_clip", 1.0)) not in (1.0, read := OmegaConf.select(node, "optim.clip_grad")):
             warnings.warn(
                 f"{role}.grad_clip={given} has no effect: verl's engines read {role}.optim.clip_grad, which is {read}",
@@ -71,18 +72,23 @@ def _check_elsewhere(config: DictConfig) -> None:
                 f"{node.strategy}",
                 stacklevel=3,
             )
-    spread, read = config.critic.get("ulysses_sequence_parallel_size", 1), "critic.fsdp.ulysses_sequence_parallel_size"
-    if spread not in (1, found := OmegaConf.select(config, read)) and found is not None:
-        warnings.warn(
-            f"critic.ulysses_sequence_parallel_size={spread} has no effect: verl reads {read}, which is {found}",
-            stacklevel=3,
-        )
+    if use_critic:
+        _check_critics_spread(config)
     ratio, sides = actor.get("clip_ratio", 0.2), [actor.get(f"clip_ratio_{side}") for side in ("low", "high")]
     if actor.policy_loss.get("loss_mode", "vanilla") in CLIPPING and ratio != 0.2 and {ratio, None}.isdisjoint(sides):
         warnings.warn(
             f"{ACTOR}.clip_ratio={ratio} has no effect: clip_ratio_low={sides[0]} and clip_ratio_high={sides[1]} take "
             "its place, and verl sets both: set the two",
             stacklevel=3,
+        )
+
+
+def _check_critics_spread(config: DictConfig) -> None:
+    spread, read = config.critic.get("ulysses_sequence_parallel_size", 1), "critic.fsdp.ulysses_sequence_parallel_size"
+    if spread not in (1, found := OmegaConf.select(config, read)) and found is not None:
+        warnings.warn(
+            f"critic.ulysses_sequence_parallel_size={spread} has no effect: verl reads {read}, which is {found}",
+            stacklevel=4,
         )
 
 

@@ -15,9 +15,9 @@ from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.migrated import check_migrated
-from verl_turnkey.plugins.checks.weighing import check_weights
+from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_weights
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, loss_params
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, estimator_of, loss_of, loss_params
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.verl_api import ledger
 
@@ -37,7 +37,9 @@ IGNORED_ACTOR_KEYS = {
 }
 
 
-def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
+def check_update(
+    config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str], *, use_critic: bool
+) -> None:
     """Refuse what cannot work, warn of what nobody means.
 
     ``mode`` is ``trainer.v1.trainer_mode``, ``loops`` are the agent loops of the training rows.
@@ -46,14 +48,19 @@ def check_update(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
         ConfigError: names the key to change.
     """
     _check_loss(config, turnkey, mode, loops)
+    if (mean := str(config.actor_rollout_ref.actor.loss_agg_mode)) not in (known := ["token-mean", *OTHER_MODES]):
+        raise ConfigError(
+            f"there is no actor_rollout_ref.actor.loss_agg_mode={mean!r}{closest(mean, known)}; choices: "
+            f"{', '.join(known)}"
+        )
     _warn_departures(config)
     if mode.startswith("turnkey_"):
         check_migrated(config, turnkey, loops)
     _check_order(config, turnkey, mode, loops)
-    check_weights(config, turnkey, mode)
+    check_weights(config, turnkey, mode, use_critic=use_critic)
     _warn_levels(config, turnkey, loops)
     _warn_width(config)
-    for key in ("actor_rollout_ref.actor.shuffle", "critic.shuffle"):
+    for key in ("actor_rollout_ref.actor.shuffle", *(["critic.shuffle"] if use_critic else [])):
         if mode.startswith("turnkey_") and OmegaConf.select(config, key):
             warnings.warn(
                 f"{key}=true draws the rows of each rank anew: mini-batches do not hold whole episodes then, and the "

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from importlib.util import find_spec
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.checks.absolute import absolute_paths
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
@@ -32,7 +31,7 @@ from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.paths import check_joining, check_paths
 from verl_turnkey.plugins.checks.ranges import check_ranges
 from verl_turnkey.plugins.checks.resources import check_resources
-from verl_turnkey.plugins.checks.rewards import check_compared, check_rewards
+from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.shared import warn_of_shared
@@ -68,6 +67,10 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         ConfigError: names what was expected, what came and the key to change.
     """
     _check_root_keys(config)
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    involved = mode.startswith("turnkey_") or "turnkey" in config
+    if involved:  # the other checks compute with the values
+        check_ranges(config, use_critic=use_critic)
     absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
     turnkey = turnkey_config(config)
     from verl_turnkey.envs.user_modules import import_modules
@@ -77,15 +80,12 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registries.register_estimators()
         registries.register_losses()
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
-    involved = mode.startswith("turnkey_") or "turnkey" in config
     # Another plugin may hold the name: without a switch of ours the run is that plugin's.
     ours = estimator_of(config) is not None and (
         involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
     )
     if not (ours or involved) and loss_of(config) is None:
         return
-    check_ranges(config)
     if ours:
         _check_estimator(config, turnkey, use_critic, mode)
     if warning := internals.unsupported_verl():
@@ -106,7 +106,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         check_log_folder(config, turnkey)
         check_algorithm(config, turnkey, loops)
         warn_of_combinations(config, turnkey, loops)
-        check_unread(config, loops)
+        check_unread(config, loops, use_critic=use_critic)
         check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
         check_late(config, turnkey, loops, use_critic=use_critic)
         check_resources(config, use_critic=use_critic)
@@ -116,7 +116,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
             f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
             stacklevel=2,
         )
-    check_update(config, turnkey, mode, loops)
+    check_update(config, turnkey, mode, loops, use_critic=use_critic)
     files = check_data(config, turnkey, agent_loops(config))
     if files and "turnkey_env" in loops:
         warn_of_shared(config)
@@ -185,36 +185,8 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in wanted and not use_critic:
         raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    _check_bounds([spec, *(one.spec for one in modify)], config, turnkey.rewards)
+    check_bounds([spec, *(one.spec for one in modify)], config, turnkey.rewards)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
-
-
-def _check_bounds(
-    specs: list[EstimatorSpec | ModifierSpec], config: DictConfig, rewards: Sequence[Mapping[str, Any]]
-) -> None:
-    """Refuse KL in the reward of what reads outcomes in known bounds, which the KL leaves after the first rollout."""
-    bounded = [spec.name for spec in specs if spec.bounded_outcomes]
-    if bounded and config.algorithm.use_kl_in_reward:
-        raise ConfigError(
-            f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
-            "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
-        )
-    costs = [entry["name"] for entry in rewards if entry.get("column") is None and (entry.get("weight") or 0) < 0]
-    if bounded and costs:
-        warnings.warn(
-            f"turnkey.rewards: {costs[0]} has a negative weight, and a failure's outcome below 0 is out of the bounds "
-            f"in which {bounded[0]} reads outcomes",
-            stacklevel=2,
-        )
-    if "mc_grpo" in [spec.name for spec in specs] and (config.algorithm.use_kl_in_reward or costs):
-        cause = (
-            "algorithm.use_kl_in_reward=true" if config.algorithm.use_kl_in_reward else f"turnkey.rewards ({costs[0]})"
-        )
-        warnings.warn(
-            f"{cause} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
-            "differ from the median: its credit shrinks by up to the size of the group",
-            stacklevel=2,
-        )
 
 
 def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:

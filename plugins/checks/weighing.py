@@ -34,7 +34,7 @@ TAKE_WEIGHTS = (
 )
 
 
-def check_weights(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None:
+def check_weights(config: DictConfig, turnkey: TurnkeyConfig, mode: str, *, use_critic: bool) -> None:
     """Refuse what weights by step, episode or task cannot mean; ``mode`` is ``trainer.v1.trainer_mode``.
 
     Raises:
@@ -51,7 +51,7 @@ def check_weights(config: DictConfig, turnkey: TurnkeyConfig, mode: str) -> None
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     if reason := _reason(config, turnkey, name):
         raise ConfigError(f"{key}: {reason}, or set turnkey.update.weight_by=token")
-    for where in ("actor_rollout_ref.actor", "critic"):
+    for where in ("actor_rollout_ref.actor", *(["critic"] if use_critic else [])):
         mean = OmegaConf.select(config, f"{where}.loss_agg_mode")
         if mean in OTHER_MODES:
             raise ConfigError(

@@ -8,6 +8,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from verl_turnkey.plugins.config.recipe_files import config_dir
+from verl_turnkey.plugins.cpu import machine
 
 
 class TurnkeySearchPath(SearchPathPlugin):
@@ -20,4 +21,5 @@ class TurnkeySearchPath(SearchPathPlugin):
         from verl_turnkey.plugins.config.command_line import refuse
 
         refuse(sys.argv[1:])
+        machine.register()
         search_path.append(provider="verl-turnkey", path=f"file://{config_dir()}")

@@ -81,9 +81,11 @@ def use_gloo(module: ModuleType) -> None:
 
 
 def register_engines(module: ModuleType) -> None:
-    """Register verl's FSDP engines for the device "cpu"; they are registered for cuda and npu only."""
+    """Register FSDP engines for the device "cpu"; verl has them for cuda and npu only. Ours computes fewer logits."""
+    from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine
+
     for model_type, engine in (
-        ("language_model", module.FSDPEngineWithLMHead),
+        ("language_model", SparseLogitsEngine),
         ("value_model", module.FSDPEngineWithValueHead),
     ):
         module.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
@@ -171,7 +173,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "engines",
         "verl.workers.engine.fsdp.transformer_impl",
-        "FSDP engines are registered for cuda and npu only",
+        "FSDP engines are registered for cuda and npu only, and compute logits of every token",
         register_engines,
     ),
     Patch(

@@ -8,11 +8,12 @@ method that appends messages had another name.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.utils.tokenizer import continuous_token
+from verl.utils.tokenizer import continuous_token, continuous_token_wiring
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_turnkey.advantage import ConfigError
@@ -24,6 +25,23 @@ _IMAGES = "images" in inspect.signature(continuous_token.ContinuousTokenBuilder.
 _NAMES = {"glm4_moe": "glm-4.7", "glm_moe_dsa": "glm-5"}
 """by which verl 0.9.0 knows models whose ``model_type`` is not like their name"""
 _ANEW = getattr(continuous_token, "DeepSeekVL2ContinuousTokenBuilder", ())
+
+
+class _Once(logging.Filter):
+    """Lets each message through once: verl says of every episode's builder which one it falls back to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._messages: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        new = message not in self._messages
+        self._messages.add(message)
+        return new
+
+
+continuous_token_wiring.logger.addFilter(_Once())
 
 
 def model_type(worker: Any) -> str | None:

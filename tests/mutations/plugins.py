@@ -204,7 +204,7 @@ MUTATIONS = [
     ),
     ("plugins/trainer/trainer.py", "weighing.MINI_BATCHES: number}", "weighing.MINI_BATCHES: 1}", DEALING),
     ("plugins/checks/weighing.py", 'name == "geo_mean"', 'name == "gspo"'),
-    ("plugins/checks/weighing.py", '("actor_rollout_ref.actor", "critic")', '("actor_rollout_ref.actor",)'),
+    ("plugins/checks/weighing.py", '["critic"] if use_critic else []', "[]"),
     ("plugins/credit/table.py", "known = code >= 0", "known = code >= -1"),
     ("plugins/credit/table.py", "self._next[level] += len(groups)", "pass"),
     ("plugins/credit/table.py", 'mean["returns"] if critic else None', 'mean["returns"]'),

@@ -77,7 +77,11 @@ class SearchText(TextEnv):
             if (hops is None or question.hops == hops) and (split == "all" or (i % 5 == 4) == (split == "test"))
         ]
         if not self._questions:
-            raise EnvironmentKwargsError(f"the split {split!r} of {questions} holds no questions")
+            raise EnvironmentKwargsError(
+                f"split={split!r} of questions={questions!r} is empty: the file has {len(everything)} questions, of "
+                "which every fifth is for test and the others are for train. Give five or more, or a file of its own "
+                "for each with split='all'"
+            )
         self._retrieve = HTTPRetriever(url, timeout) if url else bm25_over(corpus, world)
         self._topk = topk
         self._score = exact_match if reward == "em" else f1

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards import Composition, compose, right_answers
+from verl_turnkey.envs.rewards import Composition, right_answers
+from verl_turnkey.envs.rewards.composition import compose_single
 from verl_turnkey.plugins.rollout.strategies.registry import KEY, Ask, Asked, Place, register_strategy
-from verl_turnkey.plugins.rollout.strategies.vine import filled
+from verl_turnkey.plugins.rollout.strategies.vine import values_of_states
 
 TEXT = "The answer is "
 
@@ -58,14 +59,15 @@ class Probe:
         check(self.temperature >= 0, "temperature", "a number >= 0", self.temperature)
         check(self.every >= 1, "every", "an integer >= 1", self.every)
         check(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
-        # An unknown component is an error at the start.
-        check(self._reward.compares is None, "reward", "a component of one episode alone", self.reward)
+        # An unknown component is an error at the start, and the parser puts its path in front.
+        reward = compose_single(self.reward, "reward")
+        check(reward.compares is None, "reward", "a component of one episode alone", self.reward)
 
     def fork(self, at: Place) -> Ask | None:
         return Ask(self.answers, self.tokens, self._value) if at.turn % self.every == 0 else None
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
-        return filled(rewards, measured)
+        return values_of_states(rewards, measured)
 
     @property
     def needs_answer(self) -> bool:
@@ -79,7 +81,7 @@ class Probe:
 
     @cached_property
     def _reward(self) -> Composition:
-        return compose([self.reward], f"{KEY}.reward")
+        return compose_single(self.reward, f"{KEY}.reward")
 
 
 @register_strategy(
@@ -120,7 +122,7 @@ class ProbeGold:
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
         last = next((values[0] for values in measured if values), 1.0)
         gold = [last := values[0] if values else last for values in measured]
-        return {**filled(rewards, measured), "gold_probability": gold}
+        return {**values_of_states(rewards, measured), "gold_probability": gold}
 
     async def _value(self, state: Asked) -> float:
         right, *_ = right_answers(state.turn("", ""))

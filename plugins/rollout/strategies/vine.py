@@ -50,10 +50,10 @@ class Vine:
         return Fork(self.rollouts, trained=False, turns=self.turns) if at.turn % self.every == 0 else None
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
-        return filled(rewards, measured)
+        return values_of_states(rewards, measured)
 
 
-def filled(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+def values_of_states(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     """``turn_value`` and ``value_rollouts`` from what was measured before each step, by the rule of :class:`Vine`."""
     values: list[float | None] = [fmean(returns) if returns else None for returns in measured]
     for t in range(1, len(values)):

@@ -6,7 +6,9 @@ with GRPO as with all methods after it (docs/methods.md).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +21,18 @@ WINS = ((1, 1, 0, 0, 0), (1, 0, 0, 0, 0), (1, 1, 1, 1, 0), (1, 0, 1, 0, 1))
 STEPS = 3
 #: Methods whose credit jumps, and under which noise; their pages have a section on it.
 JUMPS = {"mc_grpo": ("within", "beyond"), "maxrl": ("beyond",)}
+#: Modifiers that add terms of their own; the others are methods, too.
+MODIFIERS = ("tool_gate", "length_gate", "empg")
+#: Largest credit of a batch in which all outcomes are 0 up to 1e-7: the page has these numbers.
+CONSTANT = {"grpo_steps": 0.04, "rebn": 1.47, "hae": 1.76, "maxrl": 0.98, "rloo_steps": 0.0, "marshal": 0.0}
 
 
-def table(noise: float, where: str) -> StepBatch:
+def table(
+    noise: float, where: str, wins_by_group: Sequence[Sequence[int]] = WINS, columns: Mapping[str, Any] | None = None
+) -> StepBatch:
     """Episodes of outcome 0 or 1 up to ``noise``, ``within`` [0, 1] or ``beyond`` it; steps share their states."""
     rng = np.random.default_rng(0)
-    rows = [(g, k, won, t) for g, wins in enumerate(WINS) for k, won in enumerate(wins) for t in range(STEPS)]
+    rows = [(g, k, won, t) for g, wins in enumerate(wins_by_group) for k, won in enumerate(wins) for t in range(STEPS)]
     outcome = {}
     for g, k, won, _ in rows:
         if (g, k) not in outcome:
@@ -33,6 +41,7 @@ def table(noise: float, where: str) -> StepBatch:
     last = [t == STEPS - 1 for *_, t in rows]
     extra = {name: [value] * len(rows) for name, value in EXTRA.items()}
     extra["parent"] = ["start" if t == 0 else f"{g} {k} {t - 1}" for g, k, _, t in rows]
+    extra |= {name: values for name, values in (columns or {}).items() if name in extra}
     return StepBatch(
         group=[g for g, *_ in rows],
         trajectory=[(g, k) for g, k, *_ in rows],
@@ -43,7 +52,7 @@ def table(noise: float, where: str) -> StepBatch:
         terminated=last,
         success=[bool(won) for _, _, won, _ in rows],
         value=[0.3 + 0.1 * t for *_, t in rows],
-        tokens=[3 + t for *_, t in rows],
+        tokens=(columns or {}).get("tokens", [3 + t for *_, t in rows]),
         text=[f"state {t}" for *_, t in rows],
         extra=extra,
     )
@@ -66,3 +75,35 @@ def test_credit_changes_no_more_than_the_rewards_allow(name, params, where):
     else:
         assert changes[0] < 1e-2
         assert changes[1] < 1e-5
+
+
+@pytest.mark.parametrize("modifier", MODIFIERS)
+@pytest.mark.parametrize("where", ["within", "beyond"])
+def test_terms_of_modifiers_change_no_more_than_the_rewards_allow(modifier, where):
+    def credit(noise: float) -> np.ndarray:
+        columns = {"tokens": 3 + of_episode, "entropy": np.linspace(0.1, 0.9, number), "tool_calls": of_episode}
+        return compute_credit("rloo_steps", table(noise, where, groups, columns), modify=[modifier]).advantage
+
+    groups = (*WINS, (1, 1, 1, 1, 1))  # length_gate is for groups that are solved throughout
+    number = sum(map(len, groups)) * STEPS
+    of_episode = np.arange(number) // STEPS % 4
+
+    plain = compute_credit("rloo_steps", table(0.0, where, groups)).advantage
+    exact = credit(0.0)
+    assert np.abs(exact - plain).max() > 0.01  # the modifier does something here
+    assert np.abs(credit(1e-4) - exact).max() < 1e-2
+    assert np.abs(credit(1e-7) - exact).max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "largest"), CONSTANT.items())
+def test_noise_in_a_constant_batch_has_the_size_that_the_page_says(name, largest):
+    credit = compute_credit(name, table(1e-7, "within", ((0, 0, 0, 0, 0),) * 3)).advantage
+    assert np.abs(credit).max() == pytest.approx(largest, abs=5e-3)
+    coarse = compute_credit("grpo_steps", table(1e-4, "within", ((0, 0, 0, 0, 0),) * 3)).advantage
+    assert np.abs(coarse).max() == pytest.approx(1.24, abs=5e-3)
+
+
+@pytest.mark.parametrize("name", ["grpo_steps", "rebn", "maxrl"])
+def test_an_epsilon_above_the_noise_bounds_it(name):
+    credit = compute_credit(name, table(1e-7, "within", ((0, 0, 0, 0, 0),) * 3), epsilon=1e-3).advantage
+    assert np.abs(credit).max() < 1e-3

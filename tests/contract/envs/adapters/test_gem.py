@@ -149,7 +149,7 @@ def test_the_oracle_wins(game):
         assert answers[-1][0].startswith("Congratulations")
         assert answers[-1][1] > 0
         won += 1
-    assert won >= 2  # half of the tile puzzles have no solution
+    assert won >= 3
 
 
 def test_where_there_is_no_oracle():
@@ -256,9 +256,9 @@ def test_what_is_admissible_is_never_invalid(game):
 def test_a_mine_ends_the_game_and_is_no_win():
     env = GEMText("Minesweeper-v0-easy")
     env.reset(seed=0)
-    mine = next(action for action in env.oracle() if action.startswith("flag"))
     env.step("reveal 0 0")
-    observation, reward, terminated, truncated, info = env.step(mine.replace("flag", "reveal"))
+    row, column = np.argwhere(np.array(env.game.grid) == -1)[0]
+    observation, reward, terminated, truncated, info = env.step(f"reveal {row} {column}")
     assert observation.startswith("Game over!")
     assert (reward, terminated, truncated, info["success"], info["invalid"]) == (0.0, True, False, False, False)
 

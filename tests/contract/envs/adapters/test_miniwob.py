@@ -109,6 +109,16 @@ def test_a_wrong_click_fails(env):
         env.step("click 1")
 
 
+def test_a_part_of_the_boxes_pays_a_part_and_is_no_success(env):
+    page, info = env.reset(seed=CHECK + len(PLAYED))
+    *boxes, submit = check_boxes(info["task"], page)
+    count = page.count("checkbox")
+    for action in boxes[:-1]:
+        assert env.step(action)[1] == 0.0
+    _, reward, terminated, _, info = env.step(submit)
+    assert (reward, terminated, info["success"]) == (pytest.approx((count - 2) / count), True, False)
+
+
 def test_a_page_in_words(env):
     page, info = env.reset(seed=LOGIN)
     assert info["task"].startswith("Enter the username")

@@ -35,12 +35,56 @@ VALUES: list[tuple[str, str, str, str]] = [
     (f"{ACTOR}.fsdp_config.reshard_after_forward", "on", "did you mean true", "2"),
     ("trainer.critic_warmup", "[1]", "a whole number", "0"),
     (f"{ACTOR}.ppo_max_token_len_per_gpu", "16k", "a whole number", "16384"),
+    ("trainer.logger", "3", "expected a list", "console"),
+    ("reward.sandbox_fusion", "3", "expected a mapping of keys", "null"),
+    ("actor_rollout_ref.model.tokenizer_path", "[a]", "expected a path", "null"),
 ]
 
 REFUSED_OR_NOT: list[tuple[str, str, str]] = [
     *(
         (f"+turnkey=gigpo {key}={bad}", f"{key}= | {words}", f"+turnkey=gigpo {key}={good}")
         for key, bad, words, good in VALUES
+    ),
+    (
+        f"+turnkey=gigpo {ROLLOUT}.temperature=0",
+        "a gradient of 0",
+        f"+turnkey=gigpo {ROLLOUT}.temperature=0 trainer.val_only=true",
+    ),
+    (
+        f"+turnkey=gigpo {ROLLOUT}.temperature=hot trainer.val_only=true",
+        "rollout.temperature=hot: expected a number",
+        f"+turnkey=gigpo {ROLLOUT}.temperature=0.0 trainer.val_only=true",
+    ),
+    (
+        "+turnkey=turn_gae critic.optim.lr=1e6 critic.ppo_max_token_len_per_gpu=16k",
+        "critic.optim.lr=1000000.0: expected a number | critic.ppo_max_token_len_per_gpu=16k",
+        "+turnkey=gigpo critic.optim.lr=1e6 critic.ppo_max_token_len_per_gpu=16k",
+    ),
+    (
+        "+turnkey=turn_gae turnkey.update.weight_by=step critic.loss_agg_mode=token-sum",
+        "critic.loss_agg_mode=token-sum says otherwise",
+        "+turnkey=gigpo turnkey.update.weight_by=step critic.loss_agg_mode=token-sum",
+    ),
+    (
+        f"+turnkey=gigpo {ROLLOUT}.agent=null",
+        f"{ROLLOUT}.agent=null (expected a mapping of keys) | a check fails on it",
+        "+turnkey=gigpo algorithm.rollout_correction=null",
+    ),
+    (
+        f"+turnkey=gigpo {ACTOR}.loss_agg_mode=token_mean",
+        "there is no actor_rollout_ref.actor.loss_agg_mode='token_mean'; did you mean 'token-mean'?",
+        f"+turnkey=gigpo {ACTOR}.loss_agg_mode=token-sum",
+    ),
+    (
+        f"+turnkey=gigpo {ROLLOUT}.data_parallel_size=0",
+        "data_parallel_size: expected a whole number, 1 or more, got 0",
+        f"+turnkey=gigpo {ROLLOUT}.data_parallel_size=2",
+    ),
+    (
+        "+turnkey=progress turnkey.credit.alpha=0 'turnkey.rollout.strategy={name: probe, reward: {name: no}}'",
+        "turnkey.rollout.strategy.reward.name: no reward component is called 'no'",
+        "+turnkey=progress turnkey.credit.alpha=0 'turnkey.rollout.strategy={name: probe, reward: {name: step}}' "
+        "turnkey.env.probe=false",
     ),
     (
         f"+turnkey=gigpo {ACTOR}.optim.lr=1-e6 trainer.save_freq=null {ROLLOUT}.top_p=95",
@@ -152,6 +196,24 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
         f"+turnkey=gigpo {LORA} 'actor_rollout_ref.model.target_modules=[q_proj,v_projj]'",
         "no module 'v_projj'",
         f"+turnkey=gigpo {LORA} actor_rollout_ref.model.target_modules=all-linear",
+    ),
+    ("+turnkey=gigpo +max_turns=4", "max_turns=4 has no effect | turnkey.rollout.max_turns?", "+turnkey=gigpo"),
+    ("+turnkey=gigpo +note=x", "note=x has no effect unless code of your own reads it", "+turnkey=gigpo +my.note=x"),
+    (
+        "+turnkey=maxrl 'turnkey.rewards=[{name: outcome, lost: -1}]'",
+        "turnkey.rewards: outcome gives a failure -1 | maxrl reads outcomes",
+        "+turnkey=maxrl 'turnkey.rewards=[{name: outcome, lost: 0.1}]'",
+    ),
+    (
+        f"+turnkey=maxrl {POTENTIAL.format(1.0)}",
+        "turnkey.rewards: potential gives an episode minus | maxrl reads outcomes",
+        "+turnkey=maxrl 'turnkey.rewards=[{name: step},{name: potential, gamma: 1.0, weight: 0}]' "
+        "turnkey.env.probe=false",
+    ),
+    (
+        f"+turnkey=mc_grpo {POTENTIAL.format(1.0)}",
+        "turnkey.rewards (potential) | mc_grpo multiplies",
+        "+turnkey=mc_grpo 'turnkey.rewards=[{name: outcome, lost: -1}]'",
     ),
     (f"+turnkey=maxrl {LENGTH}", "turnkey.rewards: length | maxrl | has a negative weight", "+turnkey=maxrl"),
     (

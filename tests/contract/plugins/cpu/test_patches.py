@@ -154,7 +154,7 @@ def test_engines(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
         EngineRegistry.get_engine_cls("language_model", "fsdp2")
 
     patch("engines").apply(transformer_impl)
-    assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is transformer_impl.FSDPEngineWithLMHead
+    assert EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__ == "SparseLogitsEngine"
     assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is transformer_impl.FSDPEngineWithValueHead
 
 
@@ -331,7 +331,7 @@ print(json.dumps({
 """,
         **{cpu.ENV_VAR: "cpu"},
     )
-    assert found == {"heavy": [], "foreign": [], "engine": "FSDPEngineWithLMHead"}
+    assert found == {"heavy": [], "foreign": [], "engine": "SparseLogitsEngine"}
 
 
 def test_never_by_itself() -> None:

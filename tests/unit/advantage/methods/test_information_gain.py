@@ -94,3 +94,18 @@ def test_out_of_range(key, value):
 def test_what_is_no_probability_is_named(wrong):
     with pytest.raises(ConfigError, match=r"extra\.gold_probability: expected a finite number from 0 to 1 .* row 1"):
         compute_credit("information_gain", batch([0.5, wrong, 0.5, 0.5, 0.5]))
+
+
+def test_turns_between_two_scores_share_the_gain():
+    """As probe_gold with every=2 gives it: turns 1 and 3 have the probability of the turn before them."""
+    gold = [0.2, 0.2, 0.6, 0.6, 0.2, 0.2, 0.3, 0.3]
+    steps = StepBatch(
+        group=["g"] * 8,
+        trajectory=list("aaaabbbb"),
+        step=[0, 1, 2, 3] * 2,
+        reward=[0, 0, 0, 1] * 2,
+        extra={"gold_probability": gold},
+    )
+    a, b = compute_credit("information_gain", steps).advantage.reshape(2, 4)
+    gains = [0, 0.4, 0, 0, 0.1, 0]
+    np.testing.assert_allclose(a - b, [0.3 / np.std(gains), 0.3 / np.std(gains), 0, 0], rtol=1e-4)

@@ -147,6 +147,19 @@ def test_seeds_choose_questions_and_splits_do_not_overlap(server):
     assert not set(tasks["train"]) & set(tasks["test"])
 
 
+@pytest.mark.parametrize(("number", "empty"), [(4, True), (5, False)])
+def test_a_split_without_questions_is_refused_by_number(tmp_path, number, empty):
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(f'{{"question": "q{i}?", "golden_answers": ["a{i}"]}}\n' for i in range(number)))
+    kwargs = {"questions": str(file), "corpus": None, "split": "test"}
+    if empty:
+        with pytest.raises(EnvironmentKwargsError, match=r"has 4 questions, of which every fifth .* split='all'"):
+            make(ID, kwargs)
+    else:
+        assert make(ID, kwargs).reset(seed=0)[1]["task"] == "q4?"
+    assert make(ID, {**kwargs, "split": "train"}).reset(seed=0)[1]["task"] == "q0?"
+
+
 def test_the_world_is_the_same_in_every_process():
     code = "from verl_turnkey.envs.adapters.search.data import generate; import hashlib; w = generate(5); "
     code += "print(hashlib.sha1(repr((w.passages, w.questions)).encode()).hexdigest())"

@@ -153,6 +153,21 @@ def test_reward_for_success_alone(env_id):
 
 
 @pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("action", ["nonsense", "north", "up"])
+def test_an_episode_that_goes_nowhere_pays_less_than_a_win(env_id, action):
+    env = make(env_id).unwrapped
+    env.reset(seed=0)
+    won = sum(env.step(move)[1] for move in env.oracle())
+    env.reset(seed=0)
+    lost, over = 0.0, False
+    while not over:
+        _, reward, terminated, truncated, info = env.step(action)
+        lost, over = lost + reward, terminated or truncated
+    assert not info["success"]
+    assert lost < won
+
+
+@pytest.mark.parametrize("env_id", IDS)
 def test_equal_keys_are_equal_states(env_id):
     env, state_of = make(env_id), {}
     for seed in range(4):
@@ -169,13 +184,16 @@ def test_equal_keys_are_equal_states(env_id):
     assert len(set(state_of.values())) == len(state_of) > 10
 
 
-@pytest.mark.parametrize("env_id", IDS)
-def test_an_unknown_action_changes_nothing_but_counts(env_id):
-    env = make(env_id, {"max_steps": 2})
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "cost"),
+    [(IDS[0], {}, 0.0), *((id, {}, -1.0) for id in IDS[1:]), *((id, {"reward": "success"}, 0.0) for id in IDS[1:])],
+)
+def test_an_unknown_action_changes_nothing_but_counts(env_id, kwargs, cost):
+    env = make(env_id, {**kwargs, "max_steps": 2})
     observation, info = env.reset(seed=0)
     for step, action in enumerate(["fly", "\x00" * 1000]):
         after = env.step(action)
-        assert after[:4] == (observation, 0.0, False, step == 1)
+        assert after[:4] == (observation, cost, False, step == 1)
         assert after[4]["invalid"]
         assert after[4]["state_key"] == info["state_key"]
 

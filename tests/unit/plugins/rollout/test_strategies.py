@@ -183,7 +183,7 @@ def test_strategies_are_read_by_name_or_with_parameters():
         ({"name": "vine", "rolouts": 2}, "turnkey.rollout.strategy.rolouts: unknown key; did you mean 'rollouts'?"),
         ({"name": "vine", "rollouts": 0}, "turnkey.rollout.strategy.rollouts: expected an integer >= 1, got 0"),
         ({"name": "probe", "answers": 0}, "turnkey.rollout.strategy.answers: expected an integer >= 1, got 0"),
-        ({"name": "probe", "reward": {"name": "answer", "match": "en"}}, "turnkey.rollout.strategy.reward[0].match"),
+        ({"name": "probe", "reward": {"name": "answer", "match": "en"}}, "turnkey.rollout.strategy.reward.match"),
         ({"name": "probe_gold", "answers": 3}, "turnkey.rollout.strategy.answers: unknown key"),
         ({"name": "tree", "branches": 1}, "turnkey.rollout.strategy.branches: expected an integer >= 2, got 1"),
         (

@@ -1,0 +1,66 @@
+"""What ``+turnkey/device=cpu`` chooses by the machine and the model: precision and threads."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+RESOLVER = "turnkey_cpu"
+"""of OmegaConf: ``${turnkey_cpu:CHOICE,MODEL}``"""
+BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+"""processor flags: matrix products of bfloat16 in hardware; in software they are slower than those of float32"""
+SMALL = 256
+"""widest hidden layer of a model that computes faster in float32 on a single thread: its kernels are that short"""
+
+CHOSEN = (
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype",
+    "critic.fsdp.mixed_precision.param_dtype",
+    "actor_rollout_ref.rollout.dtype",
+    "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS",
+)
+
+
+def register() -> None:
+    """Make the resolver known to OmegaConf, once or again."""
+    OmegaConf.register_new_resolver(RESOLVER, choose, replace=True)
+
+
+def choose(choice: str, model: Any) -> str:
+    """The value of ``choice`` for a model's path: ``param_dtype``, ``rollout_dtype`` or ``threads``."""
+    small = _hidden_size(str(model)) <= SMALL
+    if choice == "threads":
+        return "1" if small else str(len(os.sched_getaffinity(0)))
+    half = not small and bool(BFLOAT16 & _flags())
+    return {"param_dtype": ("fp32", "bf16"), "rollout_dtype": ("float32", "bfloat16")}[choice][half]
+
+
+def settle(config: DictConfig) -> None:
+    """Write the choices down, for processes without the resolver and for verl, which reads ``ray_init`` unresolved."""
+    for key in CHOSEN:
+        value = OmegaConf.select(config, key)
+        if value is not None:
+            OmegaConf.update(config, key, value)
+
+
+@cache
+def _flags() -> frozenset[str]:
+    """Of the first processor, as Linux names them."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split())
+    return frozenset()
+
+
+def _hidden_size(model: str) -> int:
+    """Of the model's ``config.json``; a model that is not on this machine counts as large."""
+    file = Path(model).expanduser() / "config.json"
+    if not file.is_file():
+        return SMALL + 1
+    config = json.loads(file.read_text())
+    return int(config.get("hidden_size") or config.get("text_config", {}).get("hidden_size") or SMALL + 1)

