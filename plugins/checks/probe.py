@@ -230,7 +230,10 @@ def _measure(
         return  # not a plain local tokenizer: the agent loop measures each prompt anyway
     from transformers import AutoTokenizer
 
+    from verl_turnkey.plugins.rollout.spaces import check_spaces
+
     tokenizer = AutoTokenizer.from_pretrained(path)
+    check_spaces(tokenizer)
     kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
     tools = None
     if turnkey.rollout.action_format == TOOL_CALL:

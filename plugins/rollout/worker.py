@@ -27,6 +27,7 @@ from verl_turnkey.plugins.config.schema import (
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
+from verl_turnkey.plugins.rollout.spaces import check_spaces
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
@@ -142,8 +143,9 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
 
     Raises:
         RuntimeError: the plugin is not loaded in this worker.
-        ConfigError: the action is a tool call, and the model's chat template shows no tools; or prompts are a
-            conversation, which the template or verl's builder cannot append to, or which exceeds the model's positions.
+        ConfigError: the tokenizer loses spaces; or the action is a tool call, and the model's chat template shows no
+            tools; or prompts are a conversation, which the template or verl's builder cannot append to, or which
+            exceeds the model's positions.
     """
     global keep_texts, before
     ledger.verify(("agent_loop",), ("turnkey_env",))
@@ -154,6 +156,7 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
     if not ours and turnkey_config(worker.config).rollout.prompt != "conversation":
         return
     process = shared(worker.config)
+    check_spaces(worker.tokenizer)
     tools = [ACT] if process.turnkey.rollout.action_format == TOOL_CALL else None
     if tools:
         check_tool_template(worker.tokenizer, **worker.config.data.get("apply_chat_template_kwargs", {}))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import real_tokenizers
 from families import CHATML_TOOL, CHATML_USER, Family
 from test_conversation import Talk, later
+from verl.utils import hf_tokenizer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
+from verl_turnkey.plugins.rollout.spaces import check_spaces
 
 
 @dataclass(frozen=True)
@@ -459,6 +463,31 @@ def test_steps_of_gemma_are_rows_of_their_own(system, play):
         text = made.decode(prompt)
         assert text.count("<start_of_turn>") == 2
         assert text.startswith("<bos><start_of_turn>user\n" + ("" if system == "null" else f"{system}\n\n"))
+
+
+# --- a class of transformers that does not suit -----------------------------------------------------------------------
+
+
+@every
+def test_tokenizers_of_their_own_class_keep_spaces(name):
+    check_spaces(ALL[name].tokenizer())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_deepseeks_tokenizer_in_a_model_of_another_family_loses_spaces(model_type, tmp_path):
+    """As in DeepSeek-R1-Distill-Llama and DeepSeek-R1-0528-Qwen3, and with the remedy that the error names."""
+    folder = Path(REAL["DeepSeek V3"].tokenizer().name_or_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / file, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(ConfigError, match="loses spaces: 'go to the red door' comes back as 'gotothereddoor'"):
+        check_spaces(hf_tokenizer(tmp_path))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": REMEDY}))
+    check_spaces(hf_tokenizer(tmp_path))
+
+
+REMEDY = "PreTrainedTokenizerFast"
 
 
 # --- without a registry -----------------------------------------------------------------------------------------------

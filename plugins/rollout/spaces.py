@@ -1,0 +1,25 @@
+"""A check that a tokenizer keeps the spaces of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+
+SAMPLE = "go to the red door"
+
+
+def check_spaces(tokenizer: Any) -> None:
+    """Raise ConfigError when words come back from the tokenizer joined, as the model would read them.
+
+    transformers 5 does this to models whose ``tokenizer_config.json`` names a class that their ``tokenizer.json`` is
+    not made for, such as DeepSeek-R1-Distill-Llama (``LlamaTokenizerFast``), without a warning.
+    """
+    text = tokenizer.decode(tokenizer.encode(SAMPLE, add_special_tokens=False))
+    if text == SAMPLE.replace(" ", ""):
+        raise ConfigError(
+            f"the model's tokenizer loses spaces: {SAMPLE!r} comes back as {text!r}. transformers loaded it as "
+            f'{type(tokenizer).__name__}, which its tokenizer.json is not made for: set "tokenizer_class" to '
+            '"PreTrainedTokenizerFast" in the tokenizer_config.json of the model (or of '
+            "actor_rollout_ref.model.tokenizer_path)"
+        )
