@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from verl.utils import hf_tokenizer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
 from verl_turnkey.plugins.rollout.spaces import check_spaces
 
@@ -139,6 +144,20 @@ def test_ids_appended_by_the_builder_are_those_of_the_template(name):
     assert [prompt.broke for prompt in talk.given] == [None] * 4
 
 
+def test_white_space_that_llamas_template_strips_stays_as_sampled():
+    family = REAL["Llama 3.1"]
+    talk = Talk(family)
+    first = talk.see("a room")
+    talk.say(" go \n<|eot_id|>")
+    assert talk.see("b") == first + " go \n<|eot_id|>" + family.user % later(2, "b")
+    messages = [
+        {"role": "user", "content": FIRST},
+        {"role": "assistant", "content": " go \n"},
+        {"role": "user", "content": later(2, "b")},
+    ]
+    assert family.tokenizer().decode(rendered(family, messages)) == first + "go<|eot_id|>" + family.user % later(2, "b")
+
+
 @each_family
 @pytest.mark.parametrize("cut", ["go nor", "", "thinking"])
 def test_a_turn_that_was_cut_is_closed(name, cut):
@@ -155,10 +174,14 @@ def test_a_turn_that_was_cut_is_closed(name, cut):
     assert talk.extends() == [True, True]
 
 
+DROPPED = ("Qwen3", "GPT-OSS")
+"""whose templates drop the thoughts of past turns"""
+
+
 @each_family
 @pytest.mark.parametrize("thinking", ["keep", "drop"])
 def test_thoughts_of_past_turns(name, thinking):
-    """Kept, the row goes on, although Qwen3 and gpt-oss render past turns without; dropped, it breaks."""
+    """Kept, the row goes on, also where the template renders past turns without; dropped, it breaks."""
     family = REAL[name]
     talk = Talk(family, thinking=thinking)
     first = talk.see("a room")
@@ -168,12 +191,14 @@ def test_thoughts_of_past_turns(name, thinking):
     assert talk.extends() == [kept]
     assert talk.given[1].broke == (None if kept else "thinking")
     assert ("I am." in second) == kept
-    without = [
-        {"role": "user", "content": FIRST},
-        {"role": "assistant", "content": "go north"},
-        {"role": "user", "content": later(2, "b")},
-    ]
-    assert (as_past(family, talk.given[1].ids) == rendered(family, without)) == (not kept)
+    history = [{"role": "user", "content": FIRST}, {"role": "user", "content": later(2, "b")}]
+    past: dict[str, Any] = {"role": "assistant", "content": "go north"}
+    thought = {**past, "thinking": "I am."} if name == "GPT-OSS" else {**past, "content": family.thinks}
+    without, whole = (rendered(family, [history[0], turn, history[1]]) for turn in (past, thought))
+    assert (as_past(family, talk.given[1].ids) == without) == (not kept)
+    assert (whole == without) == (name in DROPPED)
+    if name not in DROPPED:
+        assert (talk.given[1].ids == whole) == kept
     if kept:
         end = "" if family.package == "gptoss" else family.end.removeprefix(family.stop)
         assert second == first + family.thinks + family.stop + end + family.user % later(2, "b")
@@ -183,6 +208,12 @@ def test_gemma_wants_turns_to_alternate_and_is_refused():
     with pytest.raises(ConfigError, match="must alternate") as error:
         Talk(GEMMA)
     assert str(error.value).endswith("set turnkey.rollout.prompt=template")
+
+
+def test_gemma_keeps_thoughts_of_past_turns():
+    turns = [("user", "q"), ("assistant", GEMMA.thinks), ("user", "q")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert GEMMA.thinks + GEMMA.end in GEMMA.tokenizer().decode(rendered(GEMMA, messages))
 
 
 def test_gemma_writes_the_system_message_into_the_first_of_the_user():
@@ -488,6 +519,25 @@ def test_deepseeks_tokenizer_in_a_model_of_another_family_loses_spaces(model_typ
 
 
 REMEDY = "PreTrainedTokenizerFast"
+
+
+def test_a_tokenizer_that_loses_spaces_stops_the_run(compose, hosts, monkeypatch, tmp_path):
+    """In the driver where the model is a local folder, and in the workers."""
+    monkeypatch.setattr(loop_worker, "_process", None)
+    folder = Path(REAL["DeepSeek V3"].tokenizer().name_or_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / file, tmp_path)
+    for model_type, right in (("deepseek_v3", True), ("llama", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        config = compose("+turnkey=gigpo", f"actor_rollout_ref.model.path={tmp_path}")
+        model = SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type))
+        worker = SimpleNamespace(config=config, tokenizer=hf_tokenizer(tmp_path), processor=None, model_config=model)
+        for check in (
+            lambda config=config: probe._measure(config, turnkey_config(config), "a room", "go", None),
+            lambda worker=worker: loop_worker.prepare(worker, False),
+        ):
+            with nullcontext() if right else pytest.raises(ConfigError, match="loses spaces"):
+                check()
 
 
 # --- without a registry -----------------------------------------------------------------------------------------------
