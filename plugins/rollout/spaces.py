@@ -12,8 +12,8 @@ SAMPLE = "go to the red door"
 def check_spaces(tokenizer: Any) -> None:
     """Raise ConfigError when words come back from the tokenizer joined, as the model would read them.
 
-    transformers 5 does this to models whose ``tokenizer_config.json`` names a class that their ``tokenizer.json`` is
-    not made for, such as DeepSeek-R1-Distill-Llama (``LlamaTokenizerFast``), without a warning.
+    transformers 5 does this without a warning where ``tokenizer_config.json`` names a class that ``tokenizer.json`` is
+    not made for: ``LlamaTokenizerFast`` for DeepSeek's tokenizer, in a model of another family.
     """
     text = tokenizer.decode(tokenizer.encode(SAMPLE, add_special_tokens=False))
     if text == SAMPLE.replace(" ", ""):

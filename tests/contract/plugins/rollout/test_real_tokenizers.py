@@ -506,7 +506,7 @@ def test_tokenizers_of_their_own_class_keep_spaces(name):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_deepseeks_tokenizer_in_a_model_of_another_family_loses_spaces(model_type, tmp_path):
-    """As in DeepSeek-R1-Distill-Llama and DeepSeek-R1-0528-Qwen3, and with the remedy that the error names."""
+    """As in a distilled model; and not with the remedy that the error names."""
     folder = Path(REAL["DeepSeek V3"].tokenizer().name_or_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / file, tmp_path)
