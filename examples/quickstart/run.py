@@ -111,7 +111,9 @@ def _prepare(game: Setup, out: Path, seed: int, n_val: int) -> None:
 def _stage(name: str, command: list[str], log: Path) -> None:
     began = time.time()
     with console.status(f"{name} ..."), log.open("w") as file:
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+        # Threads that spin while they wait would stop each other wherever anything else runs.
+        env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, check=False).returncode
     if code:
         console.print(f"[red]{name} failed[/] (exit {code}); the end of {log}:")
         console.print(log.read_text()[-2000:], markup=False)

@@ -18,7 +18,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
 from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.kinds import unreadable
-from verl_turnkey.plugins.cpu import machine
+from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.seeing.segments import new_segment
 from verl_turnkey.plugins.stopping.driver import guard_run
 

@@ -7,8 +7,8 @@ import sys
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.recipe_files import config_dir
-from verl_turnkey.plugins.cpu import machine
 
 
 class TurnkeySearchPath(SearchPathPlugin):

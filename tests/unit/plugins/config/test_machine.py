@@ -8,7 +8,7 @@ import os
 import pytest
 from omegaconf import OmegaConf
 
-from verl_turnkey.plugins.cpu import machine
+from verl_turnkey.plugins.config import machine
 
 
 @pytest.fixture
