@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.errands import HALL, ErrandsText
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--batch-size", type=int, default=4)
     args = parser.parse_args()
+    logging.disable_progress_bar()
     began = time.perf_counter()
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model)

@@ -49,7 +49,7 @@ def errands(model: str, steps: int = 10, n_val: int = 64, episodes: int = 40, **
             "groups": 4,
             "mini_batches": 1,
             "lr": 1e-5,
-            "tokens": 1024,
+            "tokens": 2048,
         },
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from verl_turnkey.envs.adapters._cache import cache_folder
 
@@ -58,6 +59,7 @@ def _download(folder: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # The file names the token that begins a turn as the one that ends it.
