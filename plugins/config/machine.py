@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 RESOLVER = "turnkey_cpu"
 """of OmegaConf: ``${turnkey_cpu:CHOICE,MODEL}``"""
@@ -43,9 +45,10 @@ def choose(choice: str, model: Any) -> str:
 def settle(config: DictConfig) -> None:
     """Write the choices down, for processes without the resolver and for verl, which reads ``ray_init`` unresolved."""
     for key in CHOSEN:
-        value = OmegaConf.select(config, key)
-        if value is not None:
-            OmegaConf.update(config, key, value)
+        with suppress(OmegaConfBaseException):  # a parent of another kind: the checks say so
+            value = OmegaConf.select(config, key)
+            if value is not None:
+                OmegaConf.update(config, key, value)
 
 
 @cache

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from verl_turnkey.plugins.cpu.patches import PATCHES, TESTED_WITH, Patch
+from verl_turnkey.plugins.verl_api import import_hooks
 from verl_turnkey.plugins.verl_api.import_hooks import when_imported
 
 __all__ = ["ENV_VAR", "PATCHES", "TESTED_WITH", "Patch", "activate", "opted_in"]
@@ -37,5 +38,13 @@ def activate(when_imported: Callable[[str, Callable[[ModuleType], None]], None] 
     its own, to record each patch.
     """
     os.environ[ENV_VAR] = "cpu"
+    import_hooks.when_imported("omegaconf", _register_choices)
     for patch in PATCHES:
         when_imported(patch.target, patch.apply)
+
+
+def _register_choices(_: ModuleType) -> None:
+    """Every process can read a configuration with the recipe's choices, whoever composed it."""
+    from verl_turnkey.plugins.config import machine
+
+    machine.register()

@@ -344,7 +344,7 @@ def test_never_by_itself() -> None:
 
 
 def test_recipe_composes_over_the_stock_configuration() -> None:
-    """``+turnkey/device=cpu`` alone, no further ``+``: true fp32 everywhere, and the opt-in reaches the workers."""
+    """``+turnkey/device=cpu`` alone, no further ``+``: the opt-in reaches the workers; true fp32 where it is chosen."""
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
@@ -354,12 +354,15 @@ def test_recipe_composes_over_the_stock_configuration() -> None:
             overrides=[f"hydra.searchpath=[file://{ROOT}/recipe/config]", "+turnkey/device=cpu"],
         )
     assert config.ray_kwargs.ray_init.runtime_env.env_vars[cpu.ENV_VAR] == "cpu"
-    fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    chosen = {
+        name: f"${{turnkey_cpu:{name},${{actor_rollout_ref.model.path}}}}" for name in ("param_dtype", "rollout_dtype")
+    }
+    fp32 = {"param_dtype": chosen["param_dtype"], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     for engine in ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp"):
         node = OmegaConf.select(config, engine)
         assert (node.strategy, node.model_dtype, node.dtype) == ("fsdp2", "fp32", "float32"), engine
         assert OmegaConf.to_container(node.mixed_precision) == fp32, engine
-    assert config.actor_rollout_ref.rollout.dtype == "float32"
+    assert OmegaConf.to_container(config.actor_rollout_ref.rollout)["dtype"] == chosen["rollout_dtype"]
 
 
 def test_tested_versions_are_the_installed_and_the_pinned_ones() -> None:
