@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.utils.ray_utils import auto_await
 
 
 class Manager:
@@ -13,6 +14,7 @@ class Manager:
     __slots__ = ("_hidden",)
 
     @classmethod
+    @auto_await
     async def create(cls, *args: Any, **kwargs: Any) -> Manager:
         manager = cls()
         manager._hidden = await AgentLoopManagerTQ.create(*args, **kwargs)
