@@ -61,4 +61,5 @@ def test_its_checkpoint_is_evaluated(trained: Path, tmp_path: Path) -> None:
     sizes = ["data.max_prompt_length=160", "data.max_response_length=400"]
     subprocess.run([TURNKEY, "eval", "errands", *options, *sizes], check=True, timeout=900)
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["success"]["n"] == TASKS
+    assert (result["complete"], result["samples"]) == (True, TASKS)
+    assert result["success"]["value"] >= 0.25  # greedy, after a warm start: better than sampled
