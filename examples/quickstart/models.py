@@ -16,7 +16,7 @@ class Setup:
 
     env: str
     kwargs: dict[str, Any]
-    warm_start: str
+    warm_start: tuple[str, ...]
     """script and arguments, without ``--out`` and ``--seed``"""
     steps: int
     n_val: int
@@ -27,7 +27,7 @@ class Setup:
 TINY = Setup(
     env="turnkey/MiniGrid-v0",
     kwargs={"level": LEVEL, "max_steps": MAX_TURNS},
-    warm_start=f"warm_start.py --level {LEVEL} --history {HISTORY} --max-turns {MAX_TURNS}",
+    warm_start=("warm_start.py", "--level", LEVEL, "--history", str(HISTORY), "--max-turns", str(MAX_TURNS)),
     steps=20,
     n_val=128,
 )
@@ -36,11 +36,11 @@ TINY = Setup(
 
 def errands(model: str, steps: int = 10, n_val: int = 64, episodes: int = 40, **kwargs: Any) -> Setup:
     """A chat model on a game of errands; ``kwargs`` are the environment's, ``episodes`` the demonstrations."""
-    words = json.dumps(kwargs, separators=(",", ":"))
+    options = {"--model": model, "--kwargs": json.dumps(kwargs), "--episodes": str(episodes), "--lr": "5e-5"}
     return Setup(
         env="turnkey/Errands-v0",
         kwargs=kwargs,
-        warm_start=f"imitation.py --model {model} --kwargs {words} --episodes {episodes} --lr 5e-5",
+        warm_start=("imitation.py", *(word for option in options.items() for word in option)),
         steps=steps,
         n_val=n_val,
         job={

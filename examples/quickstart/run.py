@@ -101,9 +101,10 @@ def main(
 
 def _prepare(game: Setup, out: Path, seed: int, n_val: int) -> None:
     """Tasks with disjoint seeds, and a model that knows the game a little."""
-    tasks = f"tasks {out}/tasks --env {game.env} --train 1024 --val {n_val} --seed {seed} --data-source quickstart"
-    _stage("tasks", [TURNKEY, *tasks.split(), "--kwargs", json.dumps(game.kwargs)], out / "tasks.log")
-    script, *arguments = game.warm_start.split()
+    counts = f"--train 1024 --val {n_val} --seed {seed} --data-source quickstart".split()
+    tasks = [TURNKEY, "tasks", f"{out}/tasks", "--env", game.env, *counts, "--kwargs", json.dumps(game.kwargs)]
+    _stage("tasks", tasks, out / "tasks.log")
+    script, *arguments = game.warm_start
     warm_start = [sys.executable, str(HERE / script), *arguments, "--out", f"{out}/model", "--seed", str(seed)]
     _stage("warm start (supervised, mixed demonstrations)", warm_start, out / "warm_start.log")
 

@@ -124,7 +124,8 @@ def test_a_folder_with_a_chat_model_is_a_choice_and_anything_else_is_refused(qui
     with pytest.raises(SystemExit, match="expected smollm2, tiny, or a folder"):
         models.setup_of(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
-    assert f"--model {tmp_path}" in models.setup_of(str(tmp_path)).warm_start
+    script, option, folder, *_ = models.setup_of(str(tmp_path)).warm_start
+    assert (script, option, folder) == ("imitation.py", "--model", str(tmp_path))
     assert models.setup_of("tiny").env == "turnkey/MiniGrid-v0"
 
 
