@@ -1,8 +1,8 @@
 """Errands in a house: fetch what somebody in the hall wants, in words and with rules that fit on a screen.
 
 A hall with rooms around it. One hand: one thing at a time. An errand is done when the thing is given in the hall;
-giving what nobody there wants ends the episode. With ``hint=False`` and ``cupboards=True`` the agent has to look for
-the thing and to remember what it has seen elsewhere.
+giving a thing that nobody there wants ends the episode. With ``hint=False`` and ``cupboards=True`` the agent has to
+look for the thing and to remember what it has seen elsewhere.
 """
 
 from __future__ import annotations

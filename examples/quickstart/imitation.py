@@ -23,6 +23,7 @@ from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.errands import HALL, ErrandsText
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS
 from verl_turnkey.envs.prompting.prompts import build_messages, load_template
+from verl_turnkey.plugins.config.machine import choose
 
 IGNORE = -100
 Message = dict[str, Any]
@@ -93,7 +94,13 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple
 
 
 def imitate(
-    model: PreTrainedModel, samples: list[tuple[list[int], list[int]]], *, lr: float, batch_size: int, pad: int
+    model: PreTrainedModel,
+    samples: list[tuple[list[int], list[int]]],
+    *,
+    lr: float,
+    batch_size: int,
+    pad: int,
+    bf16: bool,
 ) -> Iterator[float]:
     """One pass over ``samples``: cross-entropy on the labels. Yields the loss of each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
@@ -105,7 +112,7 @@ def imitate(
         learned = labels != IGNORE
         # Padded on the right, a causal model needs no attention mask. The output layer, a fifth of a small model with a
         # large vocabulary, runs on the labelled positions alone.
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
             logits = model.lm_head(hidden[learned])
         loss = torch.nn.functional.cross_entropy(logits.float(), labels[learned])
@@ -122,9 +129,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="of turnkey/Errands-v0, as JSON")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--episodes", type=int, default=60)
+    parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--noise", type=float, default=0.3, help="probability of a random action")
-    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--batch-size", type=int, default=4)
     args = parser.parse_args()
     logging.disable_progress_bar()
@@ -138,7 +145,8 @@ def main() -> None:
     samples = [encode(tokenizer, messages) for messages in demonstrations(args.kwargs, seeds, args.noise, args.seed)]
     print(f"{len(samples)} demonstrations, {sum(len(ids) for ids, _ in samples)} tokens", flush=True)
     model.train()
-    losses = imitate(model, samples, lr=args.lr, batch_size=args.batch_size, pad=tokenizer.pad_token_id)
+    bf16 = choose("param_dtype", args.model) == "bf16"  # as in training: without the hardware it is slower than fp32
+    losses = imitate(model, samples, lr=args.lr, batch_size=args.batch_size, pad=tokenizer.pad_token_id, bf16=bf16)
     for batch, loss in enumerate(losses, 1):
         print(f"batch {batch}: loss {loss:.3f} ({time.perf_counter() - began:.0f} s)", flush=True)
     model.save_pretrained(args.out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,14 @@ TINY = Setup(
 """0.14 M random parameters: nothing is downloaded, and nothing is known of any language"""
 
 
-def errands(model: str, steps: int = 10, n_val: int = 64, episodes: int = 40, **kwargs: Any) -> Setup:
-    """A chat model on a game of errands; ``kwargs`` are the environment's, ``episodes`` the demonstrations."""
-    options = {"--model": model, "--kwargs": json.dumps(kwargs), "--episodes": str(episodes), "--lr": "5e-5"}
+def errands(model: str) -> Setup:
+    """A chat model, by its folder, on errands as the environment has them by default."""
     return Setup(
         env="turnkey/Errands-v0",
-        kwargs=kwargs,
-        warm_start=("imitation.py", *(word for option in options.items() for word in option)),
-        steps=steps,
-        n_val=n_val,
+        kwargs={},
+        warm_start=("imitation.py", "--model", model),
+        steps=10,
+        n_val=64,
         job={
             "recipe": "errands",
             "task": ("data.max_prompt_length=160", "data.max_response_length=400"),

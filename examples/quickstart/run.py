@@ -53,17 +53,17 @@ def main(
     """Train for a fixed number of steps and compare validation before and after."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
     began = float(os.environ.get("TURNKEY_QUICKSTART_STARTED") or time.time())
+    game = setup_of(model)  # before the last run's folder is removed: there may be no such model
+    steps, n_val = steps or game.steps, n_val or game.n_val
     out = out.resolve()
     if not resume and out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
-    game = setup_of(model)
-    steps, n_val = steps or game.steps, n_val or game.n_val
     setup_file = out / "setup.json"
     wanted = {"model": model, "seed": seed, "method": method, "n_val": n_val}
     if resume and setup_file.exists():
         setup = json.loads(setup_file.read_text())
-        changed = {key: setup[key] for key, value in wanted.items() if setup[key] != value}
+        changed = {key: setup[key] for key, value in wanted.items() if setup.get(key, value) != value}
         if changed:
             raise typer.BadParameter(f"the run in {out} was started with {changed}; --resume goes on with the same")
     else:

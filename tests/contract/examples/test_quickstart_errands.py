@@ -108,12 +108,12 @@ def test_imitation_lowers_the_loss_of_the_actions_and_leaves_other_tokens_alone(
     torch.manual_seed(0)
     model = quickstart("model").build_model(tokenizer)
     samples = [imitation.encode(tokenizer, messages) for messages in imitation.demonstrations({}, range(64), 0.0, 0)]
-    losses = list(imitation.imitate(model, samples, lr=3e-3, batch_size=8, pad=tokenizer.pad_token_id))
+    losses = list(imitation.imitate(model, samples, lr=3e-3, batch_size=8, pad=tokenizer.pad_token_id, bf16=True))
     assert len(losses) == 8
     assert losses[-1] < losses[0] - 1
 
     unlabelled = [(ids, [imitation.IGNORE] * (len(ids) - 1) + ids[-1:]) for ids, _ in samples[:1]]
-    [loss] = imitation.imitate(model, unlabelled, lr=0.0, batch_size=8, pad=tokenizer.pad_token_id)
+    [loss] = imitation.imitate(model, unlabelled, lr=0.0, batch_size=8, pad=tokenizer.pad_token_id, bf16=True)
     logits = model(torch.tensor([samples[0][0]])).logits[0, -2]
     alone = torch.nn.functional.cross_entropy(logits, torch.tensor(samples[0][0][-1])).item()
     assert loss == pytest.approx(alone, rel=0.05)  # bf16 against float32

@@ -240,13 +240,13 @@ def written(family: Real, action: str) -> str:
     """A tool call as the template writes it, with the token that ends the turn."""
     arguments: Any = {"action": action}
     call = {"type": "function", "function": {"name": "act", "arguments": arguments}}
-    asked = [{"role": "user", "content": "q"}]
+    question = [{"role": "user", "content": "q"}]
     made = family.tokenizer()
     before, after = (
         made.apply_chat_template(messages, tools=[ACT], add_generation_prompt=begins, tokenize=False)
         for messages, begins in (
-            (asked, True),
-            ([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], False),
+            (question, True),
+            ([*question, {"role": "assistant", "content": "", "tool_calls": [call]}], False),
         )
     )
     assert after.startswith(before)
