@@ -91,6 +91,13 @@ def register_engines(module: ModuleType) -> None:
         module.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
 
 
+def group_by_length(module: ModuleType) -> None:
+    """Form micro-batches of rows of like length; verl mixes lengths, and without packing pads them all."""
+    from verl_turnkey.plugins.cpu.micro_batches import sort_by_length
+
+    module.prepare_micro_batches = sort_by_length(module.prepare_micro_batches)  # type: ignore[attr-defined]
+
+
 def offload_without_pinning(module: ModuleType) -> None:
     """Offload the reference policy without pinned memory.
 
@@ -175,6 +182,12 @@ PATCHES: tuple[Patch, ...] = (
         "verl.workers.engine.fsdp.transformer_impl",
         "FSDP engines are registered for cuda and npu only, and compute logits of every token",
         register_engines,
+    ),
+    Patch(
+        "micro-batches",
+        "verl.workers.engine.fsdp.transformer_impl",
+        "verl mixes lengths in a micro-batch, which pads it by two fifths where rows cannot be packed",
+        group_by_length,
     ),
     Patch(
         "reference offload",

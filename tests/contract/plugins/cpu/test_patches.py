@@ -317,6 +317,7 @@ used = {
     "linear weights": vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm,
     "reference offload": sys.modules["verl.workers.engine.fsdp.transformer_impl"].CPUOffloadPolicy,
     "vllm name": importlib.metadata.version,
+    "micro-batches": sys.modules["verl.workers.engine.fsdp.transformer_impl"].prepare_micro_batches,
     "platform": type(verl.plugin.platform.get_platform()),
     "engines": None,
     "server's socket": None,
