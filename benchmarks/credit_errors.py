@@ -40,7 +40,7 @@ from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import joint_codes
 from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.plugins.cli.tables import between
-from verl_turnkey.plugins.evaluating.checkpoint import resolve
+from verl_turnkey.plugins.eval.checkpoint import resolve
 
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.plugins.seeing.runs import read
+from verl_turnkey.plugins.view.runs import read
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples" / "quickstart"))

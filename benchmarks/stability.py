@@ -17,9 +17,9 @@ from statistics import mean, median, stdev
 import typer
 from quickstart_runs import ROOT, train_missing
 
-from verl_turnkey.plugins.seeing import report
-from verl_turnkey.plugins.seeing.compare import compare
-from verl_turnkey.plugins.seeing.runs import Run, read
+from verl_turnkey.plugins.view import report
+from verl_turnkey.plugins.view.compare import compare
+from verl_turnkey.plugins.view.runs import Run, read
 
 RUNS = ROOT / "runs" / "stability"
 LOSSES, SEEDS = ("vanilla", "turn_ratio", "s_ppo", "st_ppo"), (0, 1, 2)

@@ -22,8 +22,8 @@ import numpy as np  # noqa: E402
 import synthetic_run  # noqa: E402
 from browser import Browser  # noqa: E402
 
-from verl_turnkey.plugins.seeing.join import load  # noqa: E402
-from verl_turnkey.plugins.seeing.page import blocks, html  # noqa: E402
+from verl_turnkey.plugins.view.join import load  # noqa: E402
+from verl_turnkey.plugins.view.page import blocks, html  # noqa: E402
 
 LOOK = """const done = arguments[arguments.length - 1], begun = performance.now();
 const frame = () => (%s) ? done(performance.now() - begun) : requestAnimationFrame(frame); %s; frame()"""

@@ -17,8 +17,8 @@ sys.path.append(str(ROOT / "tests/contract"))
 
 from browser import Browser, pictures  # noqa: E402
 
-from verl_turnkey.plugins.seeing.join import load  # noqa: E402
-from verl_turnkey.plugins.seeing.page import blocks, html  # noqa: E402
+from verl_turnkey.plugins.view.join import load  # noqa: E402
+from verl_turnkey.plugins.view.page import blocks, html  # noqa: E402
 
 
 def main(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_turnkey.plugins.seeing.runs import Run, Steps, read
+from verl_turnkey.plugins.view.runs import Run, Steps, read
 
 RESULTS = Path(__file__).parents[1] / "results"
 KEPT = (

@@ -15,7 +15,7 @@ from lines import Key, Line, load, validations
 from reinforce import REINFORCE
 from tasks import TASKS
 
-from verl_turnkey.plugins.seeing import stats
+from verl_turnkey.plugins.view import stats
 
 RATES = (6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3)
 """learning rates: each method gets the two in the middle, and those beyond the best until this is not at an end"""

@@ -28,9 +28,9 @@ from studies import (
 from tasks import TASKS
 
 from verl_turnkey.plugins.cli.tables import between
-from verl_turnkey.plugins.seeing import report, stats
-from verl_turnkey.plugins.seeing.compare import FEWEST, TRAINING, compare
-from verl_turnkey.plugins.seeing.runs import Run
+from verl_turnkey.plugins.view import report, stats
+from verl_turnkey.plugins.view.compare import FEWEST, TRAINING, compare
+from verl_turnkey.plugins.view.runs import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 SHARE_OF_BEST = 0.8

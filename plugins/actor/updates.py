@@ -23,8 +23,8 @@ from verl_turnkey.losses import TokenLoss
 from verl_turnkey.losses.clipping import clamp_log_ratio, clipped
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.plugins.log.writer import Counts, Tables
 from verl_turnkey.plugins.notices import warn_once
-from verl_turnkey.plugins.seeing.table_writer import Counts, Tables
 from verl_turnkey.plugins.verl_api import internals
 
 ROW, TURN = "turnkey_row_id", "turnkey_turn_in_row"

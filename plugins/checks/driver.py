@@ -19,7 +19,7 @@ from verl_turnkey.envs import errors
 from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.kinds import unreadable
 from verl_turnkey.plugins.config import machine
-from verl_turnkey.plugins.seeing.segments import new_segment
+from verl_turnkey.plugins.log.segments import new_segment
 from verl_turnkey.plugins.stopping.driver import guard_run
 
 # Errors in the user's input: their messages say what to change, and are shown without a traceback.

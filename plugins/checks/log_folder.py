@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.seeing.masking import masked
-from verl_turnkey.plugins.seeing.segments import read_segments
+from verl_turnkey.plugins.log.masking import masked
+from verl_turnkey.plugins.log.segments import read_segments
 from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 NAMES = ("project_name", "experiment_name")

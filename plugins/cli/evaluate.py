@@ -13,8 +13,8 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.overrides import override
-from verl_turnkey.plugins.evaluating import checkpoint as checkpoints
-from verl_turnkey.plugins.evaluating.samples import locked
+from verl_turnkey.plugins.eval import checkpoint as checkpoints
+from verl_turnkey.plugins.eval.samples import locked
 
 app = typer.Typer()
 
@@ -83,8 +83,8 @@ def evaluate(
         "(data.max_response_length)",
         err=True,
     )
-    from verl_turnkey.plugins.evaluating.run import Asked
-    from verl_turnkey.plugins.evaluating.run import evaluate as run
+    from verl_turnkey.plugins.eval.run import Asked
+    from verl_turnkey.plugins.eval.run import evaluate as run
 
     with locked(folder), _progress() as begin:
         weights = None
@@ -192,7 +192,7 @@ def _print(found: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from verl_turnkey.plugins.evaluating.result import remarks, rows
+    from verl_turnkey.plugins.eval.result import remarks, rows
 
     table = Table("", "mean", "95 % interval", title=_counted(found))
     for line in rows(found):

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from verl_turnkey.plugins.cli import evaluate, listing, seeing
+from verl_turnkey.plugins.cli import evaluate, listing, view
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(listing.app)
-app.add_typer(seeing.app)
+app.add_typer(view.app)
 app.add_typer(evaluate.app)
 
 

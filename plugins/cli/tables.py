@@ -129,7 +129,7 @@ def keys() -> str:
 
 def log() -> str:
     """Markdown: the tables of the trajectory log, each with a row per column."""
-    from verl_turnkey.plugins.seeing.schema import TABLES
+    from verl_turnkey.plugins.log.schema import TABLES
 
     parts = []
     for name, table in TABLES.items():

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.credit.row_turns import branch_name
+from verl_turnkey.plugins.log.bounds import Shares, chosen, logged_shares
+from verl_turnkey.plugins.log.masking import masked, masked_json
+from verl_turnkey.plugins.log.segments import UNNAMED
+from verl_turnkey.plugins.log.writer import Rows, Tables
 from verl_turnkey.plugins.notices import failure_kind
-from verl_turnkey.plugins.seeing.bounds import Shares, chosen, logged_shares
-from verl_turnkey.plugins.seeing.masking import masked, masked_json
-from verl_turnkey.plugins.seeing.segments import UNNAMED
-from verl_turnkey.plugins.seeing.table_writer import Rows, Tables
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep

@@ -24,6 +24,7 @@ from verl_turnkey.plugins.config.schema import (
     reward_entries,
     turnkey_config,
 )
+from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
@@ -31,7 +32,6 @@ from verl_turnkey.plugins.rollout.spaces import check_spaces
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
-from verl_turnkey.plugins.seeing.table_writer import Counts
 from verl_turnkey.plugins.verl_api import builders, ledger
 
 FINISH_SECONDS = 10.0

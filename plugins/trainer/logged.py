@@ -24,11 +24,11 @@ from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl
+from verl_turnkey.plugins.log import bounds
+from verl_turnkey.plugins.log.segments import UNNAMED, look_for
+from verl_turnkey.plugins.log.writer import Counts, Tables
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.seeing import bounds
-from verl_turnkey.plugins.seeing.segments import UNNAMED, look_for
-from verl_turnkey.plugins.seeing.table_writer import Counts, Tables
 from verl_turnkey.plugins.verl_api import internals
 
 METRICS = "turnkey/log/"

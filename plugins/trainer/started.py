@@ -14,11 +14,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
+from verl_turnkey.plugins.log.bounds import logged_shares
+from verl_turnkey.plugins.log.masking import masked
+from verl_turnkey.plugins.log.schema import SCHEMA_VERSION
+from verl_turnkey.plugins.log.segments import UNNAMED, private, write_json, write_segment
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.seeing.bounds import logged_shares
-from verl_turnkey.plugins.seeing.masking import masked
-from verl_turnkey.plugins.seeing.schema import SCHEMA_VERSION
-from verl_turnkey.plugins.seeing.segments import UNNAMED, private, write_json, write_segment
 
 SECONDS = 10.0
 """for which training waits for the disk before it starts"""

@@ -11,7 +11,7 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from verl_turnkey.plugins.seeing.join import Run
+from verl_turnkey.plugins.view.join import Run
 
 SECONDS = 60
 

@@ -21,8 +21,8 @@ from measured import Fault, own_tmp, suffered
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_sampler
 
-from verl_turnkey.plugins.seeing.reading import read
 from verl_turnkey.plugins.stopping import leftovers
+from verl_turnkey.plugins.view.reading import read
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 5}

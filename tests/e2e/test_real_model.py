@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_turnkey.plugins.seeing.reading import read
+from verl_turnkey.plugins.view.reading import read
 
 pytestmark = pytest.mark.long
 

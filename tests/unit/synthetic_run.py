@@ -4,7 +4,7 @@
 
     python tests/unit/synthetic_run.py RUN [--episodes 2000] [--turns 50] [--steps 10] [--seed 0] [--hostile]
 
-Written with pyarrow straight from ``plugins/seeing/schema.py``. Good actions become likelier from step to step; states
+Written with pyarrow straight from ``plugins/log/schema.py``. Good actions become likelier from step to step; states
 repeat within a group; some episodes fail, some prompts are cut. ``--hostile``: texts that try to break a page.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_turnkey.plugins.seeing.schema import SCHEMA_VERSION, TABLES, schema
+from verl_turnkey.plugins.log.schema import SCHEMA_VERSION, TABLES, schema
 
 THINGS = ("potato", "plate", "cup", "apple", "book", "lamp", "spoon", "towel")
 PLACES = ("fridge", "cupboard", "drawer", "desk", "shelf", "cabinet")

@@ -38,12 +38,13 @@ ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
 # plugins/ from the ground up: a file imports its own folder and what lies on lower floors.
 FLOORS = (
     ("verl_api", "config", "notices"),
-    ("seeing", "stopping"),
+    ("log", "stopping"),
+    ("view",),
     ("credit",),
     ("cpu", "rollout", "actor"),
     ("registries",),
     ("checks",),
-    ("trainer", "evaluating"),  # above the checks, whose probe they play
+    ("trainer", "eval"),  # above the checks, whose probe they play
     ("registration", "entry"),
     ("cli",),
 )

@@ -33,7 +33,7 @@ from verl_turnkey.plugins.checks.validate import check
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
-from verl_turnkey.plugins.seeing.segments import SEGMENT, write_segment
+from verl_turnkey.plugins.log.segments import SEGMENT, write_segment
 from verl_turnkey.plugins.verl_api import internals
 
 

@@ -29,11 +29,11 @@ from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, valid
 from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks.algorithm import METRICS
+from verl_turnkey.plugins.log.bounds import chosen
+from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.seeing.bounds import chosen
-from verl_turnkey.plugins.seeing.reading import read
-from verl_turnkey.plugins.seeing.table_writer import Tables
+from verl_turnkey.plugins.view.reading import read
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
 INFO = {*METRICS, "failed", "reward/step"} - {"reward"}

@@ -17,10 +17,10 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns
+from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
-from verl_turnkey.plugins.seeing.join import HAS_CREDIT, Run, load
-from verl_turnkey.plugins.seeing.seen import Seen
-from verl_turnkey.plugins.seeing.table_writer import Tables
+from verl_turnkey.plugins.view.join import HAS_CREDIT, Run, load
+from verl_turnkey.plugins.view.training import Seen
 
 TREE = Task("contract/Tree-v0", 3)
 WAYS = ["u_0", "u_0.1", "u_0.2", "u_1", "u_1.1", "u_1.2"]

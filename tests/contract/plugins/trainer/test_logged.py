@@ -21,12 +21,12 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.plugins.actor import updates
+from verl_turnkey.plugins.log.bounds import chosen
+from verl_turnkey.plugins.log.segments import look_for, new_segment, write_segment
+from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
-from verl_turnkey.plugins.seeing import reading
-from verl_turnkey.plugins.seeing.bounds import chosen
-from verl_turnkey.plugins.seeing.segments import look_for, new_segment, write_segment
-from verl_turnkey.plugins.seeing.table_writer import Counts
+from verl_turnkey.plugins.view import reading
 
 SEGMENT = new_segment()
 KEY = ["train_step", "row_id", "turn_in_row"]

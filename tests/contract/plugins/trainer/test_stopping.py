@@ -13,9 +13,9 @@ from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.seeing.reading import read
 from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.stopping.watchdog import examine
+from verl_turnkey.plugins.view.reading import read
 
 MODES = ("sync", "colocate_async", "separate_async")
 Build = Callable[..., Any]
@@ -158,9 +158,9 @@ def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_p
     def plays(actor: Any, folder: str, row: dict[str, Any]) -> None:
         from types import SimpleNamespace
 
+        from verl_turnkey.plugins.log.segments import UNNAMED
+        from verl_turnkey.plugins.log.writer import Tables
         from verl_turnkey.plugins.rollout import worker
-        from verl_turnkey.plugins.seeing.segments import UNNAMED
-        from verl_turnkey.plugins.seeing.table_writer import Tables
 
         log = Tables(folder, UNNAMED, "player", seconds=600)
         worker._process = SimpleNamespace(log=log)

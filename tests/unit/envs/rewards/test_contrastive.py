@@ -10,7 +10,7 @@ import pytest
 
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
-from verl_turnkey.plugins.seeing.table_writer import Tables
+from verl_turnkey.plugins.log.writer import Tables
 
 PAGE = (Path(__file__).parents[4] / "docs" / "rewards.md").read_text(encoding="utf-8")
 

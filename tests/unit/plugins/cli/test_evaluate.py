@@ -14,7 +14,7 @@ from verl_turnkey.plugins.checks.files import rows
 from verl_turnkey.plugins.checks.shared import shared_tasks, warn_of_shared
 from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.evaluating.samples import locked
+from verl_turnkey.plugins.eval.samples import locked
 
 SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 

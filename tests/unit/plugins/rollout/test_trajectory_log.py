@@ -6,13 +6,13 @@ import threading
 from pathlib import Path
 
 from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.log import writer
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
-from verl_turnkey.plugins.seeing import table_writer
 
 
 def test_a_file_is_written_after_five_minutes_unless_a_step_ends_before(tmp_path: Path, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(table_writer, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(writer, "monotonic", lambda: clock[0])
     config = {
         "data": {"train_batch_size": 4},
         "actor_rollout_ref": {"rollout": {"n": 2, "val_kwargs": {"n": 1}}},

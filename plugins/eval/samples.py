@@ -1,0 +1,113 @@
+"""The folder of an evaluation: what was evaluated, and a line for each finished sample."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.eval.identity import differing, eval_id
+
+IDENTITY, SAMPLES, RESULT, LOG = "eval.json", "samples.jsonl", "result.json", "turnkey_log"
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other evaluations out of ``folder``, which is made; to be held before anything is written there.
+
+    The system lets go of the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: one is going on there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{folder}: another turnkey eval is writing there; choose another --out") from None
+        yield
+
+
+class Samples:
+    """The finished samples of one evaluation; a later call with the same ``folder`` finds them again.
+
+    Args:
+        folder: :func:`locked`.
+        fields: the evaluation's identity.
+        new: delete an earlier evaluation in the folder.
+
+    Raises:
+        ConfigError: another evaluation is in the folder.
+    """
+
+    def __init__(self, folder: Path, fields: Mapping[str, Any], new: bool = False) -> None:
+        self.folder, self.id = folder, eval_id(fields)
+        self.done: dict[str, dict[str, Any]] = {}
+        """by their keys"""
+        self._file = (folder / SAMPLES).open("a+b")
+        try:
+            if new:
+                self._forget()
+            self._identify(json.loads(json.dumps(fields)))
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def key(self, task: str, number: int) -> str:
+        """Of the sample ``number`` of a task, given as JSON; 24 hexadecimal digits."""
+        return hashlib.sha256(f"{self.id}\n{task}\n{number}".encode()).hexdigest()[:24]
+
+    def add(self, key: str, sample: Mapping[str, Any]) -> None:
+        """Keep a finished sample, on the disk before this returns."""
+        self.done[key] = {"key": key, **sample}
+        self._file.write((json.dumps(self.done[key]) + "\n").encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _forget(self) -> None:
+        self._file.truncate(0)
+        for name in (IDENTITY, RESULT):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / LOG, ignore_errors=True)
+
+    def _identify(self, fields: Mapping[str, Any]) -> None:
+        file = self.folder / IDENTITY
+        if not file.exists():
+            part = file.with_suffix(".part")
+            part.write_text(json.dumps({"eval_id": self.id, **fields}, indent=1) + "\n", encoding="utf-8")
+            part.replace(file)
+            return
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if before.pop("eval_id", None) != self.id:
+            names = differing(before, fields)
+            shown = [f"{name}: {_at(before, name)!r} there, {_at(fields, name)!r} now" for name in names]
+            raise ConfigError(
+                f"{self.folder} holds another evaluation, which differs in\n  "
+                + "\n  ".join(shown)
+                + "\nGive another --out, or --new to delete that one"
+            )
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        text = self._file.read()
+        whole = text.rfind(b"\n") + 1
+        self._file.truncate(whole)  # an earlier call may have died in the middle of a line
+        self.done = {sample["key"]: sample for sample in map(json.loads, text[:whole].splitlines())}
+
+
+def _at(fields: Mapping[str, Any], name: str) -> Any:
+    value: Any = fields
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,127 @@
+"""The samples of an evaluation: which are missing, playing them at once, and what they come to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.eval.identity import without_secrets
+from verl_turnkey.plugins.eval.result import result
+from verl_turnkey.plugins.eval.samples import RESULT, Samples
+
+ATTEMPTS = 3
+"""of a sample whose episode failed"""
+Play = Callable[[str, Mapping[str, Any]], Awaitable["dict[str, Any] | str"]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sample to play."""
+
+    key: str
+    task: int
+    """place of the task"""
+    number: int
+    """of the sample among those of its task"""
+    row: Mapping[str, Any]
+    """the data row, as the agent loop gets it"""
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of tasks, as verl's data set gives them to the agent loop; a task that comes twice once.
+
+    Raises:
+        ConfigError, TaskFormatError: it holds something else.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file)
+    if COLUMN not in table.column_names:
+        raise ConfigError(f"{file} has no column {COLUMN!r}: `turnkey tasks` writes files of tasks")
+    rows: dict[str, dict[str, Any]] = {}
+    for row in table.to_pylist():
+        Task.from_json(row[COLUMN])
+        row["raw_prompt"] = row.pop("prompt", [])
+        rows.setdefault(row[COLUMN], row)
+    return list(rows.values())
+
+
+def jobs(rows: Sequence[Mapping[str, Any]], samples: int, kept: Samples) -> list[Job]:
+    """The samples that are not finished, first those of every task's first sample."""
+    found = []
+    for number in range(samples):
+        for place, row in enumerate(rows):
+            key = kept.key(row[COLUMN], number)
+            if key not in kept.done:
+                names = {"uid": f"{kept.id}-{place}", "session_id": number}
+                found.append(Job(key, place, number, {**row, **names}))
+    return found
+
+
+async def play_all(
+    todo: Sequence[Job],
+    play: Play,
+    kept: Samples,
+    *,
+    concurrency: int,
+    check: Callable[[], None] = lambda: None,
+    advance: Callable[[bool | None], None] = lambda success: None,
+) -> list[dict[str, Any]]:
+    """Play ``todo``; each finished sample is kept at once.
+
+    Args:
+        play: see :meth:`verl_turnkey.plugins.eval.player.Player.play`.
+        check: called after a failure; raises when nothing can succeed any more.
+        advance: called for each sample with its success, None for a failed one.
+
+    Returns:
+        The samples that failed in all attempts, with the last reason.
+    """
+    waiting, failures = iter(todo), []
+
+    async def one_by_one() -> None:
+        for job in waiting:
+            for attempt in range(ATTEMPTS):
+                # Each attempt is an episode of its own in the trajectory log.
+                again = {"session_id": f"{job.number}-{attempt}"} if attempt else {}
+                came = await play(job.key, {**job.row, **again})
+                if not isinstance(came, str):
+                    break
+                check()
+            named = {"task": job.task, "sample": job.number, "seed": Task.from_json(job.row[COLUMN]).seed}
+            if isinstance(came, str):
+                failures.append({"key": job.key, **named, "reason": came})
+            else:
+                kept.add(job.key, {**named, **came})
+            advance(None if isinstance(came, str) else came["success"])
+
+    workers = [asyncio.ensure_future(one_by_one()) for _ in range(min(concurrency, len(todo)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return failures
+
+
+def finish(
+    kept: Samples, rows: Sequence[Mapping[str, Any]], samples: int, failures: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The result of what is there, written to ``result.json``."""
+    held = {
+        place: [kept.done[key] for number in range(samples) if (key := kept.key(row[COLUMN], number)) in kept.done]
+        for place, row in enumerate(rows)
+    }
+    tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
+    found = {"eval_id": kept.id, **result(held, failures, tasks=tasks, asked=samples)}
+    part = kept.folder / f"{RESULT}.part"
+    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part.replace(kept.folder / RESULT)
+    return found

@@ -1,0 +1,153 @@
+"""A vLLM server of our own for a checkpoint, with the engine's settings of ``actor_rollout_ref.rollout``."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.rewards.endpoint import opener
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+NAME = "checkpoint"
+KEY = "VLLM_API_KEY"
+"""variable with the server's key: others on this machine cannot use it"""
+FROM_CONFIG = {
+    "dtype": "dtype",
+    "tensor_model_parallel_size": "tensor_parallel_size",
+    "data_parallel_size": "data_parallel_size",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "enforce_eager": "enforce_eager",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "enable_chunked_prefill": "enable_chunked_prefill",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "quantization": "quantization",
+    "seed": "seed",
+}
+"""keys of ``actor_rollout_ref.rollout`` -> vLLM's"""
+START_SECONDS, STOP_SECONDS = 3600.0, 20.0
+
+
+class Server:
+    """A running server; ``url`` is the base of its API, ``key`` what it asks for."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, key: str, log: Path) -> None:
+        self.process, self.url, self.key, self._log = process, url, key, log
+
+    def check_alive(self) -> None:
+        """Raises ConfigError with the end of its log when the server has ended."""
+        if (code := self.process.poll()) is not None:
+            raise ConfigError(f"the vLLM server of the checkpoint ended with code {code}; {self._said()}")
+
+    def wait(self, seconds: float = START_SECONDS) -> None:
+        """Wait until it answers, for ``seconds``: a large model loads for minutes.
+
+        Raises:
+            ConfigError: it ended, or did not answer in time; has the end of its log.
+        """
+        ends, asked = time.monotonic() + seconds, opener(self.url)
+        while True:
+            self.check_alive()
+            with suppress(OSError), asked.open(f"{self.url[:-3]}/health", timeout=5):
+                return
+            if time.monotonic() > ends:
+                raise ConfigError(
+                    f"the vLLM server of the checkpoint did not answer for {seconds:g} seconds; {self._said()}. "
+                    "Start a server of your own and name it with --server"
+                )
+            time.sleep(0.5)
+
+    def _said(self) -> str:
+        return f"{self._log} ends with\n{self._log.read_text(errors='replace')[-3000:]}"
+
+
+@contextmanager
+def serve(model: Path, config: DictConfig, log: Path) -> Iterator[Server]:
+    """Start vLLM on this machine for the folder ``model``, until the block ends; its output goes to ``log``.
+
+    Raises:
+        ConfigError: it ended before it answered, or did not answer.
+    """
+    port, key = _free_port(), secrets.token_hex(16)
+    command = [sys.executable, "-m", "verl_turnkey.plugins.eval.vllm_main", "serve", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, *engine_arguments(config)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        # A group of its own: the engine's processes end with it, and Ctrl-C reaches us alone.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**_variables(config), KEY: key},
+            start_new_session=True,
+        )
+    server = Server(process, f"http://127.0.0.1:{port}/v1", key, log)
+    try:
+        server.wait()
+        yield server
+    finally:
+        _stop(process)
+
+
+def engine_arguments(config: DictConfig) -> list[str]:
+    """vLLM's options, as verl gives them to the servers of a training run."""
+    from omegaconf import OmegaConf
+
+    plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
+    given = {ours: plain.get(key) for key, ours in FROM_CONFIG.items()}
+    given["max_model_len"] = plain.get("max_model_len") or plain["prompt_length"] + plain["response_length"]
+    if config.trainer.device == "cpu":
+        # A prefill in parts draws a token too many and rewinds the request's generator, which torch's on a CPU cannot.
+        given["enable_chunked_prefill"] = False
+        given["max_num_batched_tokens"] = max(given["max_num_batched_tokens"], given["max_model_len"])
+    given["trust_remote_code"] = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
+    return cli_words({**given, **((plain.get("engine_kwargs") or {}).get("vllm") or {})})
+
+
+def cli_words(options: Mapping[str, Any]) -> list[str]:
+    """Options as words: a switch for a truth value, JSON for a dict or list; None is left out."""
+    words: list[str] = []
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
+
+
+def _variables(config: DictConfig) -> dict[str, str]:
+    """The environment of the server: what the run's own workers would get (``+turnkey/device=cpu``) comes first."""
+    from omegaconf import OmegaConf
+
+    given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    return {**{name: str(value) for name, value in given.items()}, **os.environ}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what is left of its engine
+    process.wait()

@@ -1,0 +1,1 @@
+"""The trajectory log: its tables, and what writes them inside a run."""

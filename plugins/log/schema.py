@@ -1,0 +1,184 @@
+"""The tables of the trajectory log: their files, keys and columns, as documented in docs/trajectory_log.md.
+
+::
+
+    <log>/run.json                     version of this schema, method, parameters, configuration, what each part means
+    <log>/segments/<segment>.json      one per start of the trainer: when, versions, resumed from which step
+    <log>/<table>/step=000012/<segment>-<process>-<n>.parquet
+
+A file is written under a name with a dot and then renamed: what stands there is whole. ``step`` is the step whose
+weights the rollout began with in ``episodes``, ``turns`` and ``texts``, and the step that trained in the others: the
+two differ under asynchronous trainers, so tables are joined on keys and never on ``step``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+STEP = re.compile(r"step=(\d+)")
+"""a partition's folder"""
+
+
+class Column(NamedTuple):
+    """A column: its type by pyarrow's name, and what it holds. A name that ends in ``.*`` stands for a family."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+class Table(NamedTuple):
+    """A table: its key, its columns, and whether the rollout processes, the trainer or the actor's ranks write it."""
+
+    writer: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+def _columns(text: str) -> tuple[Column, ...]:
+    lines = [line.split(None, 2) for line in text.strip().splitlines()]
+    return tuple(Column(name, kind, meaning) for name, kind, meaning in lines)
+
+
+TABLES = {
+    "episodes": Table(
+        "rollout",
+        ("episode",),
+        _columns("""
+            episode           string   <uid>_<session>: one episode of a group; .<branch> follows of a branch
+            group             string   uid: the episodes that are compared with each other
+            branch            int32    of its rollout; 0 or null: the first way through
+            parent            string   the episode that a branch forked from; null: it is none
+            split             string   of the data row: train, val, ...
+            validation        bool     played to validate, not to train
+            global_step       int32    the trainer's step when the episode began
+            task              string   the task as the data row has it
+            env               string   gymnasium id of the environment
+            kwargs            string   arguments of the environment, JSON
+            seed              int64    of the task
+            package           string   package of the environment and its version
+            weights_min       int32    version of the oldest weights that wrote a turn; null: not known
+            weights_max       int32    version of the newest
+            host              string   where the rollout ran
+            started           double   Unix time in seconds
+            seconds_model     float    waiting for the model
+            seconds_env       float    in calls of the environment
+            seconds_waiting   float    for a place to run the environment
+            turns             int32    number of steps
+            return            float    sum of the environment's rewards
+            score             float    what verl sees: sum of the composed rewards
+            success           bool     solved the task; null: the episode failed
+            truncated         bool     cut by a limit
+            failed            string   the reason why it does not train; null: it did not fail
+            failed_kind       string   kind of that reason
+        """),
+    ),
+    "turns": Table(
+        "rollout",
+        ("episode", "turn"),
+        _columns("""
+            episode           string   of which the turn is
+            turn              int32    0, 1, 2, ...
+            row               int32    the training row that holds it: <uid>_<session>_<row>
+            turn_in_row       int32    its place there
+            trained_by        string   the episode that trains a turn of several branches; null: this one
+            state_key         string   state the action was taken in; equal keys in a group are compared
+            next_key          string   state it led to, where that is known
+            action            string   what the parser understood; null: none
+            valid             bool     the action was one
+            parse_note        string   what was wrong with it
+            penalty           float    subtracted from the advantage
+            env_reward        float    the environment's
+            reward            float    what the estimator sees
+            reward.*          float    of each component of turnkey.rewards
+            extra             string   further columns of the step that a method may read, JSON; null: none
+            terminated        bool     the environment ended after it
+            truncated         bool     a limit ended the episode after it
+            weights           int32    version of the newest weights that wrote it
+            prompt_tokens     int32    in the prompt
+            prompt_cut        bool     the prompt was shortened to fit
+            response_tokens   int32    in the response
+            seconds_model     float    waiting for the model
+            seconds_env       float    in the environment's step
+        """),
+    ),
+    "texts": Table(
+        "rollout",
+        ("episode", "turn"),
+        _columns("""
+            episode           string   of which the turn is
+            turn              int32    0, 1, 2, ...
+            prompt_tail       string   the end of the prompt: 2,000 characters, of turn 0 all of it
+            response          string   of the model
+            observation       string   the environment's answer
+        """),
+    ),
+    "credit": Table(
+        "trainer",
+        ("episode", "turn", "train_step"),
+        _columns("""
+            episode           string   of which the turn is
+            turn              int32    0, 1, 2, ...
+            train_step        int32    the step that trained it
+            row_id            int32    place of its row in the trainer's batch
+            turn_in_row       int32    its place in that row
+            advantage         float    its credit; of verl's estimators the mean over its tokens
+            part.*            float    what adds up to it, by name
+            level.*           float    further quantities of the method, by name
+            group.*           int32    number of the comparison group at this level in this step; -1: none
+            size.*            int32    how many turns are in that group
+            value             float    the critic's, before the turn; null: no critic
+            return            float    the critic's target
+            kl                float    KL penalty, subtracted from the reward; null: none
+        """),
+    ),
+    "updates": Table(
+        "actor",
+        ("train_step", "row_id", "turn_in_row", "epoch"),
+        _columns("""
+            train_step        int32    of the update
+            row_id            int32    as in credit
+            turn_in_row       int32    as in credit
+            epoch             int32    pass over the batch: 0, 1, ...
+            ratio             float    mean of the turn's importance ratios
+            ratio_max         float    largest
+            clip_share        float    share of its tokens whose ratio was clipped; null: the loss does not say
+            entropy           float    mean over its tokens; from before the update where the loss takes none
+        """),
+    ),
+    "steps": Table(
+        "trainer",
+        ("train_step", "name"),
+        _columns("""
+            train_step        int32    of the metric
+            name              string   as in verl's loggers
+            value             double   the number
+        """),
+    ),
+}
+
+
+def families(table: str) -> tuple[str, ...]:
+    """Prefixes, with the dot, of the columns of ``table`` that a run names: ``part.`` and so on."""
+    return tuple(column.name[:-1] for column in TABLES[table].columns if column.name.endswith(".*"))
+
+
+def schema(table: str, further: tuple[str, ...] = ()) -> pa.Schema:
+    """The schema of the files of ``table``; ``further`` are its columns out of families, as ``part.episode_level``."""
+    import pyarrow as pa
+
+    fields = []
+    for column in TABLES[table].columns:
+        if not column.name.endswith(".*"):
+            fields.append(pa.field(column.name, pa.type_for_alias(column.type)))
+            continue
+        own = sorted(name for name in further if name.startswith(column.name[:-1]))
+        fields += [pa.field(name, pa.type_for_alias(column.type)) for name in own]
+    if unknown := [name for name in further if not name.startswith(families(table))]:
+        raise ValueError(f"{table}: {unknown[0]!r} is in none of the families {families(table)}")
+    return pa.schema(fields)

@@ -1,0 +1,270 @@
+"""Writing the tables of the trajectory log: rows go to a daemon thread, which writes them as parquet files.
+
+While a disk is full the rows written are lost; while a mount hangs those for which there is no room. Neither ever
+stops the caller. Lost rows are counted, and the log says when a loss begins and how much was lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from sys import getsizeof
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from verl_turnkey.plugins.log.schema import TABLES, families, schema
+from verl_turnkey.plugins.log.segments import private
+from verl_turnkey.plugins.notices import logger
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EXIT_SECONDS = 5.0
+"""for which a process that ends waits for its rows"""
+
+
+Rows = tuple[str, int, Mapping[str, Sequence[Any]]]
+"""table, step, and column -> values"""
+
+
+class _Item(NamedTuple):
+    make: Callable[[], Iterable[Rows]]
+    count: int
+    size: int
+
+
+class Counts(NamedTuple):
+    """Rows that a process wrote and lost, and the seconds that writing took in its thread, since its start."""
+
+    written: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _File:
+    """What the next file of a table and a step will hold."""
+
+    due: float
+    parts: list[pa.Table] = field(default_factory=list)
+    size: int = 0
+
+
+class Tables:
+    """Writes rows of tables below ``folder``, in files ``<table>/step=000012/<segment>-<process>-<n>.parquet``.
+
+    Args:
+        folder: of the log; made when the first rows are written, for its owner alone.
+        segment: which start of the trainer this is, see :func:`~verl_turnkey.plugins.log.segments.new_segment`.
+        process: who writes, unlike every other process of this start: ``<host>-<pid>``, ``trainer``, ``rank3``.
+        most_bytes: how much may wait for the disk, estimated; further rows are lost.
+        most_puts: after which a file is written.
+        seconds: after which a file is written.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        segment: str,
+        process: str,
+        *,
+        most_bytes: int = 64 << 20,
+        most_puts: int = 64,
+        seconds: float = 30.0,
+    ) -> None:
+        self._folder, self._name = Path(folder), segment + "-" + re.sub(r"[^\w.-]", "_", process)
+        self._most_bytes, self._most_puts, self._seconds = most_bytes, most_puts, seconds
+        self._queue: SimpleQueue[_Item | threading.Event] = SimpleQueue()
+        self._lock = threading.Lock()  # of the next four and of starting the thread
+        self.written = 0
+        """rows that are on the disk"""
+        self.lost = 0
+        """rows that never will be"""
+        self._waiting = 0  # bytes
+        self._outage = 0  # rows lost since a file was last written
+        self.seconds = 0.0
+        """spent on writing, in the thread"""
+        self._thread: threading.Thread | None = None
+        # Of the thread alone:
+        self._files: dict[tuple[str, int], _File] = {}
+        self._newest: dict[str, int] = {}
+        self._further: dict[str, tuple[str, ...]] = {}
+        self._refused: set[str] = set()
+        self._number = 0
+
+    def put(self, table: str, step: int, rows: Mapping[str, Sequence[Any]]) -> None:
+        """Have rows written; never waits.
+
+        Args:
+            table: of :data:`~verl_turnkey.plugins.log.schema.TABLES`.
+            step: the partition.
+            rows: column -> values, all equally many; nobody changes them later. A column that is not there is null.
+        """
+        if count := len(next(iter(rows.values()), ())):
+            self.put_later(lambda: [(table, step, rows)], count, sum(map(_bytes, rows.values())))
+
+    def put_later(self, make: Callable[[], Iterable[Rows]], count: int, size: int) -> None:
+        """Have ``count`` rows written that ``make`` makes in the thread, all or none; never waits.
+
+        ``size``: bytes that they take until then, roughly.
+        """
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"tables of {self._folder}", daemon=True)
+                self._thread.start()
+                atexit.register(self.drain, EXIT_SECONDS)
+            room = self._waiting + size <= self._most_bytes
+            self._waiting += size * room
+        if room:
+            self._queue.put(_Item(make, count, size))
+        else:
+            self._lose(count, f"writing hangs, and {self._most_bytes >> 20} MB wait")
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.written, self.lost, self.seconds)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until everything that was put is on the disk or lost; False: it took longer than ``seconds``."""
+        if self._thread is None:
+            return True
+        done = threading.Event()
+        self._queue.put(done)
+        return done.wait(seconds)
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            due = min((file.due for file in self._files.values()), default=None)
+            item: _Item | threading.Event | None = None
+            with suppress(Empty):
+                item = self._queue.get(timeout=None if due is None else max(0.0, due - monotonic()))
+            started = perf_counter()
+            if isinstance(item, _Item):
+                self._take(item)
+            now = monotonic()
+            everything = isinstance(item, threading.Event)
+            for key in [key for key, file in self._files.items() if everything or file.due <= now]:
+                self._write(*key)
+            self.seconds += perf_counter() - started
+            if isinstance(item, threading.Event):
+                item.set()
+
+    def _take(self, item: _Item) -> None:
+        """Add rows to the next files of their tables and steps, and write what is full or of a step that is over."""
+        try:
+            made = list(item.make())
+            parts = [(table, step, self._arrow(table, rows)) for table, step, rows in made]
+        except Exception as error:  # rows that are none of the table cost themselves
+            with self._lock:
+                self.lost += item.count
+                self._waiting -= item.size
+            said = f"{type(error).__name__}: {error}"
+            if said not in self._refused:
+                self._refused.add(said)
+                logger.warning("rows of turnkey.log.trajectories cannot be written: %s", said)
+            return
+        with self._lock:
+            self._waiting += sum(part.nbytes for _, _, part in parts) - item.size
+        for table, step, part in parts:
+            if step > self._newest.get(table, -1):  # only once: rows of earlier steps may still come
+                self._newest[table] = step
+                for key in [key for key in self._files if key[0] == table]:
+                    self._write(*key)
+            file = self._files.setdefault((table, step), _File(monotonic() + self._seconds))
+            file.parts.append(part)
+            file.size += part.nbytes
+            if len(file.parts) >= self._most_puts or file.size >= self._most_bytes // 4:
+                self._write(table, step)
+
+    def _arrow(self, table: str, rows: Mapping[str, Sequence[Any]]) -> pa.Table:
+        import pyarrow as pa
+
+        if table not in TABLES:
+            raise ValueError(f"there is no table {table!r}")
+        known = self._further.get(table, ())
+        own = tuple(name for name in rows if name.startswith(families(table)))
+        further = tuple(dict.fromkeys((*known, *own)))
+        fields = schema(table, further)
+        columns = {}
+        for name, values in rows.items():
+            if name not in fields.names:
+                raise ValueError(f"the table {table!r} has no column {name!r}")
+            try:
+                columns[name] = _array(values, fields.field(name).type)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{table}.{name}: {error}") from error
+        part = pa.table(columns)
+        self._further[table] = further
+        return part
+
+    def _write(self, table: str, step: int) -> None:
+        file = self._files.pop((table, step))
+        count = sum(len(part) for part in file.parts)
+        try:
+            self._to_disk(table, step, file.parts)
+        except Exception as error:  # whatever the disk does; the next file may be written
+            with self._lock:
+                self._waiting -= file.size
+            self._lose(count, f"{type(error).__name__}: {error}")
+            return
+        with self._lock:
+            self._waiting -= file.size
+            self.written += count
+            outage, self._outage = self._outage, 0
+        if outage:
+            logger.warning(
+                "rows of turnkey.log.trajectories are written again; %d were lost, %d in all", outage, self.lost
+            )
+
+    def _to_disk(self, table: str, step: int, parts: list[pa.Table]) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        rows = pa.concat_tables(parts, promote_options="default")
+        # pandas takes the columns of a folder from its first file: every file has all that are known.
+        fields = schema(table, self._further.get(table, ()))
+        columns = [rows[f.name] if f.name in rows.column_names else pa.nulls(len(rows), f.type) for f in fields]
+        folder = private(self._folder, table, f"step={step:06d}")
+        while (path := folder / f"{self._name}-{self._number}.parquet").exists():
+            self._number += 1
+        unfinished = folder / f".{path.name}.tmp"
+        try:
+            parquet.write_table(pa.table(columns, schema=fields), unfinished, compression="zstd")
+            os.replace(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+        self._number += 1
+
+    def _lose(self, count: int, reason: str) -> None:
+        with self._lock:
+            self.lost += count
+            first = self._outage == 0
+            self._outage += count
+        if first:
+            logger.warning("rows of turnkey.log.trajectories are not written until this is over: %s", reason)
+
+
+def _bytes(values: Sequence[Any]) -> int:
+    size = getattr(values, "nbytes", None)
+    return sum(map(getsizeof, values)) + 8 * len(values) if size is None else int(size)
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, kind)
+    except UnicodeError:  # half a pair of surrogates, which a model's or an environment's text may hold
+        texts = (text and str(text).encode("utf-8", "backslashreplace").decode() for text in values)
+        return pa.array(list(texts), kind)

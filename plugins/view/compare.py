@@ -1,0 +1,251 @@
+"""Runs beside each other: the numbers of ``turnkey compare``, as one dict that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_turnkey.plugins.view import stats
+from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, changes, fall, told
+from verl_turnkey.plugins.view.groups import Group, group, seed
+from verl_turnkey.plugins.view.runs import Run, nearest
+
+SCALES = {
+    "step": "training steps",
+    "interactions": "environment interactions",
+    "tokens": "generated tokens",
+    "seconds": "seconds of training",
+}
+VALIDATION = re.compile(r"val-\w+/.+/acc/mean@\d+")
+TRAINING = "episode/success_rate"
+METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))}
+"""short names for ``--metric``"""
+FEWEST = 3
+"""seeds of a group that an interval needs"""
+TIMING = "timing_s/"
+TELLING: dict[str, tuple[str, Kind]] = {
+    "turns per episode": ("episode/length/mean", "size"),
+    "turns without a valid action": ("episode/invalid_rate", "share"),
+    "turns with credit": ("credit/advantage/share_nonzero", "share"),
+    "tokens per response": ("response_length/mean", "size"),
+    "entropy": ("actor/entropy", "size"),
+}
+"""metrics that may tell why success fell, beside those of an update"""
+NEEDED = {
+    "interactions": "episode/count, episode/failed and episode/length/mean (records or a method of this package)",
+    "tokens": "rows/trained_tokens (records or a method of this package)",
+    "seconds": "timing_s/step",
+}
+
+
+def compare(
+    runs: Sequence[Run],
+    *,
+    metric: str | None = None,
+    level: float | None = None,
+    by: Sequence[str] = (),
+    x: str = "step",
+    baseline: str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare ``runs`` by a metric of which more is better.
+
+    Args:
+        metric: name of a metric, ``val success`` or ``success``; default: the first of these two that all runs have.
+        level: value of the metric to be reached and held at the next evaluation.
+        by: keys of the configuration that alone distinguish groups.
+        x: a key of :data:`SCALES`: what the curves are over, and the unit of the common budget.
+        baseline: name of the group that each other one is held against; None: each pair of groups.
+        seed: of the bootstraps.
+
+    Raises:
+        ValueError: a run twice, no common budget, or ``x`` not logged.
+        LookupError: no such metric, key or group.
+    """
+    if not runs:
+        raise ValueError("expected at least one run")
+    twice = [str(a.folder) for a, b in combinations(runs, 2) if a.folder.resolve() == b.folder.resolve()]
+    if twice:
+        raise ValueError(f"{twice[0]} is given twice")
+    if x not in SCALES:
+        raise ValueError(f"expected x to be one of {', '.join(SCALES)}, got {x!r}")
+    name = choose(runs, metric)
+    groups = group(runs, by)
+    if baseline is not None and baseline not in (names := [each.name for each in groups]):
+        raise LookupError(f"there is no group {baseline!r} to be the baseline; the groups are {', '.join(names)}")
+    curves = {id(run): _curve(run, name, x) for run in runs}
+    start, end = max(c[0][0] for c in curves.values()), min(c[0][-1] for c in curves.values())
+    if start > end:
+        late = max(runs, key=lambda run: curves[id(run)][0][0])
+        raise ValueError(
+            f"no common budget: {late.folder} was evaluated first at {x} {start:g}, another last at {end:g}"
+        )
+    shown = [_group(each, name, curves, (start, end), level, seed) for each in groups]
+    notes = [_few(each) for each in groups if len(each.runs) < FEWEST]
+    notes += [f"{each.name} holds runs that differ in {', '.join(each.mixed)}" for each in groups if each.mixed]
+    return {
+        "metric": name,
+        "x": x,
+        "range": [_number(start), _number(end)],
+        "level": level,
+        "groups": shown,
+        "baseline": baseline,
+        "pairs": [_pair(a, b, seed) for a, b in _pairs(shown, baseline)],
+        "notes": notes,
+    }
+
+
+def choose(runs: Sequence[Run], asked: str | None) -> str:
+    """The full name of a metric.
+
+    Raises:
+        LookupError: a run has none of that name, or a short name stands for several.
+    """
+    for short in [asked] if asked else METRICS:
+        if short not in METRICS:
+            for run in runs:
+                run.curve(short)
+            return short
+        found = sorted({name for run in runs for name in run.metrics if METRICS[short].fullmatch(name)})
+        if len(found) > 1:
+            raise LookupError(f"{short!r} is several metrics: choose one with --metric {', --metric '.join(found)}")
+        lacking = [run for run in runs if not found or found[0] not in run.metrics]
+        if not lacking:
+            return found[0]
+    said = repr(asked) if asked else " or ".join(map(repr, METRICS))
+    near = nearest("success", lacking[0].metrics)
+    raise LookupError(f"{lacking[0].folder} has no metric for {said}: choose one with --metric{near}")
+
+
+def _curve(run: Run, name: str, x: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """x and values of the evaluations; of several at the same x the last one counts."""
+    steps, values = run.curve(name)
+    if not len(steps):
+        raise LookupError(f"{run.folder}: {name} holds no number")
+    costs = _costs(run, x)
+    if costs is None:
+        raise ValueError(f"--x {x} needs the metrics {NEEDED[x]}, which {run.folder} has not")
+    at = costs[np.searchsorted(run.step, steps)]
+    last = np.append(np.diff(at) > 0, True)
+    return at[last], values[last]
+
+
+def _costs(run: Run, x: str) -> NDArray[np.float64] | None:
+    if x == "step":
+        return run.step.astype(np.float64)
+    return {"interactions": run.interactions, "tokens": run.tokens, "seconds": run.seconds}[x]()
+
+
+def _group(
+    each: Group, name: str, curves: dict[int, Any], budget: tuple[float, float], level: float | None, seed_: int
+) -> dict[str, Any]:
+    own = [curves[id(run)] for run in each.runs]
+    grid = np.unique(np.concatenate([x for x, _ in own]))
+    grid = grid[(grid >= max(x[0] for x, _ in own)) & (grid <= min(x[-1] for x, _ in own))]
+    heights = np.array([np.interp(grid, x, y) for x, y in own])
+    return {
+        "name": each.name,
+        "config": each.config,
+        "mixed": each.mixed,
+        "runs": [
+            {
+                "folder": str(run.folder),
+                "seed": seed(run),
+                "source": run.source,
+                "x": x.tolist(),
+                "value": y.tolist(),
+                "collapse": _collapse(run),
+            }
+            for run, (x, y) in zip(each.runs, own, strict=True)
+        ],
+        "curve": {
+            "x": grid.tolist(),
+            "mean": heights.mean(axis=0).tolist(),
+            "low": heights.min(axis=0).tolist(),
+            "high": heights.max(axis=0).tolist(),
+        },
+        "final": _spread([float(np.interp(budget[1], x, y)) for x, y in own], seed_),
+        "area": _spread([stats.area(x, y, *budget) for x, y in own], seed_),
+        "to_level": {} if level is None else _to_level(each.runs, name, level),
+        "seconds_per_step": _timings(each.runs),
+    }
+
+
+def _spread(values: list[float], seed_: int) -> dict[str, Any]:
+    interval = stats.bootstrap(values, stats.interquartile_mean, seed=seed_) if len(values) >= FEWEST else None
+    return {
+        "of_runs": values,
+        "mean": float(np.mean(values)),
+        "lowest": min(values),
+        "highest": max(values),
+        "interquartile_mean": float(stats.interquartile_mean(values)),
+        "interval": list(interval[1:]) if interval else None,
+    }
+
+
+def _collapse(run: Run) -> dict[str, Any] | None:
+    """Where the success of the training episodes was lost, and what changed about then; None where it was not."""
+    if TRAINING not in run.metrics or (found := fall(Curve(*run.curve(TRAINING)))) is None:
+        return None
+    there = run.metrics
+    curves = {what: Curve(*run.curve(name), kind) for what, (name, kind) in TELLING.items() if name in there}
+    curves |= {what: Curve(*run.curve(name), "peak", least) for what, (name, least) in UPDATE.items() if name in there}
+    return {
+        "best": found.best,
+        "best_at": found.best_at,
+        "last": found.last,
+        "step": found.turn,
+        "back": found.back,
+        "changes": told(found, changes(curves, found)),
+    }
+
+
+def _to_level(runs: Sequence[Run], name: str, level: float) -> dict[str, Any]:
+    """For every unit: what each run took (None: not reached), and the words."""
+    found: dict[str, Any] = {}
+    for x in SCALES:
+        if all(_costs(run, x) is not None for run in runs):
+            costs = [stats.steps_to(*_curve(run, name, x), level) for run in runs]
+            found[x] = {"of_runs": [_number(cost) for cost in costs], "said": stats.reached(costs)}
+    return found
+
+
+def _timings(runs: Sequence[Run]) -> dict[str, float]:
+    """Median seconds of each part of a training step, mean over runs, longest first: a first step warms up."""
+    parts = sorted({name for run in runs for name in run.metrics if name.startswith(TIMING)})
+    found = {}
+    for part in parts:
+        medians = [float(np.nanmedian(run.metrics[part])) for run in runs if part in run.metrics]
+        found[part.removeprefix(TIMING)] = float(np.mean(medians))
+    return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+
+
+def _pairs(groups: Sequence[dict[str, Any]], baseline: str | None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    if baseline is None:
+        return list(combinations(groups, 2))
+    base = next(each for each in groups if each["name"] == baseline)
+    return [(each, base) for each in groups if each is not base]
+
+
+def _pair(a: dict[str, Any], b: dict[str, Any], seed_: int) -> dict[str, Any]:
+    enough = min(len(a["runs"]), len(b["runs"])) >= FEWEST
+    pair: dict[str, Any] = {"a": a["name"], "b": b["name"]}
+    for what in ("final", "area"):
+        found = stats.improvement(a[what]["of_runs"], b[what]["of_runs"], seed=seed_)
+        pair[what] = {"improvement": found.value, "interval": list(found[1:]) if enough else None}
+    return pair
+
+
+def _few(each: Group) -> str:
+    number = len(each.runs)
+    return f"{each.name}: no interval from {number} seed{'s' * (number > 1)}, which takes {FEWEST}"
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

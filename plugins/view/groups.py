@@ -1,0 +1,126 @@
+"""Which runs are seeds of the same configuration, and how the configurations are named apart."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_turnkey.plugins.view.runs import Run, nearest
+
+ALIASES = {
+    "method": "algorithm.adv_estimator",
+    "loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "env": "turnkey.env.id",
+    "model": "actor_rollout_ref.model.path",
+}
+SEED = re.compile(r"(^|[._])seeds?$")
+OUTPUTS = re.compile(
+    r"(_local_dir|_data_dir|_temp_dir|save_path|experiment_name|project_name|trajectories|VERL_FILE_LOGGER_\w+)$"
+    r"|^trainer\.(logger|resume_\w+|save_freq|max_\w+_ckpt_to_keep)$"
+)
+"""keys that say where a run leaves what, or how it is continued"""
+ABSENT = "absent"
+SHOWN = 3
+"""keys in the name of a group at most"""
+
+
+@dataclass
+class Group:
+    """Runs that differ in nothing but seed and paths, or that share the keys of ``--by``."""
+
+    name: str
+    runs: list[Run]
+    config: dict[str, str] = field(default_factory=dict)
+    """the keys in which the groups differ"""
+    mixed: dict[str, list[str]] = field(default_factory=dict)
+    """keys in which its own runs differ, with ``--by``"""
+
+    @property
+    def seeds(self) -> list[str]:
+        return [seed(run) for run in self.runs]
+
+
+def seed(run: Run) -> str:
+    """The seed that the configuration names first, else the folder."""
+    found = [
+        run.config[key] for key in ("data.seed", "actor_rollout_ref.rollout.seed") if run.config.get(key) is not None
+    ]
+    return str(found[0]) if found else run.folder.name
+
+
+def meaning(config: Mapping[str, Any]) -> dict[str, str]:
+    """The keys that make a configuration what it is, as texts: without seeds and outputs.
+
+    Of an absolute path the last part counts: each run has its own folder, but two models have two names.
+    """
+    return {key: _text(value) for key, value in config.items() if not SEED.search(key) and not OUTPUTS.search(key)}
+
+
+def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
+    """Group ``runs`` in the order in which they are given.
+
+    A run without configuration is a seed of those whose folders have the same name up to a number at its end.
+
+    Args:
+        by: keys or aliases that alone distinguish the groups.
+
+    Raises:
+        LookupError: a key of ``by`` is in no configuration.
+    """
+    keys = [ALIASES.get(key, key) for key in by]
+    for key in keys:
+        known = {name: None for run in runs for name in run.config}
+        if key not in known:
+            raise LookupError(f"--by {key}: no run has this key{nearest(key, known)}")
+    found: dict[str, tuple[dict[str, str], list[Run]]] = {}
+    for run in runs:
+        whole = meaning(run.config)
+        same = {key: _text(run.config.get(key, ABSENT)) for key in keys} if keys else whole
+        name = json.dumps(same, sort_keys=True) if same else re.sub(r"[-_.]?\d+$", "", run.folder.name)
+        found.setdefault(name, (same, []))[1].append(run)
+    groups = [Group(name, members) for name, (_, members) in found.items()]
+    differ = _differing([same for same, _ in found.values()])
+    for each, (same, _) in zip(groups, found.values(), strict=True):
+        each.config = {key: same.get(key, ABSENT) for key in differ}
+        if keys:
+            within = [meaning(run.config) for run in each.runs]
+            each.mixed = {key: [config.get(key, ABSENT) for config in within] for key in _differing(within)}
+    _name(groups, keys)
+    return groups
+
+
+def _name(groups: Sequence[Group], by: Sequence[str]) -> None:
+    """Method and loss where they tell groups apart, then the first keys that do among groups of the same name."""
+    base = list(by) or [key for key in (ALIASES["method"], ALIASES["loss"], ALIASES["env"]) if key in groups[0].config]
+    for each in groups:
+        config = each.runs[0].config
+        if config:
+            words = [each.config.get(key) or _text(config.get(key, ABSENT)) for key in base or [ALIASES["method"]]]
+            each.name = " ".join(words)
+    for name in {each.name for each in groups}:
+        same = [each for each in groups if each.name == name]
+        if len(same) > 1:
+            for number, each in enumerate(same, 1):
+                keys = _differing([other.config for other in same])[:SHOWN]
+                each.name += "".join(f" {key.rpartition('.')[2]}={each.config[key]}" for key in keys) or f" {number}"
+    used: dict[str, int] = {}
+    for each in groups:  # the keys shown may not be all in which they differ
+        used[each.name] = number = used.get(each.name, 0) + 1
+        each.name += f" ({number})" if number > 1 else ""
+
+
+def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = sorted({key for config in configs for key in config})
+    return [key for key in keys if len({config.get(key, ABSENT) for config in configs}) > 1]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        path = value.startswith(("/", "~", "file://"))
+        return value.rstrip("/").rpartition("/")[2] if path else value
+    if isinstance(value, list):
+        return json.dumps([_text(entry) if isinstance(entry, str) else entry for entry in value], default=str)
+    return json.dumps(value, default=str)

@@ -1,0 +1,225 @@
+"""What is wrong with a run, in words: rules over its episodes and turns, each with a threshold and its evidence.
+
+Rules look at steps (of ``global_step``, training episodes only) and say which ones. They are hints where to look, not
+tests: every finding names the number that it rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from verl_turnkey.plugins.view.collapse import LEAST, RECENT, Curve, changes, fall, said, told
+from verl_turnkey.plugins.view.join import Run
+from verl_turnkey.plugins.view.training import Seen
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Finding(NamedTuple):
+    """What a rule found.
+
+    ``filter``: query of the episodes' page that shows it; ``evidence``: what changed about then (``collapse.told``);
+    ``mark``: the step that charts mark.
+    """
+
+    rule: str
+    said: str
+    threshold: str
+    steps: list[int]
+    filter: str = ""
+    evidence: Sequence[dict[str, Any]] = ()
+    mark: int | None = None
+
+
+Rule = Callable[[Seen], Iterator[Finding]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(function: Rule) -> Rule:
+    RULES[function.__name__] = function
+    return function
+
+
+def findings(run: Run) -> list[dict[str, Any]]:
+    """All findings of all rules, as plain data."""
+    seen = Seen(run)
+    return [found._asdict() for check in RULES.values() for found in check(seen)] if seen.steps else []
+
+
+def _percent(share: float) -> str:
+    return said(share, "share")
+
+
+def _range(steps: list[int]) -> str:
+    return f"at step {steps[0]}" if len(steps) == 1 else f"in steps {steps[0]} to {steps[-1]}"
+
+
+def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
+    """The steps at the end of a run through which a number stays above (or below) a limit."""
+    beyond = (per_step > limit if above else per_step < limit).to_numpy()
+    start = len(beyond) - int(np.argmin(beyond[::-1])) if not beyond.all() else 0
+    return [int(step) for step in per_step.index[start:]]
+
+
+@rule
+def collapse(seen: Seen) -> Iterator[Finding]:
+    """Success that was there and went, for good or for a while."""
+    curve = seen.of_episodes("success")
+    found = fall(Curve(curve.index.to_numpy(float), curve.to_numpy(float)))
+    if found is None:
+        return
+    state = "is" if found.back is None else "was"
+    since = "" if found.back is None else f", and above it again from step {found.back}"
+    yield Finding(
+        "collapse",
+        f"Success fell from {_percent(found.best)} around step {found.best_at} to {_percent(found.last)}, most of it "
+        f"at step {found.turn}. It {state} below half of its best {_range(found.steps)}{since}",
+        f"mean of {RECENT} steps below half of the best, which was at least {_percent(LEAST)}",
+        found.steps,
+        f"step={found.turn}&outcome=lost&split=training",
+        told(found, changes(seen.curves(), found)),
+        found.turn,
+    )
+
+
+@rule
+def no_signal(seen: Seen) -> Iterator[Finding]:
+    """Groups whose episodes all have the same score: a comparison within them says nothing."""
+    groups, limit = seen.groups, 0.4
+    if steps := _tail(seen.without_signal, limit):
+        now = groups[groups["global_step"].isin(steps) & groups["same"]]
+        lost, all_of = float((~now["won"].astype(bool)).mean()), groups["global_step"].isin(steps).sum()
+        kind = "all lost" if lost > 0.8 else "all solved" if lost < 0.2 else f"{_percent(lost)} of these all lost"
+        advice = {
+            "all solved": ". The tasks have become too easy to learn more from: harder ones are due",
+            "all lost": ". The tasks are too hard as yet: easier ones, or more episodes of each (rollout.n)",
+        }.get(kind, "")
+        yield Finding(
+            "no_signal",
+            f"{_percent(len(now) / all_of)} of the groups have no signal {_range(steps)}: every episode has the same "
+            f"score ({kind}){advice}",
+            f"more than {_percent(limit)} of a step's groups",
+            steps,
+        )
+
+
+@rule
+def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
+    """Methods that compare turns from the same state need states that several turns of a group were in."""
+    later = seen.turns[(seen.turns["turn"] > 0) & seen.turns["state_key"].notna()]
+    if not len(later):
+        return
+    alike = later.groupby(["group", "state_key"])["turn"].transform("size")
+    per_step = seen.by_step(alike > 1, later["step"])
+    limit = 0.1
+    if steps := _tail(per_step, limit, above=False):
+        yield Finding(
+            "states_do_not_repeat",
+            f"Only {_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} are in a state that "
+            "another turn of the group was in: there is nothing to compare for methods that compare states",
+            f"less than {_percent(limit)} of the turns after the first",
+            steps,
+        )
+
+
+@rule
+def entropy_collapse(seen: Seen) -> Iterator[Finding]:
+    """The policy stops to explore."""
+    curve = seen.metric("actor/entropy")
+    if len(curve) < 2 * RECENT:
+        return
+    first = float(curve.iloc[:RECENT].mean())
+    if first > 0 and (steps := _tail(curve, 0.2 * first, above=False)):
+        yield Finding(
+            "entropy_collapse",
+            f"The policy's entropy fell from {first:.3g} to {float(curve.iloc[-1]):.3g}, {_range(steps)}",
+            "less than a fifth of its first steps",
+            steps,
+        )
+
+
+@rule
+def repetition(seen: Seen) -> Iterator[Finding]:
+    """The same action again although the last time it changed nothing."""
+    per_step = seen.repeated
+    limit = 0.15
+    if steps := _tail(per_step, limit):
+        yield Finding(
+            "repetition",
+            f"{_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} repeat an action that "
+            "changed nothing the turn before",
+            f"more than {_percent(limit)} of the turns",
+            steps,
+        )
+
+
+@rule
+def prompts_cut(seen: Seen) -> Iterator[Finding]:
+    """The model does not see all that the prompt's template gives."""
+    per_step = seen.by_step(seen.turns["prompt_cut"], seen.turns["step"])
+    limit = 0.05
+    if steps := _tail(per_step, limit):
+        yield Finding(
+            "prompts_cut",
+            f"{_percent(float(per_step.loc[steps].mean()))} of the prompts {_range(steps)} were cut to fit: raise "
+            "data.max_prompt_length, or keep less history",
+            f"more than {_percent(limit)} of the turns",
+            steps,
+        )
+
+
+@rule
+def invalid_rising(seen: Seen) -> Iterator[Finding]:
+    """The share of turns without a valid action grows."""
+    curve = seen.by_step(~seen.turns["valid"], seen.turns["step"])
+    if len(curve) < 2 * RECENT:
+        return
+    lowest = float(curve.rolling(RECENT).mean().min())
+    limit = lowest + 0.1
+    if (steps := _tail(curve, limit)) and len(steps) < len(curve):
+        yield Finding(
+            "invalid_rising",
+            f"Invalid actions rose from {_percent(lowest)} to {_percent(float(curve.loc[steps].mean()))} "
+            f"{_range(steps)}",
+            f"10 points above the lowest mean of {RECENT} steps",
+            steps,
+            f"step={steps[0]}&sort=-invalid",
+        )
+
+
+@rule
+def failures(seen: Seen) -> Iterator[Finding]:
+    """Episodes that failed, by reason."""
+    failed = seen.episodes[seen.episodes["failed"]]
+    limit = 0.01
+    if len(failed) <= limit * len(seen.episodes):
+        return
+    kinds = failed["failed_kind"].fillna("other").value_counts()
+    named = ", ".join(f"{number} {kind}" for kind, number in kinds.head(3).items())
+    steps = sorted(int(step) for step in failed["global_step"].dropna().unique())
+    yield Finding(
+        "failures",
+        f"{len(failed)} of {len(seen.episodes)} episodes failed ({named}) and train nothing",
+        f"more than {_percent(limit)} of the episodes",
+        steps,
+        "outcome=failed",
+    )
+
+
+@rule
+def too_long(seen: Seen) -> Iterator[Finding]:
+    """Most episodes end at a limit, not in the environment."""
+    per_step = seen.of_episodes("truncated")
+    limit = 0.5
+    if steps := _tail(per_step, limit):
+        yield Finding(
+            "too_long",
+            f"{_percent(float(per_step.loc[steps].mean()))} of the episodes {_range(steps)} ended at a limit: "
+            "turnkey.rollout.max_turns, or the environment's own",
+            f"more than {_percent(limit)} of the episodes",
+            steps,
+        )

@@ -1,0 +1,214 @@
+"""The tables of a log joined to what a page shows: episodes and their turns with credit and update, or why without.
+
+Rollout processes, the trainer and the actor's ranks each write what they know. Turns are joined with credit on episode
+and turn, and with updates through the row that held them: ``step`` is never a key, for under asynchronous trainers the
+step that played an episode is not the one that trained it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_turnkey.plugins.log.bounds import Shares, chosen
+from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.log.segments import read_segments
+from verl_turnkey.plugins.view.reading import read
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REASONS = (
+    "",
+    "the episode failed",
+    "played to validate: not trained",
+    "not trained yet",
+    "the group was not trained: lost, replaced or filtered out",
+    "the episode is not in the trainer's batch",
+    "the turn is not in the trainer's batch",
+)
+"""Why a turn has no credit; the first stands for a turn that has some, which may be 0."""
+HAS_CREDIT, FAILED, VALIDATION, NOT_YET, GROUP_LOST, EPISODE_LOST, TURN_LOST = range(len(REASONS))
+
+
+class NoLog(ValueError):
+    """A folder holds no trajectory log."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A log in memory, without its texts.
+
+    ``episodes`` is sorted by step, group and key; ``turns`` likewise, with ``at`` (row in ``episodes``), the columns of
+    credit and updates, and ``reason`` (a place in ``REASONS``).
+    """
+
+    name: str
+    folder: Path
+    about: dict[str, Any]
+    episodes: pd.DataFrame
+    turns: pd.DataFrame
+    steps: pd.DataFrame
+    shares: dict[str, Shares] = field(default_factory=dict)
+    """of the groups that each segment logged, "" for others; of the other groups there are failed episodes alone"""
+    notes: list[str] = field(default_factory=list)
+    """what was left out on reading"""
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Which episodes are of groups that were logged: rates over all others would be rates of failure."""
+        episodes, others = self.episodes, self.shares.get("", Shares())
+        keys = [*zip(episodes["group"], episodes["segment"], flag(episodes["validation"]), strict=True)]
+        of = {key: chosen(str(key[0]), self.shares.get(key[1], others)[int(key[2])]) for key in set(keys)}
+        return np.array([of[key] for key in keys], bool)
+
+    @property
+    def parts(self) -> list[str]:
+        """Columns of credit that add up, the sum first."""
+        return ["advantage", *(name for name in self.turns if name.startswith("part."))]
+
+    @property
+    def first_ways(self) -> np.ndarray:
+        """Which episodes are no branches: numbers of episodes are theirs, as in the trainer's metrics."""
+        return ~(self.episodes["branch"] > 0).to_numpy(bool)
+
+    @property
+    def own(self) -> np.ndarray:
+        """Which turns their episode trains: a turn that branches share counts once."""
+        return self.turns["trained_by"].isna().to_numpy()
+
+
+def find_log(folder: Path) -> Path:
+    """The log of a run's folder, or the folder itself where it is one.
+
+    Raises:
+        NoLog: it is neither.
+    """
+    for place in (folder / "turnkey_log", folder):
+        if (place / "episodes").is_dir():
+            return place
+    raise NoLog(
+        f"{folder}: no trajectory log, expected turnkey_log/episodes/ in it. A run writes one with "
+        "turnkey.log.trajectories=FOLDER in its launch line"
+    )
+
+
+def load(folder: Path) -> Run:
+    """Read and join the log of a run.
+
+    Raises:
+        NoLog: the folder holds none, or one without a finished episode.
+    """
+    log = find_log(folder)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        episodes, turns, credit, updates, steps = (
+            read(log, name).drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True)
+            for name in ("episodes", "turns", "credit", "updates", "steps")
+        )
+    if not len(episodes):
+        raise NoLog(f"{log}: no episode is written yet; files follow at most five minutes after the first episodes end")
+    episodes = episodes.sort_values(["global_step", "group", "episode"], kind="stable", ignore_index=True)
+    # A launch folder is named after the experiment; of a log on its own the parent says more than "turnkey_log".
+    name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
+    notes = list(dict.fromkeys(str(warning.message) for warning in said))
+    about = _about(log)
+    shares = {name: found for name, said in {**read_segments(log), "": about}.items() if (found := _shares(said))}
+    joined = join(episodes, turns, credit, updates, _staleness(about))
+    return Run(name, log, about, episodes, joined, steps, shares, notes)
+
+
+def join(
+    episodes: pd.DataFrame, turns: pd.DataFrame, credit: pd.DataFrame, updates: pd.DataFrame, staleness: float = 0
+) -> pd.DataFrame:
+    """Turns left join credit left join updates, in the order of ``episodes``, with ``at`` and ``reason``.
+
+    A turn that several steps trained shows the last; one that branches share has the credit of the episode that trains
+    it. Of several passes over a batch: mean ratio and clip share, largest ratio, and the entropy of the first.
+
+    Args:
+        staleness: steps after which an episode may still be trained; at least those that one in the log has waited.
+    """
+    at = dict(zip(episodes["episode"], range(len(episodes)), strict=True))
+    # Where a row was written tells nothing here, and the step of one table is not that of another.
+    turns, credit = (each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))
+    table = turns.assign(at=turns["episode"].map(at)).dropna(subset="at")
+    table = table.astype({"at": np.int64}).sort_values(["at", "turn"], kind="stable")
+    last = credit.sort_values("train_step", kind="stable").drop_duplicates(["episode", "turn"], keep="last")
+    last = last.rename(columns={"turn_in_row": "trained_turn", "episode": "trainer"})
+    table["trainer"] = table["trained_by"].where(table["trained_by"].notna(), table["episode"])
+    table = table.merge(last, on=["trainer", "turn"], how="left")
+    where = ["train_step", "row_id", "turn_in_row"]
+    passes = updates.sort_values([*where, "epoch"], kind="stable").groupby(where, sort=False)
+    update = passes.agg(
+        ratio=("ratio", "mean"), ratio_max=("ratio_max", "max"), clip_share=("clip_share", "mean"),
+        entropy=("entropy", "first"),
+    ).reset_index()  # fmt: skip
+    update = update.rename(columns={"turn_in_row": "trained_turn"})
+    table = table.merge(update, on=["train_step", "row_id", "trained_turn"], how="left")
+    trained_at = table["trainer"].map(at).fillna(table["at"]).astype(np.int64)
+    reason = _reasons(episodes, table.assign(at=trained_at), staleness)
+    return table.assign(reason=reason).drop(columns="trainer").reset_index(drop=True)
+
+
+def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame, staleness: float) -> np.ndarray:
+    trained = turns["advantage"].notna().to_numpy()
+    at = turns["at"].to_numpy()
+    of_episode = np.zeros(len(episodes), bool)
+    np.logical_or.at(of_episode, at, trained)
+    of_group = episodes["group"].map(episodes["group"][of_episode].value_counts()).notna().to_numpy()
+    step = episodes["global_step"].fillna(-1).to_numpy()
+    trained_at = turns["train_step"].to_numpy(np.float64)[trained]
+    newest = trained_at.max(initial=-1)
+    waits = (trained_at - step[at[trained]]).max(initial=staleness)
+    reason = np.select(
+        [
+            episodes["failed"].notna().to_numpy(),
+            flag(episodes["validation"]),
+            of_episode,
+            of_group,
+            step + waits > newest,  # the next batch may hold it
+        ],
+        [FAILED, VALIDATION, TURN_LOST, EPISODE_LOST, NOT_YET],
+        GROUP_LOST,
+    )
+    return np.where(trained, HAS_CREDIT, reason[at]).astype(np.uint8)
+
+
+def flag(column: pd.Series) -> np.ndarray:
+    """A column of booleans, null as False."""
+    return column.map(lambda value: value is True or value == True).to_numpy(bool)  # noqa: E712 - numpy's own True
+
+
+def _staleness(about: dict[str, Any]) -> float:
+    """Steps that an episode may wait for its update: none under a synchronous trainer."""
+    node: Any = about.get("config")
+    for key in ("trainer", "v1"):
+        node = node.get(key) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or not str(node.get("trainer_mode")).endswith("async"):
+        return 0
+    sampler = node.get("sampler")
+    most = sampler.get("max_off_policy_threshold") if isinstance(sampler, dict) else None
+    return most if isinstance(most, int) else np.inf  # null: however old it is
+
+
+def _shares(said: dict[str, Any]) -> Shares | None:
+    """The shares that ``run.json`` or a segment's file names."""
+    share = said.get("share")
+    validation = said.get("validation_share", share)
+    known = isinstance(share, int | float) and isinstance(validation, int | float)
+    return Shares(float(share), float(validation)) if known else None
+
+
+def _about(log: Path) -> dict[str, Any]:
+    """What ``run.json`` says; nothing where it is absent or damaged, for the tables tell most."""
+    try:
+        said = json.loads((log / "run.json").read_text(encoding="utf-8"), parse_constant=str)
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,280 @@
+"""A run as the blocks of data that a page decodes: an index of all turns, then numbers and texts, a block per group.
+
+Every block is compressed with gzip. ``run-<i>`` is an index: a header of JSON (episodes by column, charts, health) and
+behind it the credit of all turns as 16-bit numbers with a scale each. ``numbers-<i>-<g>`` and ``texts-<i>-<g>`` are
+JSON: the exact columns of a group's turns, and its texts, each once. What exceeds the page's size is left out whole
+groups at a time, texts and numbers together, and the header says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_turnkey.advantage import describe_part
+from verl_turnkey.plugins.view.curves import charts
+from verl_turnkey.plugins.view.health import findings
+from verl_turnkey.plugins.view.join import REASONS, Run, flag
+from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.selection import Built, chosen, on_page, order, turns_of, weights_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Blocks = dict[str, bytes]
+
+MISSING = -32768
+"""in the index: no credit"""
+OF_EPISODE = [
+    "episode",
+    "branch",
+    "parent",
+    "global_step",
+    "validation",
+    "split",
+    "task",
+    "env",
+    "kwargs",
+    "seed",
+    "package",
+    "weights_min",
+    "weights_max",
+    "host",
+    "started",
+    "seconds_model",
+    "seconds_env",
+    "seconds_waiting",
+    "turns",
+    "return",
+    "score",
+    "success",
+    "truncated",
+    "failed",
+    "failed_kind",
+]
+NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_key"}
+REPEATING = {
+    "parent",
+    "trained_by",
+    "split",
+    "task",
+    "env",
+    "kwargs",
+    "package",
+    "host",
+    "failed",
+    "failed_kind",
+    "state_key",
+    "action",
+    "parse_note",
+    "extra",
+}
+
+
+def pack(run: Run, number: int, size: float) -> Blocks:
+    """The blocks of a run whose base64 takes at most ``size`` bytes; the index is there in any case."""
+    group, names = _groups(run.episodes)
+    ordered = order(run, group, len(names))
+    played = set(group[run.turns["at"].unique()].tolist())
+    weights = weights_of(run, group, len(names))
+    index = _index(run, number, group, names)
+    left = size - on_page(len(index(numbers=[], texts=[], logged_numbers=len(played), logged_texts=len(names))))
+    # Numbers alone cannot be read as a conversation: a group gets both, and what then is left goes to numbers.
+    logged = [g for g in ordered if weights[g] > 0 and g in played]
+    built, without, left = chosen(logged, weights, left, lambda some: _both(run, group, some))
+    rest = [g for g in ordered if g in played and g not in built]
+    alone, _, _ = chosen(rest, turns_of(run, group, len(names)), left, lambda some: _single(run, group, some))
+    kept = {"numbers": sorted(built | alone), "texts": sorted(built), "logged_numbers": len(played)}
+    blocks = {f"run-{number}": index(**kept, logged_texts=len(logged) - without)}
+    blocks |= {f"numbers-{number}-{g}": (built | alone)[g][0] for g in kept["numbers"]}
+    return blocks | {f"texts-{number}-{g}": built[g][1] for g in kept["texts"]}
+
+
+def _both(run: Run, group: np.ndarray, some: set[int]) -> Built:
+    """Numbers and texts of those groups that have texts."""
+    texts = dict(_texts(run, group, some))
+    return {g: (block, texts[g]) for g, block in _numbers(run, group, set(texts))}
+
+
+def _single(run: Run, group: np.ndarray, some: set[int]) -> Built:
+    return {g: (block,) for g, block in _numbers(run, group, some)}
+
+
+def squeeze(value: Any) -> bytes:
+    """JSON, compressed; equal values give equal bytes."""
+    return gzip.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode(), 6, mtime=0)
+
+
+def _groups(episodes: pd.DataFrame) -> tuple[np.ndarray, list[str]]:
+    codes, names = episodes["group"].factorize()
+    return codes, [str(name) for name in names]
+
+
+def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callable[..., bytes]:
+    """The block of it for which groups have numbers and texts here, and how many have some in the log."""
+    episodes, turns = run.episodes, run.turns
+    count = np.bincount(turns["at"].to_numpy(), minlength=len(episodes))
+    values: dict[str, dict[str, Any]] = {}
+    binary: list[bytes] = []
+
+    def column(name: str, array: np.ndarray, **more: Any) -> None:
+        raw = array.tobytes()
+        at = sum(map(len, binary))
+        values[name] = {"type": array.dtype.name, "at": at, "length": len(array), **more}
+        binary.append(raw + bytes(-len(raw) % 4))
+
+    column("reason", turns["reason"].to_numpy(np.uint8))
+    column("valid", flag(turns["valid"]).astype(np.uint8))
+    column("shared", (~run.own).astype(np.uint8))
+    for name in run.parts:
+        short, scale = _short(turns[name].to_numpy(np.float64))
+        column(name, short, scale=scale)
+    named = episodes["task"].map({task: task_name(task) for task in episodes["task"].dropna().unique()})
+    sizes = np.abs(turns["advantage"].to_numpy(np.float64)[run.own])
+    sizes = sizes[np.isfinite(sizes)]
+    header = {
+        "name": run.name,
+        "number": number,
+        "about": run.about,
+        "notes": run.notes,
+        "charts": charts(run),
+        "health": findings(run),
+        "reasons": REASONS,
+        "parts": run.parts,
+        "meanings": _meanings(run),
+        "full": float(f"{(np.quantile(sizes, 0.98) if len(sizes) else 0.0) or sizes.max(initial=0.0):.5g}") or 1.0,
+        "groups": names,
+        "counts": count.tolist(),
+        "whole": run.whole.astype(int).tolist(),
+        "group": group.tolist(),
+        "episodes": {
+            name: _plain(named if name == "task" else episodes[name], name in REPEATING) for name in OF_EPISODE
+        },
+        "turns": values,
+    }
+
+    def block(**kept: Any) -> bytes:
+        head = json.dumps(header | kept, separators=(",", ":"), allow_nan=False).encode()
+        head += b" " * (-len(head) % 4)
+        return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(binary), 6, mtime=0)
+
+    return block
+
+
+def task_name(task: str) -> str:
+    """A task as a person names it: of the description of an environment its name and arguments, without the seed."""
+    try:
+        told = json.loads(task)
+    except ValueError:
+        return task
+    if not (isinstance(told, dict) and isinstance(told.get("env_id"), str)):
+        return task
+    kwargs = told.get("kwargs")
+    values = [f"{key} {value}" for key, value in kwargs.items()] if isinstance(kwargs, dict) else []
+    return ", ".join([re.sub(r"-v\d+$", "", told["env_id"].rpartition("/")[2]), *values])
+
+
+def _meanings(run: Run) -> dict[str, str]:
+    """A sentence for each part, level and group of the run's credit that is known here."""
+    method = str(run.about.get("method", ""))
+    named = [name for name in run.turns if name.startswith(("part.", "level.", "size."))]
+    said = {name: describe_part(name.partition(".")[2], method) for name in named}
+    return {name: meaning for name, meaning in said.items() if meaning}
+
+
+def _short(values: np.ndarray) -> tuple[np.ndarray, float]:
+    finite = np.isfinite(values)
+    scale = float(np.abs(values[finite]).max(initial=0.0)) / 32767 or 1.0
+    return np.where(finite, np.rint(np.where(finite, values, 0.0) / scale), MISSING).astype("<i2"), scale
+
+
+def _plain(column: pd.Series, repeating: bool = False) -> Any:
+    """A column as JSON has it: null for what is missing, ``{values, codes}`` for texts that repeat."""
+    if repeating:
+        codes, values = column.factorize()
+        return {"values": [str(value) for value in values], "codes": codes.tolist()}
+    return _listed(_rounded(column.to_numpy()))
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Numbers of 32 bits with the 7 digits that they have, as wider ones would have 17."""
+    if values.dtype != np.float32:
+        return values
+    size = np.abs(values, dtype=np.float64)
+    there = np.isfinite(size) & (size > 1e-30)
+    unit = 10.0 ** (6 - np.floor(np.log10(size, where=there, out=np.zeros_like(size))))
+    return np.where(there, np.round(values * unit) / unit, values)
+
+
+def _listed(values: np.ndarray) -> list[Any]:
+    """As JSON has it: null for what is no number, as text what JavaScript would round."""
+    if values.dtype.kind == "f":
+        finite = np.isfinite(values)
+        found = values.tolist()
+        return found if finite.all() else [v if ok else None for v, ok in zip(found, finite.tolist(), strict=True)]
+    if values.dtype.kind == "b" or (values.dtype.kind in "iu" and np.all(np.abs(values) < 2**53)):
+        return values.tolist()
+    return [value if value is None or isinstance(value, bool | str) else str(value) for value in values.tolist()]
+
+
+def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
+    turns = run.turns
+    shown = [name for name in turns if name not in NOT_SHOWN and turns[name].notna().any()]
+    numbers = {name: _rounded(turns[name].to_numpy()) for name in shown if name not in REPEATING}
+    texts = {name: turns[name].to_numpy(object) for name in shown if name in REPEATING}
+    for g, rows in _ranges(group[turns["at"].to_numpy()]):
+        if g not in wanted:
+            continue
+        columns: dict[str, Any] = {name: _listed(values[rows]) for name, values in numbers.items()}
+        columns |= {name: _interned(values[rows].tolist()) for name, values in texts.items()}
+        yield g, squeeze({"columns": columns})
+
+
+def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
+    """A block per group whose texts the log still has; partition by partition, since all at once may be gigabytes."""
+    ours = np.isin(group, list(wanted))
+    at = dict(zip(run.episodes["episode"], range(len(group)), strict=True))
+    turns = run.turns
+    row = {key: i for i, key in enumerate(zip(turns["at"].tolist(), turns["turn"].tolist(), strict=True))}
+    of_turn = group[turns["at"].to_numpy()]
+    rows_of = dict(_ranges(of_turn))
+    found: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
+    last = run.episodes["step"].groupby(group).max()
+    for step in sorted(int(step) for step in run.episodes["step"][ours].unique()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a group without texts says so itself
+            table = read(run.folder, "texts", [step])
+        columns = (table[name].tolist() for name in ("episode", "turn", "prompt_tail", "response", "observation"))
+        for episode, turn, *texts in zip(*columns, strict=True):
+            here = row.get((at.get(episode, -1), turn))
+            if here is not None and int(of_turn[here]) in wanted:
+                found[int(of_turn[here])][here] = tuple(texts)
+        for g in [g for g in found if last[g] <= step]:
+            held = found.pop(g)
+            several = [held.get(i, (None, None, None)) for i in rows_of[g].tolist()]
+            said = _interned([text for each in several for text in each])  # in order, so that repeats lie close
+            codes = said["codes"]
+            names = ("prompt", "response", "observation")
+            yield g, squeeze({"values": said["values"], **{name: codes[i::3] for i, name in enumerate(names)}})
+
+
+def _ranges(of_turn: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    order = np.argsort(of_turn, kind="stable")
+    bounds = np.flatnonzero(np.diff(of_turn[order])) + 1
+    for rows in np.split(order, bounds):
+        if len(rows):
+            yield int(of_turn[rows[0]]), rows
+
+
+def _interned(texts: list[Any]) -> dict[str, Any]:
+    """Each text once, in the order in which they occur; code -1 is none."""
+    known: dict[str, int] = {}
+    codes = [known.setdefault(text, len(known)) if isinstance(text, str) else -1 for text in texts]
+    return {"values": list(known), "codes": codes}

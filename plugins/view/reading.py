@@ -1,0 +1,120 @@
+"""Reading the tables of the trajectory log, while a run writes them and after it was killed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from verl_turnkey.plugins.log.schema import STEP, TABLES, families, schema
+from verl_turnkey.plugins.log.segments import SEGMENT, read_segments
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+class Part(NamedTuple):
+    """A file of a table."""
+
+    path: Path
+    step: int
+    segment: str
+
+
+def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -> pd.DataFrame:
+    """The rows of a table, with ``step`` and ``segment`` beside its columns; columns that no file has are null.
+
+    What a later start of the trainer did again replaces what an earlier one had. A warning names what was replaced, and
+    every file that cannot be read or is not ours.
+
+    Args:
+        folder: of the log, ``<run>/turnkey_log``; without the table in it there are no rows.
+        table: of :data:`~verl_turnkey.plugins.log.schema.TABLES`.
+        steps: read these partitions alone.
+    """
+    import pyarrow as pa
+
+    folder = Path(folder)
+    found = [(part, rows) for part in parts(folder, table, steps) if (rows := _rows(part, table)) is not None]
+    own = tuple(dict.fromkeys(n for _, rows in found for n in rows.column_names if n.startswith(families(table))))
+    fields = schema(table, own).append(pa.field("step", pa.int32())).append(pa.field("segment", pa.string()))
+    whole = pa.concat_tables([fields.empty_table(), *(rows for _, rows in found)], promote_options="default")
+    frame = whole.to_pandas()
+    if TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
+        # An asynchronous trainer that resumes plays the groups again that it had not finished, under the same keys.
+        latest = frame.groupby("episode")["segment"].transform("max")
+        frame = frame[frame["segment"] == latest].reset_index(drop=True)
+    return frame
+
+
+def parts(folder: Path, table: str, steps: Collection[int] | None = None) -> list[Part]:
+    """The files of ``table`` that count, those of earlier steps and starts first; warns of the others."""
+    if table not in TABLES:
+        raise ValueError(f"the trajectory log has no table {table!r}; it has {', '.join(TABLES)}")
+    foreign: list[Path] = []
+    found = sorted(_files(folder / table, steps, foreign), key=lambda part: (part.step, part.segment, part.path))
+    if foreign:
+        _warn(f"left out, no file of the trajectory log: {_names(foreign)}")
+    resumed = {segment: facts.get("resumed_from") for segment, facts in read_segments(folder).items()}
+    there = {(part.step, part.segment) for part in found}
+    kept = [part for part in found if not _replaced(part, resumed, there)]
+    if len(kept) < len(found):
+        redone = sorted({part.step for part in set(found) - set(kept)})
+        _warn(f"{table}: a later start of the trainer did steps {redone[0]} to {redone[-1]} again: what it did counts")
+    return kept
+
+
+def _files(folder: Path, steps: Collection[int] | None, foreign: list[Path]) -> Iterator[Part]:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        step = STEP.fullmatch(path.name)
+        if step is None or not path.is_dir():
+            foreign.append(path)
+        elif steps is None or int(step[1]) in steps:
+            for file in path.iterdir():
+                segment = file.name.partition("-")[0]
+                if file.suffix == ".parquet" and SEGMENT.fullmatch(segment):
+                    yield Part(file, int(step[1]), segment)
+                elif not file.name.startswith("."):  # else it is being written
+                    foreign.append(file)
+
+
+def _replaced(part: Part, resumed: dict[str, Any], there: set[tuple[int, str]]) -> bool:
+    """Whether a later start did the step again: the steps after the one that it resumed from.
+
+    The last step that a start takes over may have a validation of both. Where it is not known from which step a start
+    resumed, it is those steps that it has rows of.
+    """
+    for segment in {*resumed, *(segment for _, segment in there)}:
+        if segment > part.segment:
+            begun = resumed.get(segment)
+            if part.step > begun if isinstance(begun, int) else (part.step, segment) in there:
+                return True
+    return False
+
+
+def _rows(part: Part, table: str) -> pa.Table | None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(part.path) as file:  # read_table would take a column out of the folder's name
+            rows = file.read()
+        own = tuple(name for name in rows.column_names if name.startswith(families(table)))
+        known = schema(table, own)
+        columns = {n: rows[n].cast(known.field(n).type) if n in known.names else rows[n] for n in rows.column_names}
+    except (OSError, pa.ArrowException) as error:
+        _warn(f"left out, it cannot be read: {part.path}: {error}")
+        return None
+    columns |= {"step": pa.repeat(pa.scalar(part.step, pa.int32()), len(rows))}
+    return pa.table(columns | {"segment": pa.repeat(pa.scalar(part.segment), len(rows))})
+
+
+def _names(paths: list[Path]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(map(str, paths[:3])) + more
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)

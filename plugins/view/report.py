@@ -1,0 +1,271 @@
+"""A comparison (``compare.py``) as tables for a terminal or a page, as HTML without scripts, and as a picture.
+
+Every name in it is a text of others: control characters are replaced, and HTML is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_turnkey.plugins.view.compare import SCALES, TRAINING, VALIDATION
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""apart for colour-blind eyes too (Okabe and Ito)"""
+DASHES = ("", "6 3", "2 2")
+KEYS = 20
+"""differing keys that a table shows"""
+BAR = r"\|"
+PARTS = 6
+"""parts of a training step that a table shows"""
+WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 720, 360, 56, 44, 12
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    """What the numbers say, as texts."""
+    groups, at = found["groups"], f"at {found['x'].removesuffix('s')} {found['range'][1]:g}"
+    rows = [
+        [
+            plain(each["name"]),
+            str(len(each["runs"])),
+            f"{each['final']['mean']:.3f}",
+            f"{each['final']['lowest']:.3f} to {each['final']['highest']:.3f}",
+            _interval(each["final"]["interval"]),
+            f"{each['area']['mean']:.3f}",
+        ]
+        for each in groups
+    ]
+    made = [Table(plain(found["metric"]), ["group", "seeds", at, "lowest to highest", "95 % interval", "area"], rows)]
+    units = [x for x in SCALES if any(x in each["to_level"] for each in groups)]
+    if units:
+        costs = [
+            [plain(each["name"]), *(each["to_level"].get(x, {}).get("said", "-") for x in units)] for each in groups
+        ]
+        made.append(Table(f"to reach {found['level']:g}", ["group", *(SCALES[x] for x in units)], costs))
+    keys = list(groups[0]["config"])
+    if keys:
+        values = [[plain(key), *(plain(each["config"][key]) for each in groups)] for key in keys[:KEYS]]
+        if len(keys) > KEYS:
+            values.append([f"{len(keys) - KEYS} more, in comparison.json", *("" for _ in groups)])
+        made.append(Table("what differs", ["key", *(plain(each["name"]) for each in groups)], values))
+    if found["pairs"]:
+        pairs = [
+            [plain(pair["a"]), plain(pair["b"]), *(_chance(pair[part]) for part in ("final", "area"))]
+            for pair in found["pairs"]
+        ]
+        head = ["a run of", "is better than one of", at, "by area"]
+        made.append(Table("probability of improvement", head, pairs))
+    fallen = [
+        [
+            plain(f"{each['name']} {run['seed']}"),
+            f"{found['best']:.3f} (step {found['best_at']})",
+            f"{found['last']:.3f}",
+            str(found["step"]) if found["back"] is None else f"{found['step']}, back at {found['back']}",
+            "; ".join(_changed(row) for row in found["changes"] if not row["fall"]) or "-",
+        ]
+        for each in groups
+        for run in each["runs"]
+        if (found := run["collapse"])
+    ]
+    if fallen:
+        made.append(
+            Table(
+                "success that was lost in training", ["run", "best", "down to", "lost at", "what changed then"], fallen
+            )
+        )
+    parts = list(dict.fromkeys(part for each in groups for part in list(each["seconds_per_step"])[:PARTS]))
+    if parts:
+        seconds = [
+            [plain(each["name"]), *(_seconds(each["seconds_per_step"].get(part)) for part in parts)] for each in groups
+        ]
+        made.append(Table("seconds per step, median", ["group", *map(plain, parts)], seconds))
+    return made
+
+
+def _changed(row: dict[str, Any]) -> str:
+    return f"{row['what']} {row['before']} to {row['after']} (step {row['step']})"
+
+
+def _interval(ends: Sequence[float] | None, digits: int = 3) -> str:
+    return f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}" if ends else "-"
+
+
+def _chance(part: dict[str, Any]) -> str:
+    said = f"{part['improvement']:.2f}"
+    return f"{said} ({_interval(part['interval'], 2)})" if part["interval"] else said
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def plain(text: str) -> str:
+    """A text of others on one line, without control characters and marks of direction."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+# --- terminal and page ------------------------------------------------------------------------------------------------
+
+
+def print_tables(found: dict[str, Any]) -> None:
+    """Print for the terminal at hand; 120 columns where there is none."""
+    import sys
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
+    for table in tables(found):
+        grid = Grid(box=SIMPLE_HEAD, title=Text(table.title), title_justify="left")
+        for name in table.head:
+            grid.add_column(Text(name), overflow="fold")
+        for row in table.rows:
+            grid.add_row(*map(Text, row))
+        console.print(grid)
+    for note in found["notes"]:
+        console.print(plain(note))
+
+
+def markdown(table: Table) -> str:
+    """For a page."""
+    rows = [f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |" for row in (table.head, *table.rows)]
+    return "\n".join([rows[0], "|---" * len(table.head) + "|", *rows[1:]]) + "\n"
+
+
+# --- HTML -------------------------------------------------------------------------------------------------------------
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width"><title>Runs compared</title><style>
+:root {{ color-scheme: light dark }}
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0 1.5rem }}
+th, td {{ text-align: left; padding: .25rem .75rem; border-bottom: 1px solid #8886; vertical-align: top }}
+svg {{ width: 100%; height: auto; background: #fff; color: #222 }}
+</style></head><body>
+<h1>Runs compared</h1>
+{body}
+</body></html>
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """One HTML file that loads nothing and runs nothing."""
+    body = [_svg(found)]
+    for table in tables(found):
+        body.append(f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{_cells('th', table.head)}</tr></thead>")
+        body += [f"<tr>{_cells('td', row)}</tr>" for row in table.rows]
+        body.append("</table>")
+    body += [f"<p>{html.escape(plain(note))}</p>" for note in found["notes"]]
+    runs = [
+        [plain(each["name"]), plain(run["seed"]), plain(run["folder"])]
+        for each in found["groups"]
+        for run in each["runs"]
+    ]
+    body.append("<h2>runs</h2>\n<table>")
+    body += [f"<tr>{_cells('td', row)}</tr>" for row in runs]
+    body.append("</table>")
+    return PAGE.format(body="\n".join(body))
+
+
+def _cells(tag: str, cells: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+
+
+def _svg(found: dict[str, Any]) -> str:
+    """Each run a thin line, the mean of a group a thick one over the range of its runs."""
+    runs = [run for each in found["groups"] for run in each["runs"]]
+    xs = [x for run in runs for x in run["x"]]
+    ys = [y for run in runs for y in run["value"] if math.isfinite(y)] or [0.0]
+    left, right = min(xs), max(xs)
+    low, high = (0.0, 1.0) if _is_share(found) else (min(ys), max(ys))
+
+    def place(x: float, y: float) -> str:
+        across = (x - left) / ((right - left) or 1)
+        up = (y - low) / ((high - low) or 1)
+        return f"{LEFT + across * (WIDTH - LEFT - EDGE):.1f},{HEIGHT - BOTTOM - up * (HEIGHT - BOTTOM - EDGE):.1f}"
+
+    def line(x: Sequence[float], y: Sequence[float], style: str) -> str:
+        points = " ".join(place(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(b))
+        return f'<polyline points="{points}" fill="none" {style}/>'
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * len(found["groups"])}" role="img" font-size="12">']
+    parts.append("<title>Learning curves</title>")
+    for i in range(5):
+        x, y = left + (right - left) * i / 4, low + (high - low) * i / 4
+        across, up = place(x, low).split(",")[0], place(left, y).split(",")[1]
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - EDGE}" y1="{up}" y2="{up}" stroke="#8884"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{up}" text-anchor="end" dominant-baseline="middle">{y:.3g}</text>')
+        parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{x:.6g}</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">{SCALES[found["x"]]}</text>')
+    for number, each in enumerate(found["groups"]):
+        color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
+        curve = each["curve"]
+        band = [place(a, b) for a, b in zip(curve["x"], curve["low"], strict=True)]
+        band += [place(a, b) for a, b in zip(curve["x"][::-1], curve["high"][::-1], strict=True)]
+        if len(each["runs"]) > 1:
+            parts.append(f'<polygon points="{" ".join(band)}" fill="{color}" fill-opacity="0.12"/>')
+            parts += [line(run["x"], run["value"], f'stroke="{color}" stroke-opacity="0.45"') for run in each["runs"]]
+        style = f'stroke="{color}" stroke-width="2.5" stroke-dasharray="{dash}"'
+        parts.append(line(curve["x"], curve["mean"], style))
+        y = HEIGHT + 20 * number + 8
+        parts.append(f'<line x1="{LEFT}" x2="{LEFT + 24}" y1="{y}" y2="{y}" {style}/>')
+        name = html.escape(plain(each["name"]))
+        parts.append(f'<text x="{LEFT + 32}" y="{y}" dominant-baseline="middle">{name}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def _is_share(found: dict[str, Any]) -> bool:
+    return found["metric"] == TRAINING or bool(VALIDATION.fullmatch(found["metric"]))
+
+
+# --- picture ----------------------------------------------------------------------------------------------------------
+
+
+def draw(panels: Sequence[dict[str, Any]], path: Path) -> None:
+    """One panel per comparison, side by side.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ImportError('a picture needs matplotlib: pip install "verl-turnkey[viz]"') from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    size = (max(7, 4 * len(panels)), 4)
+    figure, row = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for axes, found in zip(row[0], panels, strict=True):
+        for number, each in enumerate(found["groups"]):
+            color, style = COLORS[number % len(COLORS)], ("-", "--", ":")[number // len(COLORS) % 3]
+            for run in each["runs"]:
+                axes.plot(run["x"], run["value"], color=color, linewidth=0.7, alpha=0.4)
+            curve = each["curve"]
+            axes.fill_between(curve["x"], curve["low"], curve["high"], color=color, alpha=0.1, linewidth=0)
+            axes.plot(curve["x"], curve["mean"], style, color=color, linewidth=2, label=f" {each['name']}")
+        axes.set_xlabel(SCALES[found["x"]])
+        axes.set_title(plain(found["metric"]), parse_math=False)
+        if _is_share(found):
+            axes.set_ylim(0, 1)
+        axes.spines[["top", "right"]].set_visible(False)
+    legend = row[0][0].legend(frameon=False)
+    for text in legend.get_texts():
+        text.set(parse_math=False, text=plain(text.get_text()))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

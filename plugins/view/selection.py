@@ -1,0 +1,94 @@
+"""Which groups a page of limited size holds: what is most worth keeping, and of it what fits.
+
+Building a group's blocks is what costs, so they are built in that order and not beyond what fits.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from verl_turnkey.plugins.view.join import Run, flag
+from verl_turnkey.plugins.view.reading import parts
+
+BATCH = 8
+"""groups that are built at least before it is asked what fits"""
+
+Built = dict[int, tuple[bytes, ...]]
+
+
+def chosen(
+    ordered: Sequence[int], weights: np.ndarray, left: float, build: Callable[[set[int]], Built]
+) -> tuple[Built, int, float]:
+    """Groups that fit, in their order, their blocks; how many had none; and what is left.
+
+    Only as many are built as will fit, guessed from what the log takes of each; a guess too low is followed by another.
+    """
+    kept: Built = {}
+    without, done, each = 0, 0, math.inf  # a first batch tells what the others will take
+    while done < len(ordered) and left > 0:
+        sizes = np.cumsum(weights[ordered[done:]]) * each
+        some = ordered[done : done + max(BATCH, int(np.searchsorted(sizes, left)) + 1)]
+        built = build(set(some))
+        fitting, left = _fitting({g: built[g] for g in some if g in built}, left)
+        kept |= {g: built[g] for g in some if g in fitting}
+        without, done = without + len(some) - len(built), done + len(some)
+        if built and not fitting:
+            break
+        actual = sum(on_page(len(block)) for several in built.values() for block in several)
+        each = actual / weights[some].sum() or each
+    return kept, without, left
+
+
+def order(run: Run, group: np.ndarray, count: int) -> list[int]:
+    """Groups, what is most worth keeping first: one of each step, then the others, the newest steps first.
+
+    Both times those with mixed outcomes or failures come before the rest; which of equals is drawn.
+    """
+    drawn = list(range(count))
+    random.Random(0).shuffle(drawn)
+    won, failed = flag(run.episodes["success"]), run.episodes["failed"].notna().to_numpy()
+    members = np.bincount(group, minlength=count)
+    wins, bad = (np.bincount(group, weights=each, minlength=count) for each in (won, failed))
+    telling = ((wins > 0) & (wins < members)) | (bad > 0)
+    step = run.episodes["global_step"].fillna(-1).groupby(group).max().to_numpy()
+    best = sorted(drawn, key=lambda g: (not telling[g], -step[g]))
+    first = set({step[g]: g for g in reversed(best)}.values())
+    return sorted(best, key=lambda g: g not in first)
+
+
+def _fitting(blocks: Mapping[int, Sequence[bytes]], left: float) -> tuple[set[int], float]:
+    """Groups all blocks of which fit in what is left by those before; and what is left then."""
+    chosen = set()
+    for g, several in blocks.items():
+        if (need := sum(on_page(len(block)) for block in several)) <= left:
+            chosen.add(g)
+            left -= need
+    return chosen, left
+
+
+def turns_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
+    return np.bincount(group[run.turns["at"].to_numpy()], minlength=count).astype(float)
+
+
+def weights_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
+    """Bytes of each group's texts on the disk, by its share of the turns of a step; 0 without texts of its steps."""
+    on_disk: dict[int, int] = defaultdict(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left out was said on reading
+        for part in parts(run.folder, "texts"):
+            on_disk[part.step] += part.path.stat().st_size
+    at = run.turns["at"].to_numpy()
+    step = run.episodes["step"].to_numpy()[at]
+    known, place, turns = np.unique(step, return_inverse=True, return_counts=True)
+    each = np.array([on_disk[int(s)] for s in known]) / turns
+    return np.bincount(group[at], weights=each[place], minlength=count)
+
+
+def on_page(size: int) -> int:
+    return (size + 2) // 3 * 4 + 60  # base64 and its element

@@ -1,0 +1,100 @@
+"""Training episodes and turns by step, and the curves that the rules of ``health.py`` look at."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind
+from verl_turnkey.plugins.view.join import Run, flag
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Seen:
+    """Training episodes and turns by step. Of groups that were not logged there are none here.
+
+    ``ways`` are all of them, ``episodes`` those that are no branches; a turn that branches share is there once.
+    """
+
+    def __init__(self, run: Run) -> None:
+        train = run.episodes[run.whole & ~flag(run.episodes["validation"])]
+        self.ways = train.assign(
+            success=flag(train["success"]), failed=train["failed"].notna(), truncated=flag(train["truncated"])
+        )
+        self.episodes = self.ways[run.first_ways[train.index]]
+        before = run.turns.shift(1)
+        same = [run.turns[name] == before[name] for name in ("at", "action", "state_key")]
+        there = run.own & run.turns["at"].isin(train.index)
+        turns = run.turns.assign(repeats=same[0] & same[1] & same[2])[there]
+        self.turns = turns.assign(
+            step=train["global_step"].reindex(turns["at"]).to_numpy(),
+            group=train["group"].reindex(turns["at"]).to_numpy(),
+            valid=flag(turns["valid"]),
+            prompt_cut=flag(turns["prompt_cut"]),
+        )
+        self.metrics = run.steps
+        self.steps = sorted(int(step) for step in train["global_step"].dropna().unique())
+
+    def by_step(self, values: pd.Series, step: pd.Series) -> pd.Series:
+        """Mean of a column at each step."""
+        return values.astype(float).groupby(step.to_numpy()).mean()
+
+    def of_episodes(self, name: str) -> pd.Series:
+        return self.by_step(self.episodes[name], self.episodes["global_step"])
+
+    def metric(self, name: str) -> pd.Series:
+        """One of the trainer's, by step."""
+        rows = self.metrics[self.metrics["name"] == name].sort_values("train_step")
+        return rows.set_index("train_step")["value"].dropna()
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """Groups with several finished episodes: whether all have the ``same`` score, and whether one was ``won``."""
+        ok = self.ways[~self.ways["failed"]]
+        groups = ok.groupby(["global_step", "group"]).agg(
+            size=("score", "size"), low=("score", "min"), high=("score", "max"), won=("success", "max")
+        )
+        groups = groups[groups["size"] > 1]  # one episode alone is compared with nothing
+        return groups.assign(same=groups["low"] == groups["high"]).reset_index()
+
+    @cached_property
+    def without_signal(self) -> pd.Series:
+        return self.by_step(self.groups["same"], self.groups["global_step"])
+
+    @cached_property
+    def repeated(self) -> pd.Series:
+        """Share of the turns that do again what changed nothing the turn before."""
+        return self.by_step(self.turns["repeats"], self.turns["step"])
+
+    @cached_property
+    def commonest(self) -> pd.Series:
+        """Share of the commonest action among the turns."""
+        return self.turns.groupby("step")["action"].agg(lambda said: said.value_counts(normalize=True).max())
+
+    def curves(self) -> dict[str, Curve]:
+        """What may change with success, by the name that people read."""
+        turns, shares = self.turns, "share"
+        entropy = self.metric("actor/entropy")
+        found: dict[str, tuple[pd.Series, Kind]] = {
+            "groups without signal": (self.without_signal, shares),
+            "turns per episode": (self.of_episodes("turns"), "size"),
+            "episodes that end at a limit": (self.of_episodes("truncated"), shares),
+            "turns that repeat an action in vain": (self.repeated, shares),
+            "the commonest action's share of the turns": (self.commonest, shares),
+            "turns without a valid action": (self.by_step(~turns["valid"], turns["step"]), shares),
+            "prompts cut": (self.by_step(turns["prompt_cut"], turns["step"]), shares),
+            "tokens per response": (self.by_step(turns["response_tokens"], turns["step"]), "size"),
+            "failed episodes": (self.of_episodes("failed"), shares),
+            "entropy": (entropy if len(entropy) else self.by_step(turns["entropy"], turns["step"]), "size"),
+        }
+        made = {name: Curve(*_plain(by), kind) for name, (by, kind) in found.items()}
+        return made | {what: Curve(*_plain(self.metric(name)), "peak", least) for what, (name, least) in UPDATE.items()}
+
+
+def _plain(by_step: pd.Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return by_step.index.to_numpy(float), by_step.to_numpy(float)

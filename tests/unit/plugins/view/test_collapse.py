@@ -1,0 +1,128 @@
+"""Where success was lost and what changed about then: curves whose answer is plain to see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verl_turnkey.plugins.view.collapse import Curve, changes, fall, said, split, told
+
+STEPS = np.arange(1.0, 13.0)
+SUCCESS = Curve(STEPS, np.array([0.3, 0.4, 0.4, 0.5, 0.4, 0.5, 0.4, 0.1, 0.0, 0.1, 0.0, 0.0]))
+
+
+def jump(at: int, before: float, after: float, kind="size") -> Curve:
+    return Curve(STEPS, np.where(at > STEPS, before, after) + 0.001 * (STEPS % 2), kind)
+
+
+def test_a_fall_by_hand():
+    found = fall(SUCCESS)
+    assert found.best == pytest.approx((0.5 + 0.4 + 0.5) / 3)
+    assert found.best_at == 6
+    assert found.last == pytest.approx(0.1 / 3)
+    assert found.turn == 8  # where most was lost, though the mean of three steps is below half only from 9 on
+    assert found.steps == [9, 10, 11, 12]
+    assert found.within == (1, 11)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [0.5],
+        [0.1, 0.15, 0.1, 0.0, 0.0, 0.0],  # never had much
+        [0.5, 0.5, 0.5, 0.3, 0.3, 0.3],  # lost less than half
+        [0.1, 0.2, 0.3, 0.4, 0.5],
+    ],
+)
+def test_no_fall(values):
+    assert fall(Curve(np.arange(len(values)), np.array(values, float))) is None
+
+
+def test_a_fall_that_was_made_good():
+    """A real run of the quickstart with four times its learning rate: success in 12 steps of training."""
+    values = [0.438, 0.359, 0.203, 0.266, 0.109, 0.375, 0.5, 0.641, 0.781, 0.719, 0.703, 0.719]
+    found = fall(Curve(STEPS, np.array(values)))
+    assert (found.best, found.best_at) == (0.438, 1)
+    assert found.last == pytest.approx((0.203 + 0.266 + 0.109) / 3)
+    assert (found.turn, found.steps, found.back) == (3, [5], 6)
+    kl = [0.014, 0.018, 0.082, 0.02, 0.001, 0.003, 0.003, 0.003, 0.002, 0.005, 0.002, 0.001]
+    told_of = changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.02)}, found)
+    assert [(each.step, each.before, each.after) for each in told_of] == [(3, 0.003, 0.082)]
+    norm = [0.254, 0.351, 3.0, 0.377, 0.153, 0.325, 0.324, 0.228, 0.256, 0.536, 0.273, 0.414]
+    assert changes({"norm": Curve(STEPS, np.array(norm), "peak")}, found) == []  # nothing was usual yet
+    assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, found) == []
+
+
+def test_what_was_usual_is_what_was_before():
+    """After the peak the update stays large, which says nothing of what was usual."""
+    norm = Curve(STEPS, np.array([1.0, 1, 1, 1, 1, 1, 50, 30, 30, 30, 30, 30]), "peak")
+    assert [(each.step, each.before) for each in changes({"norm": norm}, fall(SUCCESS))] == [(7, 1.0)]
+
+
+def test_of_two_falls_the_last_counts():
+    found = fall(Curve(np.arange(1.0, 15), np.array([0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5, 0.6, 0, 0, 0, 0.6, 0.6])))
+    assert (found.steps, found.back, found.last) == ([11, 12, 13], 14, 0.0)
+
+
+def test_steps_without_a_number_and_out_of_order():
+    order = [11, 3, 4, 0, 1, 2, 5, 6, 7, 8, 9, 10]
+    step, value = np.append(STEPS[order], [3.5, 99]), np.append(SUCCESS.value[order], [np.nan, np.inf])
+    assert fall(Curve(step, value)) == fall(SUCCESS)
+
+
+def test_what_changed_stands_in_the_order_in_which_it_did():
+    curves = {
+        "afterwards": jump(10, 10, 20),
+        "at once": jump(8, 0.1, 0.9, "share"),
+        "a cause": jump(6, 1.0, 0.1),
+        "gentle": jump(8, 10, 12),
+        "a few points": jump(8, 0.40, 0.45, "share"),
+        "not logged": Curve(STEPS, np.full(12, np.nan)),
+        "never moved": Curve(STEPS, np.zeros(12)),
+    }
+    found = changes(curves, fall(SUCCESS))
+    late = fall(Curve(np.arange(1.0, 17), np.append(np.full(4, 0.4), SUCCESS.value)))
+    assert late.within[0] == 5
+    assert changes({"long ago": jump(4, 10, 20)}, late) == []
+    assert [(change.what, change.step) for change in found] == [("a cause", 6), ("at once", 8), ("afterwards", 10)]
+    assert (found[1].before, found[1].after) == pytest.approx((0.1, 0.9), abs=0.01)
+
+
+def test_noise_is_no_change():
+    value = np.array([1, 1, 1, 1, 4, 1, 5, 1, 6, 1, 7, 1.0])
+    assert changes({"restless": Curve(STEPS, value)}, fall(SUCCESS)) == []
+
+
+def test_a_peak_is_held_against_what_was_usual_before():
+    def norm(at, size):
+        return {"norm": Curve(STEPS, np.where(at == STEPS, size, 1.0), "peak")}
+
+    [peak] = changes(norm(7, 9.0), fall(SUCCESS))
+    assert (peak.step, peak.before, peak.after) == (7, 1.0, 9.0)
+    assert changes(norm(7, 2.9), fall(SUCCESS)) == []
+    [kl] = changes({"KL": Curve(STEPS, -norm(7, 9.0)["norm"].value / 100, "peak", 0.02)}, fall(SUCCESS))
+    assert kl.after == 0.09  # of either sign
+    healthy = {"KL": Curve(STEPS, norm(7, 9.0)["norm"].value / 1000, "peak", 0.02)}
+    assert changes(healthy, fall(SUCCESS)) == []
+    assert changes(norm(2, 9.0), fall(SUCCESS)) == []  # long before
+    assert changes(norm(12, 9.0), fall(SUCCESS)) == []  # long after
+
+
+def test_the_fall_stands_among_what_changed():
+    about = fall(SUCCESS)
+    curves = {"before": jump(6, 1, 9), "with": jump(8, 1, 9), "after": jump(10, 1, 9)}
+    rows = told(about, changes(curves, about))
+    assert [(row["step"], row["what"], row["fall"]) for row in rows] == [
+        (6, "before", False), (8, "success", True), (8, "with", False), (10, "after", False),
+    ]  # fmt: skip
+    assert (rows[1]["before"], rows[1]["after"]) == ("47 %", "3 %")
+
+
+def test_two_levels_of_at_least_two_numbers():
+    assert split(np.array([1.0, 1, 1, 5, 5])) == 3
+    assert split(np.array([1.0, 5, 5, 5, 5])) == 2  # one number is no level
+    assert split(np.array([1.0, 5, 5])) == 0
+    assert (said(0.0, "share"), said(0.004, "share"), said(0.5, "share"), said(0.5, "size")) == (
+        "0 %", "0.4 %", "50 %", "0.5",
+    )  # fmt: skip

@@ -1,0 +1,214 @@
+"""Each rule: a run in which it finds something, and one just below its threshold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import synthetic_run
+
+from verl_turnkey.plugins.log.bounds import Shares, chosen
+from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.view import health, join
+from verl_turnkey.plugins.view.curves import charts
+
+SIZE, TURNS = 4, 5
+
+
+def table(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=[column.name for column in TABLES[name].columns if "*" not in column.name])
+
+
+def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, metrics=()) -> join.Run:
+    """A sound run of two groups of four a step, with what the functions say different (``n``: episode of the step)."""
+    episodes, turns = [], []
+    for step in range(1, steps + 1):
+        for n in range(2 * SIZE):
+            key = f"{step}-{n}"
+            sound = {"episode": key, "group": f"{step}-{n // SIZE}", "global_step": step, "validation": False}
+            sound |= {"score": float(n % 2), "success": n % 2 == 1, "truncated": False, "turns": TURNS}
+            episodes.append(sound | episode(step, n))
+            for t in range(TURNS):
+                played = {"episode": key, "turn": t, "turn_in_row": 0, "state_key": f"s{t}", "action": f"a{t % 2}"}
+                turns.append(played | {"valid": True, "prompt_cut": False} | turn(step, n, t))
+    tables = [table("episodes", episodes), table("turns", turns), table("credit", []), table("updates", [])]
+    logged = table("steps", [{"train_step": s, "name": name, "value": v} for s, name, v in metrics])
+    return join.Run("made", Path(), {}, tables[0].assign(segment=""), join.join(*tables), logged)
+
+
+def found(run: join.Run, rule: str) -> health.Finding | None:
+    """What the rule says, and that no other rule says anything."""
+    said = [health.Finding(**each) for each in health.findings(run)]
+    assert all(each.rule == rule for each in said), said
+    return said[0] if said else None
+
+
+def test_a_sound_run_has_no_findings():
+    assert health.findings(make(8)) == []
+    assert health.findings(make(1)) == []
+
+
+def test_groups_without_signal_are_told_with_the_steps_from_which_on():
+    run = make(8, lambda step, n: {"score": 0.0, "success": False} if step >= 6 and n < SIZE else {})
+    finding = found(run, "no_signal")
+    assert finding.steps == [6, 7, 8]
+    assert "50 % of the groups have no signal in steps 6 to 8" in finding.said
+    assert "all lost" in finding.said
+    assert "too hard" in finding.said
+    easy = make(8, lambda step, n: {"score": 1.0, "success": True} if step >= 6 and n < SIZE else {})
+    assert "too easy" in found(easy, "no_signal").said
+    assert found(make(8, lambda step, n: {"score": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
+
+
+def test_a_group_of_one_finished_episode_is_no_group_without_signal():
+    def alone(step, n):
+        return {"failed": "hung", "failed_kind": "timeout", "success": None} if n % SIZE else {}
+
+    for run in (make(8, lambda step, n: {"group": f"{step}-{n}"}), make(8, alone)):
+        assert "no_signal" not in {finding["rule"] for finding in health.findings(run)}
+    # of the two groups with several episodes one has no signal, however many of one there are
+    pairs = make(8, lambda step, n: {"group": f"{step}-{n // 2 if n < 4 else n}", "score": float(n == 0)})
+    [said] = [finding["said"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
+    assert "50 % of the groups" in said
+
+
+def test_states_that_do_not_repeat():
+    alone = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}"})
+    assert "Only 0 %" in found(alone, "states_do_not_repeat").said
+    # the first state of a group is always the same: it does not count
+    first = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}" if t else "start"})
+    assert found(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
+    without = make(4, turn=lambda step, n, t: {"state_key": None})
+    assert found(without, "states_do_not_repeat") is None
+
+
+@pytest.mark.parametrize(("last", "steps"), [(0.1, [7, 8]), (0.3, None)])
+def test_entropy_that_collapses(last, steps):
+    metrics = [(step, "actor/entropy", 1.0 if step < 7 else last) for step in range(1, 9)]
+    finding = found(make(8, metrics=metrics), "entropy_collapse")
+    assert (finding and finding.steps) == steps
+
+
+def test_a_collapse_names_its_step():
+    """Solved by half of the episodes, from step 6 on by none; single successes keep the groups apart."""
+    run = make(10, lambda step, n: {"success": n % 2 == 1 and (step < 6)})
+    finding = found(run, "collapse")
+    assert finding.steps == [7, 8, 9, 10]  # where the mean of three steps is below half of the best
+    assert "Success fell from 50 %" in finding.said
+    assert finding.filter == "step=6&outcome=lost&split=training"
+    assert finding.mark == 6
+    assert "most of it at step 6" in finding.said
+
+
+def test_a_collapse_tells_what_changed_and_what_came_first():
+    """Before success falls at step 7 the policy narrows, and one update is far too large; then all does the same."""
+
+    def episode(step, n):
+        return {"success": n % 2 == 1 and step < 7, "turns": 5 if step < 7 else 20, "score": float(n % 2)}
+
+    def turn(step, n, t):
+        return {"action": "left" if step > 6 else f"a{t % 3}", "response_tokens": 9, "state_key": f"s{t}"}
+
+    metrics = [(step, "actor/entropy", 1.0 if step < 6 else 0.5) for step in range(1, 13)]
+    metrics += [(step, "actor/grad_norm", 30.0 if step == 5 else 1.0) for step in range(1, 13)]
+    metrics += [(step, "actor/ppo_kl", 0.01 if step == 5 else 0.001) for step in range(1, 13)]  # as it may be
+    finding = found(make(12, episode, turn, metrics), "collapse")
+    assert [(row["step"], row["what"], row["before"], row["after"]) for row in finding.evidence] == [
+        (5, "norm of the gradient", "1", "30"),
+        (6, "entropy", "1", "0.5"),
+        (7, "success", "50 %", "0 %"),
+        (7, "turns per episode", "5", "20"),
+        (7, "the commonest action's share of the turns", "40 %", "100 %"),
+    ]
+    assert [row["what"] for row in finding.evidence if row["fall"]] == ["success"]
+
+
+def test_actions_repeated_in_vain():
+    def stuck(step, n, t):
+        return {"state_key": "s0", "action": "a"} if step > 2 and t < 2 else {}
+
+    assert found(make(4, turn=stuck), "repetition").steps == [3, 4]
+    # the same action in another state, and in another episode, is none
+    assert found(make(4, turn=lambda step, n, t: {"action": "a"}), "repetition") is None
+
+
+@pytest.mark.parametrize(("share", "steps"), [(1, [3, 4]), (0, None)])
+def test_prompts_cut(share, steps):
+    finding = found(make(4, turn=lambda step, n, t: {"prompt_cut": step > 2 and t < share}), "prompts_cut")
+    assert (finding and finding.steps) == steps
+
+
+def test_invalid_actions_that_rise():
+    finding = found(make(8, turn=lambda step, n, t: {"valid": step < 7 or t > 0}), "invalid_rising")
+    assert finding.steps == [7, 8]
+    assert "from 0 % to 20 %" in finding.said
+    assert found(make(8, turn=lambda step, n, t: {"valid": t > 0}), "invalid_rising") is None
+
+
+def test_failures_by_kind():
+    def failing(step, n):
+        return {"failed": "hung", "failed_kind": "timeout", "success": None} if n == 0 and step in (2, 3) else {}
+
+    finding = found(make(8, failing), "failures")
+    assert finding.said == "2 of 64 episodes failed (2 timeout) and train nothing"
+    assert (finding.steps, finding.filter) == ([2, 3], "outcome=failed")
+    validation = make(8, lambda step, n: failing(step, n) and failing(step, n) | {"validation": True})
+    assert found(validation, "failures") is None
+
+
+def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
+    """The log has all failed episodes, and of a share of the groups the others: rates are over these groups."""
+
+    def failing(step, n):
+        return {"failed": "hung", "failed_kind": "timeout", "success": None}
+
+    run = make(8)
+    other = make(8, failing)
+    foreign = other.episodes.assign(episode="x" + other.episodes["episode"], group="x" + other.episodes["group"])
+    episodes = pd.concat([run.episodes, foreign], ignore_index=True)
+    ours = set(run.episodes["group"])
+    kept = [group for group in ours if chosen(group, 0.5)]
+    assert 0 < len(kept) < len(ours)
+    logged = episodes[episodes["group"].isin(kept) | episodes["failed"].notna()].reset_index(drop=True)
+    logged = logged[~(logged["failed"].notna() & logged["group"].map(lambda group: chosen(group, 0.5)))]
+    logged = logged.reset_index(drop=True)
+    turns = run.turns.drop(columns=["at", "reason"])[list(table("turns", []))]
+    joined = join.join(logged, turns, table("credit", []), table("updates", []))
+    made = join.Run("made", Path(), {}, logged, joined, run.steps, {"": Shares(0.5, 0.5)})
+    assert logged["failed"].notna().sum() > 20
+    assert health.findings(made) == []
+    [success] = [chart for chart in charts(made) if chart["title"] == "Success"]
+    assert set(success["series"][0]["y"]) == {0.5}
+    assert health.findings(join.Run("made", Path(), {}, logged, joined, run.steps)) != []
+
+
+def test_episodes_that_end_at_a_limit():
+    assert found(make(4, lambda step, n: {"truncated": n > 2}), "too_long").steps == [1, 2, 3, 4]
+    assert found(make(4, lambda step, n: {"truncated": n > 4}), "too_long") is None
+
+
+def test_what_the_rules_look_at_is_drawn():
+    def turn(step, n, t):
+        return {"state_key": "s0", "action": "a0"} if step == 2 and t < 2 else {}
+
+    run = make(2, lambda step, n: {"score": 1.0} if step == 2 and n < SIZE else {}, turn)
+    drawn = {chart["title"]: chart["series"] for chart in charts(run)}
+    [signal], [vain, commonest] = drawn["Groups without signal"], drawn["Repetition"]
+    assert (signal["x"], signal["y"]) == ([1, 2], [0.0, 0.5])
+    assert vain["y"] == [0.0, 0.2]  # one of five turns
+    assert commonest["y"] == [0.6, 0.8]  # a0 of a0 a1 a0 a1 a0, then of a0 a0 a0 a1 a0
+
+
+def test_every_rule_has_a_test_and_words():
+    source = Path(__file__).read_text(encoding="utf-8")
+    for name, rule in health.RULES.items():
+        assert f'"{name}"' in source
+        assert rule.__doc__
+
+
+def test_an_invented_run_has_plausible_findings(tmp_path):
+    synthetic_run.write(tmp_path / "run", episodes=160, steps=6)
+    said = health.findings(join.load(tmp_path / "run"))
+    assert {finding["rule"] for finding in said} <= {"no_signal", "failures", "too_long"}
