@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.cli import launch
-from verl_turnkey.plugins.config.composing import composed
-from verl_turnkey.plugins.config.overrides import override
-from verl_turnkey.plugins.eval import checkpoint as checkpoints
-from verl_turnkey.plugins.eval.samples import locked
+from verl_turnkey.plugins.cli.packages import require_verl
+
+if TYPE_CHECKING:
+    from verl_turnkey.plugins.cli.launch import Played
 
 app = typer.Typer()
 
@@ -42,6 +41,15 @@ def evaluate(
     new: Annotated[bool, typer.Option(help="delete what is in the folder; default: go on with it")] = False,
 ) -> None:
     """Evaluate on ENVIRONMENT. Success, pass@k and intervals; goes on where it was stopped; exit 1 if incomplete."""
+    require_verl("eval")
+    from verl_turnkey.plugins.cli import launch
+    from verl_turnkey.plugins.config.composing import composed
+    from verl_turnkey.plugins.config.overrides import override
+    from verl_turnkey.plugins.eval import checkpoint as checkpoints
+    from verl_turnkey.plugins.eval.run import Asked
+    from verl_turnkey.plugins.eval.run import evaluate as run
+    from verl_turnkey.plugins.eval.samples import locked
+
     if (checkpoint is None) == (server is None):
         raise typer.BadParameter("give either --checkpoint or --server")
     if checkpoint is None and model is None:
@@ -83,9 +91,6 @@ def evaluate(
         "(data.max_response_length)",
         err=True,
     )
-    from verl_turnkey.plugins.eval.run import Asked
-    from verl_turnkey.plugins.eval.run import evaluate as run
-
     with locked(folder), _progress() as begin:
         weights = None
         if checkpoint is not None:
@@ -125,6 +130,8 @@ def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:
 
 def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str]:
     """The sampling of the options as overrides; without options it is that of training."""
+    from verl_turnkey.plugins.config.overrides import override
+
     if greedy and temperature is not None:
         raise typer.BadParameter("--greedy and --temperature exclude each other")
     if samples > 1 and (greedy or temperature == 0):
@@ -135,7 +142,7 @@ def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str
     return [] if temperature is None else [override(f"{ROLLOUT}.temperature", temperature)]
 
 
-def _task_file(tasks: str, played: launch.Played, folder: Path) -> Path:
+def _task_file(tasks: str, played: Played, folder: Path) -> Path:
     """The file of tasks; for a number tasks with seeds that no training tasks have, written to ``folder``."""
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from verl_turnkey.plugins.cli import evaluate, listing, view
+from verl_turnkey.plugins.cli.packages import require_verl
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(listing.app)
@@ -59,6 +59,7 @@ def doctor(
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def check(context: typer.Context) -> None:
     """Check a launch line without starting Ray. Takes the arguments of verl.trainer.main_ppo; exit 1 on an error."""
+    require_verl("check")
     from verl_turnkey.plugins.cli.dry_run import dry_run
 
     raise typer.Exit(dry_run(context.args))
@@ -108,6 +109,7 @@ def train(
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
 ) -> None:
     """Train on ENVIRONMENT. Writes the tasks, prints the launch line and runs it; it is checked before Ray starts."""
+    require_verl("train")
     from verl_turnkey.plugins.cli import launch
 
     here, gpus = launch.device_here()
@@ -209,8 +211,7 @@ def recipe(
     further: Annotated[list[str] | None, typer.Argument(help="of a launch line: +turnkey/env=babyai key=1")] = None,
 ) -> None:
     """Print what a recipe sets, and where each value is from. FURTHER are more words of a launch line."""
-    if find_spec("verl") is None:
-        raise ImportError("a recipe is a change of verl's configuration, and verl is not installed: pip install verl")
+    require_verl("recipe")
     from verl_turnkey.plugins.cli.origins import show
 
     typer.echo(show([f"+turnkey={method}", *(further or ())]), nl=False)
