@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,37 +34,55 @@ TINY = Setup(
 """0.14 M random parameters: nothing is downloaded, and nothing is known of any language"""
 
 
+JOB = {"recipe": "errands", "groups": 4, "mini_batches": 1, "lr": 1e-5, "tokens": 2048}
+
+
 def errands(model: str) -> Setup:
-    """A chat model, by its folder, on errands as the environment has them by default."""
+    """A chat model, by its folder, on errands as the environment has them by default: about five turns an episode."""
     return Setup(
         env="turnkey/Errands-v0",
         kwargs={},
         warm_start=("imitation.py", "--model", model),
         steps=10,
         n_val=64,
-        job={
-            "recipe": "errands",
-            "task": ("data.max_prompt_length=160", "data.max_response_length=400"),
-            "groups": 4,
-            "mini_batches": 1,
-            "lr": 1e-5,
-            "tokens": 2048,
-        },
+        job={**JOB, "task": ("data.max_prompt_length=160", "data.max_response_length=400")},
     )
 
 
-def setup_of(model: str) -> Setup:
+def house_search(model: str) -> Setup:
+    """Two errands in a house with closed cupboards, without hints where things are: 12 to 24 turns an episode."""
+    kwargs = {"errands": 2, "hint": False, "cupboards": True, "max_steps": 24}
+    house = [f"turnkey.env.kwargs.{key}={str(value).lower()}" for key, value in kwargs.items()]
+    sizes = ("turnkey.rollout.max_turns=24", "data.max_prompt_length=200", "data.max_response_length=1000")
+    return Setup(
+        env="turnkey/Errands-v0",
+        kwargs=kwargs,
+        warm_start=("imitation.py", "--model", model, "--episodes", "60", "--kwargs", json.dumps(kwargs)),
+        steps=20,
+        n_val=64,
+        job={**JOB, "task": (*house, *sizes)},
+    )
+
+
+GAMES = {"errands": errands, "house_search": house_search}
+
+
+def setup_of(model: str, game: str = "errands") -> Setup:
     """For ``smollm2`` (fetched when it is not here yet), ``tiny``, or a folder with a chat model.
 
+    ``game``: of :data:`GAMES`, for a chat model.
+
     Raises:
-        SystemExit: the weights are not to be had, or there is no such folder.
+        SystemExit: the weights are not to be had, or there is no such folder or game.
     """
+    if game not in GAMES or (model == "tiny" and game != "errands"):
+        raise SystemExit(f"--game {game}: expected {' or '.join(GAMES)}; the tiny model has a game of its own")
     if model == "tiny":
         return TINY
     if model == "smollm2":
         from smollm import fetch  # imports torch and transformers
 
-        return errands(str(fetch()))
+        return GAMES[game](str(fetch()))
     if not (Path(model).expanduser() / "config.json").is_file():
         raise SystemExit(f"--model {model}: expected smollm2, tiny, or a folder with a config.json")
-    return errands(str(Path(model).expanduser().resolve()))
+    return GAMES[game](str(Path(model).expanduser().resolve()))

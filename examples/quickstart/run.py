@@ -37,10 +37,9 @@ def main(
             help="smollm2: 135 M parameters, on errands in words; tiny: random weights, on a grid; or a folder"
         ),
     ] = "smollm2",
-    steps: Annotated[
-        int | None, typer.Option(help="training steps, 10 or with tiny 20; the number is fixed, nothing stops early")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="training steps, 10; 20 with tiny and house_search")] = None,
     seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
+    game: Annotated[str, typer.Option(help="of a chat model: errands, or house_search, of 12 to 24 turns")] = "errands",
     method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
     out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/quickstart"),
     resume: Annotated[bool, typer.Option(help="go on from the last checkpoint instead of starting over")] = False,
@@ -53,21 +52,21 @@ def main(
     """Train for a fixed number of steps and compare validation before and after."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
     began = float(os.environ.get("TURNKEY_QUICKSTART_STARTED") or time.time())
-    game = setup_of(model)  # before the last run's folder is removed: there may be no such model
-    steps, n_val = steps or game.steps, n_val or game.n_val
+    chosen = setup_of(model, game)  # before the last run's folder is removed: there may be no such model
+    steps, n_val = steps or chosen.steps, n_val or chosen.n_val
     out = out.resolve()
     if not resume and out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     setup_file = out / "setup.json"
-    wanted = {"model": model, "seed": seed, "method": method, "n_val": n_val}
+    wanted = {"model": model, "game": game, "seed": seed, "method": method, "n_val": n_val}
     if resume and setup_file.exists():
         setup = json.loads(setup_file.read_text())
         changed = {key: setup[key] for key, value in wanted.items() if setup.get(key, value) != value}
         if changed:
             raise typer.BadParameter(f"the run in {out} was started with {changed}; --resume goes on with the same")
     else:
-        _prepare(game, out, seed, n_val)
+        _prepare(chosen, out, seed, n_val)
         setup = {**wanted, "seconds_setup": round(time.time() - began, 1)}
         setup_file.write_text(json.dumps(setup))
 
@@ -78,7 +77,7 @@ def main(
         steps=steps,
         validate_every=validate_every,
         overrides=tuple(override or ()),
-        **game.job,
+        **chosen.job,
     )
     console.print(
         f"training: {steps} steps of {job.episodes} episodes with [bold]+turnkey={method}[/] (log: {job.log})"
@@ -99,12 +98,12 @@ def main(
         console.print(f"{what:<10}{out / name}")
 
 
-def _prepare(game: Setup, out: Path, seed: int, n_val: int) -> None:
+def _prepare(chosen: Setup, out: Path, seed: int, n_val: int) -> None:
     """Tasks with disjoint seeds, and a model that knows the game a little."""
     counts = f"--train 1024 --val {n_val} --seed {seed} --data-source quickstart".split()
-    tasks = [TURNKEY, "tasks", f"{out}/tasks", "--env", game.env, *counts, "--kwargs", json.dumps(game.kwargs)]
+    tasks = [TURNKEY, "tasks", f"{out}/tasks", "--env", chosen.env, *counts, "--kwargs", json.dumps(chosen.kwargs)]
     _stage("tasks", tasks, out / "tasks.log")
-    script, *arguments = game.warm_start
+    script, *arguments = chosen.warm_start
     warm_start = [sys.executable, str(HERE / script), *arguments, "--out", f"{out}/model", "--seed", str(seed)]
     _stage("warm start (supervised, mixed demonstrations)", warm_start, out / "warm_start.log")
 

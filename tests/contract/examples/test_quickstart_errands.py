@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,27 @@ def test_a_folder_with_a_chat_model_is_a_choice_and_anything_else_is_refused(qui
     script, option, folder, *_ = models.setup_of(str(tmp_path)).warm_start
     assert (script, option, folder) == ("imitation.py", "--model", str(tmp_path))
     assert models.setup_of("tiny").env == "turnkey/MiniGrid-v0"
+    for model, game in ((str(tmp_path), "chess"), ("tiny", "house_search")):
+        with pytest.raises(SystemExit, match="expected errands or house_search"):
+            models.setup_of(model, game)
+
+
+@pytest.mark.parametrize("game", ["errands", "house_search"])
+def test_a_game_fits_its_prompts_rows_and_turns(quickstart, imitation, tokenizer, tmp_path, game):
+    """The longest conversation that a player can have, in the tokenizer of words, and the launch line's turns."""
+    (tmp_path / "config.json").write_text("{}")
+    setup = quickstart("models").setup_of(str(tmp_path), game)
+    sizes = dict(word.split("=") for word in setup.job["task"])
+    longest = setup.kwargs.get("max_steps", 8)
+    assert int(sizes.get("turnkey.rollout.max_turns", 8)) == longest
+    options = dict(zip(setup.warm_start[1::2], setup.warm_start[2::2], strict=True))
+    assert json.loads(options.get("--kwargs", "{}")) == setup.kwargs
+    conversations = list(imitation.demonstrations(setup.kwargs, range(50), 1.0, 0))
+    assert max(len(messages) for messages in conversations) == 2 * longest
+    for messages in conversations:
+        first = len(tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"])
+        assert first <= int(sizes["data.max_prompt_length"])
+        assert len(imitation.encode(tokenizer, messages)[0]) - first <= int(sizes["data.max_response_length"])
 
 
 def test_weights_that_are_not_to_be_had_name_the_model_that_needs_none(quickstart, tmp_path, monkeypatch):
