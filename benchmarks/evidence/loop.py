@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from forks import Forks
 from numpy.typing import NDArray
-from players import Player, Step, columns, trained
-from policy import Critic, Prompt, Row, Said, Sampler, log_probs, micro_batches
 from reinforce import REINFORCE, reinforce
 from studies import Variant
 from tasks import Task
@@ -38,7 +36,10 @@ from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.trainer.dealing import deal
 
 # isort: split
+from critic import Critic
+from minimal_loop import Response, Row, Sampler, log_probs, micro_batches
 from play import render
+from players import Player, Step, columns, trained
 
 MINI_BATCHES = 2
 CLIP, DUAL_CLIP, CLIP_VALUE, GRAD_NORM = 0.2, 3.0, 0.5, 1.0
@@ -69,7 +70,7 @@ class Loop:
         self.sampler = Sampler(self.model, self.tokenizer, task.response_tokens)
         self.template, self.control = load_template(task.template), ControlTokens(self.tokenizer)
         self.envs: list[Any] = []
-        self.prompts: dict[tuple, Prompt] = {}
+        self.prompts: dict[tuple, tuple[int, ...]] = {}
         torch.manual_seed(seed)  # last, so that every method begins with the same episodes
 
     def run(self, steps: int, validate_every: int, first: Path | None = None) -> Iterator[tuple[int, dict[str, float]]]:
@@ -153,7 +154,7 @@ class Loop:
                 self._act(player, number, prompt, turn)
         return players
 
-    def _act(self, player: Player, number: int, prompt: Prompt, turn: Said) -> None:
+    def _act(self, player: Player, number: int, prompt: tuple[int, ...], turn: Response) -> None:
         """One turn, as the agent loop plays it: a response without an action leaves the game where it is."""
         text = self.tokenizer.decode(turn.ids, skip_special_tokens=True)
         parsed = parse_action(text, "plain", player.info["admissible"])
@@ -184,7 +185,7 @@ class Loop:
             )
         )
 
-    def _prompt(self, player: Player) -> Prompt:
+    def _prompt(self, player: Player) -> tuple[int, ...]:
         past = tuple(player.past[max(0, len(player.past) - self.task.history) :])
         key = (player.task, past, player.observation)
         if key not in self.prompts:  # most steps are in a situation in which another one has been
@@ -228,7 +229,9 @@ class Loop:
         tokens = sum(len(response) for _, response in steps)
         found = np.zeros(3)
         self.optimizer.zero_grad()
-        for rows in micro_batches(list(alike)):
+        unique = list(alike)
+        for batch in micro_batches(unique):
+            rows = [unique[i] for i in batch]
             now, inside = log_probs(self.model, rows)
             ratio = torch.exp(now - _padded([old[row] for row in rows], now))
             up, down, ups, downs, times = torch.tensor([alike[row] for row in rows]).T[:, :, None]
@@ -245,10 +248,11 @@ class Loop:
     ) -> None:
         tokens = sum(len(response) for _, response in steps)
         self.critic_optimizer.zero_grad()
-        for some in micro_batches(list(zip(steps, returns.tolist(), strict=True)), row=lambda pair: pair[0]):
-            now, inside = critic([row for row, _ in some])
-            before = _padded([old[row] for row, _ in some], now)
-            target = torch.tensor([value for _, value in some])[:, None]
+        for batch in micro_batches(steps):
+            rows = [steps[i] for i in batch]
+            now, inside = critic(rows)
+            before = _padded([old[row] for row in rows], now)
+            target = torch.tensor(returns[batch], dtype=torch.float32)[:, None]
             ((value_loss(now, before, target) * inside).sum() / tokens).backward()
         torch.nn.utils.clip_grad_norm_(critic.parameters(), GRAD_NORM)
         self.critic_optimizer.step()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forks import Node, node, own, parents
-from policy import Prompt, Said
+from minimal_loop import Response, Row
 
 from verl_turnkey.envs.prompting.memory import PromptTurn
 
@@ -20,8 +20,8 @@ class Step:
     group: int
     rollout: int
     number: int
-    prompt: Prompt
-    turn: Said
+    prompt: tuple[int, ...]
+    turn: Response
     anchor: Any
     next_anchor: Any
     text: str
@@ -32,8 +32,8 @@ class Step:
     truncated: bool
 
     @property
-    def row(self) -> tuple[Prompt, tuple[int, ...]]:
-        return self.prompt, self.turn.ids
+    def row(self) -> Row:
+        return Row(self.prompt, self.turn.ids)
 
 
 @dataclass

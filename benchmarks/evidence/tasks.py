@@ -14,8 +14,9 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 QUICKSTART = ROOT / "examples" / "quickstart"
-if str(QUICKSTART) not in sys.path:
-    sys.path.insert(1, str(QUICKSTART))  # behind this folder, whose warm_start.py is another
+for folder in (QUICKSTART, QUICKSTART.parent):
+    if str(folder) not in sys.path:
+        sys.path.insert(1, str(folder))  # behind this folder, whose warm_start.py is another
 
 from training import LEVEL, task_overrides  # noqa: E402
 

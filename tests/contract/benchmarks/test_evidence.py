@@ -23,11 +23,11 @@ from verl_turnkey.envs.prompting.memory import said
 from verl_turnkey.plugins.cli.tables import between
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks" / "evidence"))
+sys.path[:0] = [str(ROOT / "benchmarks" / "evidence"), str(ROOT / "examples")]
 
 import lines  # noqa: E402
 import loop  # noqa: E402
-import policy  # noqa: E402
+import minimal_loop  # noqa: E402
 import studies  # noqa: E402
 import tables  # noqa: E402
 from loop import Loop  # noqa: E402
@@ -85,9 +85,9 @@ def test_the_critics_loss_is_verls():
 def test_what_is_sampled_has_the_probabilities_of_the_model(model, model_dir: Path):
     torch.manual_seed(0)
     prompts = [prompt for prompt, _ in ROWS] * 3
-    said = policy.Sampler(model, AutoTokenizer.from_pretrained(model_dir), 4)(prompts)
+    said = minimal_loop.Sampler(model, AutoTokenizer.from_pretrained(model_dir), 4)(prompts)
     rows = [(prompt, each.ids) for prompt, each in zip(prompts, said, strict=True)]
-    found, inside = policy.log_probs(model, rows)
+    found, inside = minimal_loop.log_probs(model, rows)
     assert len({each.ids for each in said}) > 3
     for row, each in enumerate(said):
         assert len(each.ids) <= 4
@@ -95,7 +95,7 @@ def test_what_is_sampled_has_the_probabilities_of_the_model(model, model_dir: Pa
 
 
 def test_log_probs_are_those_of_each_row_alone(model):
-    found, inside = policy.log_probs(model, ROWS)
+    found, inside = minimal_loop.log_probs(model, ROWS)
     for row, (prompt, response) in enumerate(ROWS):
         scores = torch.log_softmax(model(torch.tensor([prompt + response])).logits[0], dim=-1)
         alone = [scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(response)]
@@ -103,8 +103,8 @@ def test_log_probs_are_those_of_each_row_alone(model):
 
 
 def test_micro_batches_hold_every_row_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(policy, "MICRO", 12)
-    batches = list(policy.micro_batches(ROWS))
+    monkeypatch.setattr(minimal_loop, "MICRO_BATCH_TOKENS", 12)
+    batches = [[ROWS[i] for i in batch] for batch in minimal_loop.micro_batches(ROWS)]
     assert sorted(row for batch in batches for row in batch) == sorted(ROWS)
     assert len(batches) > 1
     assert all(len(batch) * max(len(p) + len(r) for p, r in batch) <= 12 for batch in batches)
@@ -122,7 +122,7 @@ class Scripted:
         self.made, self.ways, self.asked, prompt = made, {}, [], made._prompt
         made._prompt = lambda player: self.asked.append(player) or prompt(player)
 
-    def __call__(self, prompts: list[policy.Prompt]) -> list[policy.Said]:
+    def __call__(self, prompts: list[tuple[int, ...]]) -> list[minimal_loop.Response]:
         found, self.asked = [self._said(self._text(player)) for player in self.asked], []
         assert len(found) == len(prompts)
         return found
@@ -134,9 +134,9 @@ class Scripted:
             self.ways[id(player)] = Planner(player.env.unwrapped.grid_env)
         return self.ways[id(player)].best()[0]
 
-    def _said(self, text: str) -> policy.Said:
+    def _said(self, text: str) -> minimal_loop.Response:
         ids = tuple(self.made.tokenizer(text).input_ids)
-        return policy.Said(ids, (-0.5,) * len(ids), 0.7)
+        return minimal_loop.Response(ids, (-0.5,) * len(ids), 0.7)
 
 
 def test_episodes_are_played_and_tabled_as_the_agent_loop_does(model_dir: Path):
@@ -178,8 +178,8 @@ def test_a_step_moves_the_model_towards_what_won(method: str, model_dir: Path):
         for won in (True, False)
     )
 
-    def chance(rows: list[policy.Row]) -> float:
-        found, inside = policy.log_probs(made.model, rows)
+    def chance(rows: list[minimal_loop.Row]) -> float:
+        found, inside = minimal_loop.log_probs(made.model, rows)
         return float(found[inside].mean().detach())
 
     before = chance(winning) - chance(losing)

@@ -12,10 +12,10 @@ import pytest
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks" / "evidence"))
+sys.path[:0] = [str(ROOT / "benchmarks" / "evidence"), str(ROOT / "examples")]
 
 import loop  # noqa: E402
-import policy  # noqa: E402
+import minimal_loop  # noqa: E402
 import studies  # noqa: E402
 from forks import Forks  # noqa: E402
 from loop import Loop  # noqa: E402
@@ -31,12 +31,12 @@ class Random:
     def __init__(self, made: Loop) -> None:
         self.made, self.draw, self.written = made, np.random.default_rng(0), 0
 
-    def __call__(self, prompts: list[policy.Prompt]) -> list[policy.Said]:
+    def __call__(self, prompts: list[tuple[int, ...]]) -> list[minimal_loop.Response]:
         found = []
         for _ in prompts:
             ids = tuple(self.made.tokenizer(self.draw.choice(["turn left", "go forward", "toggle"])).input_ids)
             self.written += 1
-            found.append(policy.Said(ids, (-0.001 * self.written,) * len(ids), 0.7))
+            found.append(minimal_loop.Response(ids, (-0.001 * self.written,) * len(ids), 0.7))
         return found
 
 
@@ -82,7 +82,7 @@ def test_each_turn_of_forked_episodes_is_trained_once_from_the_state_of_the_fork
 
 
 def act(player: Player, reward: float) -> None:
-    t, said = len(player.steps), policy.Said((1,), (-3.0,), 0.0)
+    t, said = len(player.steps), minimal_loop.Response((1,), (-3.0,), 0.0)
     step = Step(0, 0, t, (1,), said, f"s{t}", f"s{t + 1}", "", "go", True, reward, False, False)
     player.steps.append(step)
     player.made_by.append(player.branch)
@@ -96,7 +96,7 @@ def test_a_value_is_the_mean_return_from_the_state_on(strategy: dict):
     forks, trunk = Forks(found[1], 1), Player(env=None)
     players = [trunk]
     for reward in (0.5, 1.0, 2.0, 4.0):
-        branches = forks.before([trunk]) + forks.written([trunk], [policy.Said((1,), (-3.0,), 0.0)])
+        branches = forks.before([trunk]) + forks.written([trunk], [minimal_loop.Response((1,), (-3.0,), 0.0)])
         for more, branch in zip((3.0, 5.0), branches, strict=False):
             act(branch, more - 1.0)
             act(branch, 1.0)
