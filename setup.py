@@ -1,17 +1,14 @@
-"""Map the five top-level rooms to ``verl_turnkey.<room>``; everything else is in pyproject.toml.
+"""Package ``verl_turnkey`` from ``src``, whose folders are links to the five rooms; the rest is in pyproject.toml.
 
-``verl_turnkey`` itself is a namespace package without ``__init__.py``. A room is never importable by its bare
-name once installed: verl checkouts have a ``recipe`` of their own.
+``verl_turnkey`` itself is a namespace package without ``__init__.py``. Through the links editors and type checkers
+resolve every import in a clone. A room is never importable by its bare name: verl checkouts have a ``recipe`` too.
 """
 
 from setuptools import find_namespace_packages, setup
 
-ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
-# Folders of data (templates, YAML) count as packages too, or a wheel would leave them out one day.
-FOLDERS = {room: [sub for sub in find_namespace_packages(room) if "__pycache__" not in sub] for room in ROOMS}
-
 setup(
-    packages=[f"verl_turnkey.{name}" for room in ROOMS for name in (room, *(f"{room}.{sub}" for sub in FOLDERS[room]))],
-    package_dir={f"verl_turnkey.{room}": room for room in ROOMS},
+    # Folders of data (templates, YAML) count as packages too, or a wheel would leave them out one day.
+    packages=[name for name in find_namespace_packages("src") if "__pycache__" not in name],
+    package_dir={"": "src"},
     package_data={"": ["py.typed", "*.yaml", "*.txt", "*.js", "*.css", "*.json"]},
 )

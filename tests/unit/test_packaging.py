@@ -19,9 +19,11 @@ ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 def test_a_wheel_ships_code_configuration_and_types(tmp_path: Path) -> None:
     source = tmp_path / "source"  # a build writes into its source folder
     source.mkdir()
-    for name in (*ROOMS, "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+    for name in (*ROOMS, "src", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True)
+        else:
+            shutil.copy(ROOT / name, source / name)
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"  # what pip calls
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
