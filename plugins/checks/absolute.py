@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 
@@ -37,9 +37,10 @@ def absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             OmegaConf.update(config, "turnkey.rollout.template", _absolute(turnkey.rollout.template))
         if turnkey.log.trajectories:
             if "://" in turnkey.log.trajectories:
-                raise ConfigError(
+                refuse(
+                    "log-folder-address",
                     f"turnkey.log.trajectories={turnkey.log.trajectories} is an address: expected a folder that every "
-                    "node sees, such as one on a mounted file system"
+                    "node sees, such as one on a mounted file system",
                 )
             config.turnkey.log.trajectories = _absolute(turnkey.log.trajectories)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import check_columns
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
@@ -23,9 +21,10 @@ def check_agent_loop(
     budget = rollout.response_length
     limit = turnkey.rollout.max_tokens_per_turn
     if limit is not None and limit > budget:
-        raise ConfigError(
+        refuse(
+            "turn-longer-than-response",
             f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}: lower the one or "
-            "raise the other"
+            "raise the other",
         )
     _check_prompts(config, turnkey)
     from verl_turnkey.plugins.checks.probe import probe
@@ -41,7 +40,7 @@ def _check_routing(config: DictConfig) -> None:
     if given := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
         instead = " and ".join(f"{key}={replayed[key]}" for key in given)
         more = " (R2 records routes in the trainer)" if "R2" in instead else ""
-        raise ConfigError(f"the agent loop turnkey_env does not carry routed experts: set {instead}{more}")
+        refuse("routed-experts", f"the agent loop turnkey_env does not carry routed experts: set {instead}{more}")
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -54,12 +53,13 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     try:
         template = load_template(options.template)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"turnkey.rollout.template: {error}") from None
+        refuse("template-invalid", f"turnkey.rollout.template: {error}")
     if options.prompt == "template":
         for key in ("observation_role", "thinking", "when_full"):
             if (value := getattr(options, key)) != getattr(type(options)(), key):
-                warnings.warn(
-                    f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template", stacklevel=2
+                warn(
+                    "prompt-keys-without-effect",
+                    f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template",
                 )
     if options.action_format == TOOL_CALL:
         from verl_turnkey.plugins.rollout.action_reader import check_tool_parser
@@ -70,7 +70,8 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     if options.summary is not None:
         load_function(options.summary, "turnkey.rollout.summary")
         if "{summary}" not in template:
-            raise ConfigError(
+            refuse(
+                "template-without-summary",
                 f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}, which "
-                f"turnkey.rollout.template={options.template} has not"
+                f"turnkey.rollout.template={options.template} has not",
             )

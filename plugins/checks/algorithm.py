@@ -5,12 +5,11 @@ verl finds these out after the first rollout, or reads them nowhere.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.verl_api import internals
@@ -47,7 +46,7 @@ def check_algorithm(config: DictConfig, turnkey: TurnkeyConfig, loops: Collectio
     """
     for key, instead in FORMER.items():
         if (value := OmegaConf.select(config, key)) is not None:
-            raise ConfigError(f"{key}={value} is not read by verl's V1 trainers: write {instead}")
+            refuse("v0-key", f"{key}={value} is not read by verl's V1 trainers: write {instead}")
     _check_estimator(config)
     _check_correction(config)
     _check_filter(config, loops)
@@ -58,17 +57,19 @@ def check_algorithm(config: DictConfig, turnkey: TurnkeyConfig, loops: Collectio
 def _check_estimator(config: DictConfig) -> None:
     name = str(config.algorithm.adv_estimator)
     if name in WITHOUT_INPUT:
-        raise ConfigError(
+        refuse(
+            "estimator-input",
             f"algorithm.adv_estimator={name} needs {WITHOUT_INPUT[name]}, which verl's V1 trainers do not hand over: "
-            "choose another one"
+            "choose another one",
         )
     if config.algorithm.get("use_pf_ppo"):
         if name == "gae":
-            raise ConfigError(
+            refuse(
+                "pf-ppo",
                 "algorithm.use_pf_ppo=true draws rows anew, and verl's V1 trainers write their advantages to other "
-                "rows: set it to false"
+                "rows: set it to false",
             )
-        warnings.warn(f"algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator={name}", stacklevel=3)
+        warn("pf-ppo-without-effect", f"algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator={name}")
 
 
 def _check_correction(config: DictConfig) -> None:
@@ -77,28 +78,32 @@ def _check_correction(config: DictConfig) -> None:
     if loss == "bypass_mode":
         _hand_to_the_loss(config, correction)
     if correction.get("bypass_mode") and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        raise ConfigError(
+        refuse(
+            "bypass-without-log-probs",
             f"{CORRECTION}.bypass_mode=true takes the rollout's log-probabilities as the old ones: set "
-            "actor_rollout_ref.rollout.calculate_log_probs=true"
+            "actor_rollout_ref.rollout.calculate_log_probs=true",
         )
     bypass = correction.get("bypass_mode") and loss != "bypass_mode"
     if bypass and (kind := correction.get("loss_type", BYPASS_LOSSES[0])) != BYPASS_LOSSES[0]:
-        raise ConfigError(
+        refuse(
+            "loss-type-without-bypass",
             f"{CORRECTION}.loss_type={kind} is read by the loss bypass_mode alone, and {LOSS}={loss}: set "
-            f"{LOSS}=bypass_mode, or {CORRECTION}.loss_type={BYPASS_LOSSES[0]}"
+            f"{LOSS}=bypass_mode, or {CORRECTION}.loss_type={BYPASS_LOSSES[0]}",
         )
     for key in ("rollout_is", "rollout_rs"):
         if bypass and correction.get(key):
             because = " (+turnkey/loss=a3po sets it)" if loss == "a3po" else ""
-            raise ConfigError(
+            refuse(
+                "correction-with-bypass",
                 f"{CORRECTION}.{key}={correction[key]} is not computed with {CORRECTION}.bypass_mode=true{because}: "
                 f"set {key}=null, or {LOSS}=bypass_mode, which computes it in the update, or bypass_mode=false with a "
-                "loss that does not need it"
+                "loss that does not need it",
             )
         if correction.get(key) and not config.actor_rollout_ref.rollout.calculate_log_probs:
-            raise ConfigError(
+            refuse(
+                "correction-without-log-probs",
                 f"{CORRECTION}.{key}={correction[key]} compares with the rollout's log-probabilities: set "
-                "actor_rollout_ref.rollout.calculate_log_probs=true"
+                "actor_rollout_ref.rollout.calculate_log_probs=true",
             )
     _check_thresholds(correction)
 
@@ -111,9 +116,10 @@ def _hand_to_the_loss(config: DictConfig, correction: DictConfig | dict) -> None
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
     if not correction.get("bypass_mode"):
-        raise ConfigError(
+        refuse(
+            "bypass-loss-without-bypass",
             f"{LOSS}=bypass_mode takes the rollout's log-probabilities for the old ones: set "
-            f"{CORRECTION}.bypass_mode=true"
+            f"{CORRECTION}.bypass_mode=true",
         )
     policy_loss, default = config.actor_rollout_ref.actor.policy_loss, RolloutCorrectionConfig()
     own = policy_loss.get("rollout_correction")
@@ -125,9 +131,10 @@ def _hand_to_the_loss(config: DictConfig, correction: DictConfig | dict) -> None
     for key, value in correction.items():
         is_default = value == getattr(default, key, value)
         if key != "bypass_mode" and not is_default and own.get(key, getattr(default, key)) != value:
-            raise ConfigError(
+            refuse(
+                "correction-given-twice",
                 f"{CORRECTION}.{key}={value} is not read where {where} is given, which has {own.get(key)}: set "
-                f"{where}.{key}={value}, or drop one of the two"
+                f"{where}.{key}={value}, or drop one of the two",
             )
 
 
@@ -137,17 +144,19 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
 
     level, asked = correction.get("rollout_is"), correction.get("rollout_rs")
     if level is not None and level not in IS_LEVELS:
-        raise ConfigError(
+        refuse(
+            "unknown-rollout-is",
             f"there is no {CORRECTION}.rollout_is={level!r}{closest(str(level), list(IS_LEVELS))}; choices: "
-            f"{', '.join(IS_LEVELS)}, null"
+            f"{', '.join(IS_LEVELS)}, null",
         )
     options = [part.strip() for part in str(asked).split(",")] if asked is not None else []
     known = sorted(helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
     for option in options:
         if option not in known:
-            raise ConfigError(
+            refuse(
+                "unknown-rollout-rs",
                 f"there is no {CORRECTION}.rollout_rs={option!r}{closest(option, known)}; choices: "
-                f"{', '.join(known)}, null"
+                f"{', '.join(known)}, null",
             )
     for key, read in {
         "rollout_is_threshold": lambda given: level and helper._parse_rollout_is_threshold(given),
@@ -156,7 +165,7 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
         try:
             read(correction.get(key))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{CORRECTION}.{key}={correction.get(key)}: {error}") from error
+            refuse("correction-threshold", f"{CORRECTION}.{key}={correction.get(key)}: {error}")
 
 
 def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
@@ -166,11 +175,15 @@ def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
     metric = OmegaConf.select(config, f"{FILTER}.metric")
     known = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
     if not metric:
-        raise ConfigError(f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric={known[0]}")
+        refuse(
+            "filter-metric-missing",
+            f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric={known[0]}",
+        )
     if {*loops} == {"turnkey_env"} and metric not in known and not str(metric).startswith("reward/"):
-        raise ConfigError(
+        refuse(
+            "unknown-filter-metric",
             f"there is no {FILTER}.metric={metric!r} with the agent loop turnkey_env and verl "
-            f"{internals.verl_version()}{closest(str(metric), known)}; choices: {', '.join(known)}, reward/<component>"
+            f"{internals.verl_version()}{closest(str(metric), known)}; choices: {', '.join(known)}, reward/<component>",
         )
 
 
@@ -183,7 +196,7 @@ def _check_kl(config: DictConfig) -> None:
     }
     for key, (on, name) in used.items():
         if on and str(name).removesuffix("+") not in KL_PENALTIES:
-            raise ConfigError(f"there is no {key}={name!r}{closest(str(name), list(KL_PENALTIES))}")
+            refuse("unknown-kl-penalty", f"there is no {key}={name!r}{closest(str(name), list(KL_PENALTIES))}")
 
 
 def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
@@ -192,7 +205,7 @@ def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collect
         return
     key, kind = "algorithm.kl_ctrl.type", str(config.algorithm.kl_ctrl.type)
     if kind not in KL_CONTROLLERS:
-        raise ConfigError(f"there is no {key}={kind!r}{closest(kind, list(KL_CONTROLLERS))}")
+        refuse("unknown-kl-controller", f"there is no {key}={kind!r}{closest(kind, list(KL_CONTROLLERS))}")
     if kind != "adaptive" or "turnkey_env" not in loops or turnkey.rollout.rows_hold_turns:
         return
     # verl multiplies the coefficient by 1 +- 0.2 x rows / horizon, of which the sign must not change.
@@ -203,5 +216,5 @@ def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collect
         f"turnkey_env makes a row of each turn, up to {rows}"
     )
     if rows >= 5 * horizon:
-        raise ConfigError(f"{said}: it may change its sign. Set kl_ctrl.horizon={10 * rows}, or {key}=fixed")
-    warnings.warn(f"{said}; in a horizon for episodes these count as episodes", stacklevel=3)
+        refuse("kl-horizon", f"{said}: it may change its sign. Set kl_ctrl.horizon={10 * rows}, or {key}=fixed")
+    warn("kl-horizon-counts-episodes", f"{said}; in a horizon for episodes these count as episodes")

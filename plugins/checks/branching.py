@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig, credit_modify, credit_params, estimator_of
 from verl_turnkey.plugins.rollout.strategies import BRANCH_COLUMNS, KEY, read_strategy
 
@@ -36,23 +35,29 @@ def check_branching(
     rollout = config.actor_rollout_ref.rollout
     asked = f"{KEY}={spec.name}"
     if "turnkey_env" not in loops:
-        raise ConfigError(f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env forks episodes")
+        refuse(
+            "branching-agent-loop",
+            f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env forks episodes",
+        )
     method = estimator_of(config)
     if method is None:
-        raise ConfigError(
+        refuse(
+            "branching-estimator",
             f"{asked} gives columns and branches, which verl's "
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} does not read: it knows one score per rollout. "
-            "Take a method of this package, or of your own"
+            "Take a method of this package, or of your own",
         )
     if spec.log_probs and not rollout.calculate_log_probs:
-        raise ConfigError(
-            f"{asked} reads the log-probabilities of turns: set actor_rollout_ref.rollout.calculate_log_probs=true"
+        refuse(
+            "branching-log-probs",
+            f"{asked} reads the log-probabilities of turns: set actor_rollout_ref.rollout.calculate_log_probs=true",
         )
     total = getattr(strategy, "trajectories", None)
     if total is not None and total <= rollout.n:
-        raise ConfigError(
+        refuse(
+            "branching-trajectories",
             f"{KEY}.trajectories={total} leaves no branch beside actor_rollout_ref.rollout.n={rollout.n} rollouts of a "
-            "group: raise the one, or lower the other"
+            "group: raise the one, or lower the other",
         )
     turn = options.max_tokens_per_turn or rollout.response_length
     if spec.clones:
@@ -63,13 +68,15 @@ def check_branching(
         what = f"answer: one may take {least} tokens ({KEY}.tokens)"
         _check_room(config, least)
     if options.branch_tokens is not None and options.branch_tokens < least:
-        raise ConfigError(f"turnkey.rollout.branch_tokens={options.branch_tokens} allows no {what}")
+        refuse("branching-tokens", f"turnkey.rollout.branch_tokens={options.branch_tokens} allows no {what}")
     if spec.scores:
         _check_scores(config, asked)
     columns = (*BRANCH_COLUMNS, *spec.gives)
     if clash := sorted({*columns} & {*given}):
-        raise ConfigError(
-            f"{asked} gives the column {clash[0]}, and so does a component of turnkey.rewards: give that another column"
+        refuse(
+            "branching-column-clash",
+            f"{asked} gives the column {clash[0]}, and so does a component of turnkey.rewards: "
+            "give that another column",
         )
     if spec.trains:
         _check_trained(config, asked)
@@ -77,14 +84,15 @@ def check_branching(
         _warn_budget(options, turn, getattr(strategy, "turns", None))
     read = {*method.columns(credit_params(config, turnkey), credit_modify(config, turnkey)), *method.before}
     if spec.gives and not {f"extra.{name}" for name in spec.gives} & read:
-        warnings.warn(
-            f"{asked} measures {', '.join(spec.gives)}, and the method {method.name} reads none of it", stacklevel=2
+        warn(
+            "branching-unread",
+            f"{asked} measures {', '.join(spec.gives)}, and the method {method.name} reads none of it",
         )
     if spec.trains and "extra.parent" not in read:
-        warnings.warn(
+        warn(
+            "branching-parent-unread",
             f"{asked} trains branches, and the method {method.name} reads no extra.parent: it compares returns from a "
             "fork on with returns of whole episodes; +turnkey=tree compares branches with their siblings",
-            stacklevel=2,
         )
     return columns
 
@@ -96,9 +104,10 @@ def _check_room(config: DictConfig, tokens: int) -> None:
     if rollout.max_model_len is not None and rollout.max_model_len < room:
         room, keys = rollout.max_model_len, "actor_rollout_ref.rollout.max_model_len"
     if tokens >= room:
-        raise ConfigError(
+        refuse(
+            "branching-no-room",
             f"{KEY}.tokens={tokens} leaves no room for a prompt: expected fewer than {keys} = {room}, which a prompt "
-            "and an answer may have together"
+            "and an answer may have together",
         )
 
 
@@ -106,28 +115,32 @@ def _check_scores(config: DictConfig, asked: str) -> None:
     """Refuse what gives no log-probabilities of a text that is not sampled."""
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     if mode != "turnkey_sync":
-        raise ConfigError(
+        refuse(
+            "branching-scores-trainer",
             f"{asked} needs log-probabilities of a given text, which verl's client of trainer.v1.trainer_mode={mode} "
-            f"drops: set it to turnkey_sync, or {KEY}=probe, which samples"
+            f"drops: set it to turnkey_sync, or {KEY}=probe, which samples",
         )
     if (server := str(config.actor_rollout_ref.rollout.name)) not in SCORING_SERVERS:
-        raise ConfigError(
+        refuse(
+            "branching-scores-server",
             f"{asked} needs log-probabilities of a given text, which actor_rollout_ref.rollout.name={server} does not "
-            f"give: set it to {' or '.join(SCORING_SERVERS)}, or {KEY}=probe, which samples"
+            f"give: set it to {' or '.join(SCORING_SERVERS)}, or {KEY}=probe, which samples",
         )
 
 
 def _check_trained(config: DictConfig, asked: str) -> None:
     """Refuse what would judge branches that are trained by something else than their own outcome."""
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        raise ConfigError(
+        refuse(
+            "branching-filter-groups",
             f"algorithm.filter_groups.enable=true sees one outcome per rollout, and {asked} trains several: set it to "
-            "false"
+            "false",
         )
     if OmegaConf.select(config, "algorithm.use_kl_in_reward"):
-        raise ConfigError(
+        refuse(
+            "branching-kl-in-reward",
             f"algorithm.use_kl_in_reward=true is not in the outcomes of the branches that {asked} trains: set it to "
-            "false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
+            "false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty",
         )
 
 
@@ -136,9 +149,9 @@ def _warn_budget(options: RolloutConfig, turn: int, turns: int | None) -> None:
     longest = min(options.max_turns, turns or options.max_turns)
     for key, limit, each in (("branch_tokens", options.branch_tokens, turn), ("branch_steps", options.branch_steps, 1)):
         if limit is not None and limit < longest * each:
-            warnings.warn(
+            warn(
+                "branching-budget",
                 f"turnkey.rollout.{key}={limit} has no room for a branch before turn "
                 f"{options.max_turns - limit // each}: one may take {longest * each} (turnkey.rollout.max_turns="
                 f"{options.max_turns}, each up to {each})",
-                stacklevel=3,
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_turnkey.advantage import ConfigError, EstimatorSpec, Modification
+from verl_turnkey.advantage import EstimatorSpec, Modification
+from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
@@ -42,7 +42,7 @@ def check_checkpoints(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic:
     _check_contents(config, use_critic=use_critic)
     remembers = bool(remembering(estimator_of(config), credit_params(config, turnkey), credit_modify(config, turnkey)))
     if said := choose(config, use_critic=use_critic, remembers=remembers):
-        warnings.warn(said, stacklevel=2)
+        warn("checkpoint-layout", said)
     _keep_enough(config.trainer, turnkey.stop.whole_checkpoints)
 
 
@@ -57,25 +57,26 @@ def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
         key = f"{'actor_rollout_ref.actor' if role == 'actor' else role}.checkpoint"
         saves = config.trainer.save_freq > 0
         if saves and OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:
-            raise ConfigError(
+            refuse(
+                "async-save",
                 f"{key}.async_save=true: verl saves asynchronously with Megatron alone, but with {node.strategy} it "
-                f"does not write {TRACKER} either, without which no run resumes: set {key}.async_save=false"
+                f"does not write {TRACKER} either, without which no run resumes: set {key}.async_save=false",
             )
         contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
         saved = OmegaConf.select(node, "checkpoint.save_contents") or list(NAMES)
         unsaved = [name for name in NAMES if name in contents and name not in saved]
         if resumable and unsaved and saves:
-            warnings.warn(
+            warn(
+                "load-not-saved",
                 f"{key}.load_contents={[*contents]} wants {' and '.join(unsaved)}, which save_contents={[*saved]} does "
                 f"not write: no run resumes from the checkpoints of this one. Set {key}.load_contents alike",
-                stacklevel=3,
             )
         if resumable and (lacking := [name for name in NAMES if name not in contents]):
             lost = "the weights are those that the run began with" if "model" in lacking else "they begin anew"
-            warnings.warn(
+            warn(
+                "load-incomplete",
                 f"{key}.load_contents={[*contents]}, which is save_contents where it is not set, has no "
                 f"{' and no '.join(lacking)}: after a resume {lost}",
-                stacklevel=3,
             )
 
 
@@ -91,11 +92,11 @@ def _keep_enough(trainer: DictConfig, whole: int) -> None:
             trainer[key] = whole + 1
         trainer[DEPRECATED] = False
     are = "checkpoint is" if whole == 1 else "checkpoints are"
-    warnings.warn(
+    warn(
+        "max-checkpoints-raised",
         f"{asked}: raised to {whole + 1}, so that {whole} whole {are} there at any moment, which is "
         f"turnkey.stop.whole_checkpoints: verl deletes the oldest before it writes the next one. The disk has to hold "
         f"{whole + 1}",
-        stacklevel=3,
     )
 
 
@@ -123,7 +124,7 @@ def choose(config: DictConfig, *, use_critic: bool, remembers: bool) -> str | No
         folder = Path(trainer.resume_from_path).absolute()
         elsewhere = joins_cluster(config) and not folder.is_dir()
         if not elsewhere and (found := fault(folder, config, **asked, complete=False)):
-            raise ConfigError(f"trainer.resume_from_path cannot be resumed from: {found}")
+            raise Refusal("resume-path-damaged", f"trainer.resume_from_path cannot be resumed from: {found}")
     root = Path(trainer.default_local_dir).absolute()
     if trainer.resume_mode != "auto" or not (root / TRACKER).is_file():
         return None
@@ -136,9 +137,10 @@ def choose(config: DictConfig, *, use_critic: bool, remembers: bool) -> str | No
                 trainer.resume_mode, trainer.resume_from_path = "resume_path", str(folder)
             return f"{why or f'{root / TRACKER} is damaged'}. The run resumes from {folder}"
         why = why or f"the newest checkpoint cannot be resumed from: {found}"
-    raise ConfigError(
+    raise Refusal(
+        "no-whole-checkpoint",
         f"{why or f'{root / TRACKER} is damaged'}; no other checkpoint in {root} is whole. To begin anew set "
-        "trainer.resume_mode=disable, or another trainer.default_local_dir"
+        "trainer.resume_mode=disable, or another trainer.default_local_dir",
     )
 
 
@@ -146,17 +148,18 @@ def _check_resume(trainer: DictConfig) -> None:
     """Refuse what verl finds out once all models are loaded."""
     mode, path = trainer.resume_mode, trainer.resume_from_path
     if mode not in RESUME_MODES:
-        raise ConfigError(f"there is no trainer.resume_mode={mode!r}: choices: {', '.join(RESUME_MODES)}")
+        refuse("unknown-resume-mode", f"there is no trainer.resume_mode={mode!r}: choices: {', '.join(RESUME_MODES)}")
     if mode != "resume_path":
         if path is not None:
-            warnings.warn(
+            warn(
+                "resume-path-without-effect",
                 f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}: resume_path takes it",
-                stacklevel=4,
             )
     elif not isinstance(path, str) or not re.search(r"global_step_\d+$", path):
-        raise ConfigError(
+        refuse(
+            "resume-path-missing",
             "trainer.resume_mode=resume_path needs the folder of a checkpoint: set trainer.resume_from_path to one "
-            f"that ends in global_step_<number>, got {path!r}"
+            f"that ends in global_step_<number>, got {path!r}",
         )
 
 

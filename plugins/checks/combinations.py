@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator
 
 from omegaconf import DictConfig
 
+from verl_turnkey.plugins.checks.findings import warn
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
@@ -31,14 +31,14 @@ BY_TOKENS = ("gae", "reinforce_plus_plus")
 def warn_of_combinations(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
     """Warn of each; ``loops``: the agent loops of the training rows."""
     for message in (*_rows(config, turnkey, loops), *_discounts(config, turnkey), *_histories(config, turnkey, loops)):
-        warnings.warn(message, stacklevel=2)
+        warn("combination", message)
     strategy = read_strategy(turnkey.rollout.strategy)
     loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")).removeprefix("turnkey/")
     if loss == "rebel" and strategy is not None and strategy[0].trains:
-        warnings.warn(
+        warn(
+            "rebel-branches",
             f"the policy loss rebel compares the outcomes of whole rollouts, and turnkey.rollout.strategy="
             f"{strategy[0].name} trains branches that share their beginning: take another loss, or no branches",
-            stacklevel=2,
         )
 
 

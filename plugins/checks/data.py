@@ -14,6 +14,7 @@ from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, taken
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
@@ -40,7 +41,7 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         files = listed(config, key)
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
-            raise ConfigError(f"data.{key} is empty: verl wants a file{unused}")
+            refuse("data-file-missing", f"data.{key} is empty: verl wants a file{unused}")
         _check_brackets(f"data.{key}", patterns(config, key))
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
         _check_named(f"data.{key}", local[key])
@@ -54,9 +55,10 @@ def _check_brackets(key: str, names: Sequence[str]) -> None:
     """Refuse a file whose own path, read as a pattern, does not match it: verl would read no file."""
     for name in names:
         if Path(name).is_file() and not glob(name):
-            raise ConfigError(
+            refuse(
+                "data-brackets",
                 f"{key}={name}: verl reads brackets in a path as a pattern, which this file does not match: write "
-                f"{override(key, escape(name))}, or rename the folder"
+                f"{override(key, escape(name))}, or rename the folder",
             )
 
 
@@ -64,13 +66,14 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     """Whether ``file`` is on this machine; it is refused when it should be, or verl could not read it."""
     path = Path(file).expanduser()
     if path.suffix not in FORMATS:
-        raise ConfigError(f"{key}={file}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
+        refuse("data-format", f"{key}={file}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
     if "://" in file:
         return False
     if file.startswith("~"):
-        raise ConfigError(
+        refuse(
+            "data-tilde",
             f"{key}={file}: there is no such file, since verl does not expand the ~: write {path}, or $HOME without "
-            "single quotes"
+            "single quotes",
         )
     if not path.is_file():
         absent(config, f"{key}={file}: there is no such file; `turnkey tasks` writes them")
@@ -78,7 +81,7 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     try:
         columns(file)
     except Exception as error:
-        raise ConfigError(f"{key}={file} cannot be read as {path.suffix} ({type(error).__name__}: {error})") from error
+        refuse("data-unreadable", f"{key}={file} cannot be read as {path.suffix} ({type(error).__name__}: {error})")
     return True
 
 
@@ -86,9 +89,10 @@ def _check_named(key: str, files: Sequence[str]) -> None:
     """Refuse a column of agent loops in some files only: verl joins them, and rows without an entry have no loop."""
     named = {LOOP_COLUMN in columns(file): file for file in files}
     if len(named) > 1:
-        raise ConfigError(
+        refuse(
+            "agent-name-in-some-files",
             f"{key}: {named[True]} has a column {LOOP_COLUMN!r} and {named[False]} has none, whose rows verl would "
-            "give no agent loop, not the default one: write the column into both, or into none"
+            "give no agent loop, not the default one: write the column into both, or into none",
         )
 
 
@@ -104,7 +108,10 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
     """Check all rows of a local file; returns their number."""
     held, prompt = columns(file), str(config.data.prompt_key)
     if held and prompt not in held:
-        raise ConfigError(f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, held)}")
+        refuse(
+            "prompt-column-missing",
+            f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, held)}",
+        )
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     seen: set[tuple[str, ...]] = set()
     wanted = [column for column in (LOOP_COLUMN, COLUMN) if column in held]
@@ -113,9 +120,10 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         row = dict(zip(wanted, values, strict=False))
         loop = row.get(LOOP_COLUMN, default)
         if loop not in loops:
-            raise ConfigError(
+            refuse(
+                "unknown-agent-name",
                 f"{key}={file}, row {number - 1}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
-                f"{closest(str(loop), list(loops))}"
+                f"{closest(str(loop), list(loops))}",
             )
         if loop != "turnkey_env":
             continue
@@ -133,7 +141,10 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[s
         raise TaskFormatError(f"{where}: {error}") from error
     env_id = task.env_id or turnkey.env.id
     if not env_id:
-        raise ConfigError(f"{where}: neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
+        refuse(
+            "task-without-environment",
+            f"{where}: neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>",
+        )
     given = {**turnkey.env.kwargs, **task.kwargs}
     kind = (env_id, *sorted(given))
     if kind in seen:
@@ -145,7 +156,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[s
         if turnkey.env.probe:  # else the packages may be on the other machines only
             raise
     except (LookupError, TypeError) as error:
-        raise ConfigError(f"{where}: {error.args[0] if error.args else error}") from error
+        refuse("task-invalid", f"{where}: {error.args[0] if error.args else error}")
 
 
 def _check_number(config: DictConfig, key: str, rows: int) -> None:
@@ -154,9 +165,10 @@ def _check_number(config: DictConfig, key: str, rows: int) -> None:
     for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():
         wanted = config.data.get(size)
         if wanted and rows < wanted:
-            raise ConfigError(
+            refuse(
+                "too-few-tasks",
                 f"data.{key} gives {rows} tasks, fewer than data.{size}={wanted}: write more with `turnkey tasks`, or "
-                f"lower data.{size}"
+                f"lower data.{size}",
             )
     if not rows:
-        raise ConfigError(f"data.{key} holds no tasks: write some with `turnkey tasks`")
+        refuse("no-tasks", f"data.{key} holds no tasks: write some with `turnkey tasks`")

@@ -15,24 +15,12 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs import errors
 from verl_turnkey.plugins.checks.files import tasks
+from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described
 from verl_turnkey.plugins.checks.kinds import unreadable
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.log.segments import new_segment
 from verl_turnkey.plugins.stopping.driver import guard_run
-
-# Errors in the user's input: their messages say what to change, and are shown without a traceback.
-EXPECTED = (
-    ConfigError,
-    errors.UnknownEnvironmentError,
-    errors.MissingPackageError,
-    errors.EnvironmentKwargsError,
-    errors.ModuleImportError,
-    errors.PromptTooLongError,
-    errors.TaskFormatError,
-)
-
 
 _HERE = str(Path(__file__).parent)
 
@@ -47,7 +35,7 @@ def _in_sentences(config: Any) -> Iterator[None]:
     try:
         yield
     except EXPECTED as error:
-        raise Refused(str(error)) from error
+        raise Refused(described(error)) from error
     except (TypeError, ValueError, AttributeError, LookupError, OmegaConfBaseException) as error:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if frame.filename.startswith(_HERE)), frames[-1])
@@ -67,11 +55,14 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
     with warnings.catch_warnings(record=True) as caught, _in_sentences(config):
         warnings.filterwarnings("always", category=UserWarning)
         machine.settle(config)
-        lost = replaced(config, sys.argv[1:])
-        check(config, use_critic=use_critic)
+        with collecting(config) as findings:
+            lost = findings.run(replaced, config, sys.argv[1:]) or []
+            check(config, use_critic=use_critic)
     said = [f"replaced: {text}" for text in lost]
     for warning in caught:
-        if warning.filename.startswith(_HERE):
+        if isinstance(warning.message, RuleWarning):
+            said.append(described(warning.message))
+        elif warning.filename.startswith(_HERE):
             said.append(str(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.checks.checkpoints import remembering
 from verl_turnkey.plugins.checks.files import columns
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import updates_of_a_step
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of
@@ -38,16 +37,17 @@ def check_groups(
     if groups == GroupsConfig():
         return
     if not mode.startswith("turnkey_"):
-        raise ConfigError(
+        refuse(
+            "groups-trainer",
             f"turnkey.groups is read by the trainers of this package, but trainer.v1.trainer_mode is {mode!r}: set "
-            f"trainer.v1.trainer_mode=turnkey_{mode}"
+            f"trainer.v1.trainer_mode=turnkey_{mode}",
         )
     if groups.keep < 1:
         _check_kept(config, turnkey)
     if groups.allocation != "even":
         _check_allocation(config, turnkey, files)
     elif (groups.n_low, groups.n_high) != (None, None):
-        warnings.warn("turnkey.groups.n_low and n_high have no effect with allocation=even", stacklevel=2)
+        warn("groups-n-without-effect", "turnkey.groups.n_low and n_high have no effect with allocation=even")
     if groups.hint_high:
         _check_hints(config, turnkey, files, loops)
     if groups.stores:
@@ -57,20 +57,23 @@ def check_groups(
 def _check_kept(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     asked = f"{KEEP}={turnkey.groups.keep}"
     if config.actor_rollout_ref.rollout.n < 2:
-        raise ConfigError(
+        refuse(
+            "keep-single-rollout",
             f"{asked} compares the rewards of the episodes of a task, and actor_rollout_ref.rollout.n="
-            f"{config.actor_rollout_ref.rollout.n}: raise it to 2 or more"
+            f"{config.actor_rollout_ref.rollout.n}: raise it to 2 or more",
         )
     forked = read_strategy(turnkey.rollout.strategy)
     if forked and forked[0].trains:
-        raise ConfigError(
-            f"{asked} sees one outcome per rollout, and {KEY}={forked[0].name} trains several: set {KEEP} to 1"
+        refuse(
+            "keep-branching",
+            f"{asked} sees one outcome per rollout, and {KEY}={forked[0].name} trains several: set {KEEP} to 1",
         )
     batch = config.data.train_batch_size // updates_of_a_step(config)
     if turnkey.groups.keep_by == "groups" and not turnkey.groups.kept(batch):
-        raise ConfigError(
+        refuse(
+            "keep-too-small",
             f"{asked} is less than one of the {batch} groups of an update (data.train_batch_size): raise it to "
-            f"{1 / batch:.3g} or more"
+            f"{1 / batch:.3g} or more",
         )
     _warn_remembering(
         config, turnkey, f"{asked}: what {{}} remembers of the batches before is of the kept groups alone"
@@ -79,7 +82,7 @@ def _check_kept(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
 def _warn_remembering(config: DictConfig, turnkey: TurnkeyConfig, message: str) -> None:
     if names := remembering(estimator_of(config), credit_params(config, turnkey), credit_modify(config, turnkey)):
-        warnings.warn(message.format(" and ".join(names)), stacklevel=4)
+        warn("groups-memory", message.format(" and ".join(names)))
 
 
 def _check_allocation(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str]) -> None:
@@ -87,51 +90,65 @@ def _check_allocation(config: DictConfig, turnkey: TurnkeyConfig, files: Sequenc
     asked, n = f"turnkey.groups.allocation={groups.allocation}", config.actor_rollout_ref.rollout.n
     low, high = groups.bounds(n)
     if not low < n < high:
-        raise ConfigError(
+        refuse(
+            "allocation-range",
             f"{asked} gives each task from {low} to {high} episodes (turnkey.groups.n_low, n_high), and {n} on "
-            "average: expected n_low < actor_rollout_ref.rollout.n < n_high"
+            "average: expected n_low < actor_rollout_ref.rollout.n < n_high",
         )
     if low == 1:
-        warnings.warn(
+        warn(
+            "allocation-single-episode",
             f"{asked} may play a task once (turnkey.groups.n_low=1), which methods that compare the episodes of a task "
             "give no credit",
-            stacklevel=3,
         )
     forked = read_strategy(turnkey.rollout.strategy)
     if forked and getattr(forked[1], "trajectories", None) is not None:
-        raise ConfigError(
+        refuse(
+            "allocation-branching",
             f"{asked} varies the rollouts of a task, and {KEY}={forked[0].name} counts its trajectories by "
-            "actor_rollout_ref.rollout.n: take even"
+            "actor_rollout_ref.rollout.n: take even",
         )
     if config.data.train_batch_size < 2:
-        raise ConfigError(f"{asked} divides the episodes of a batch among its tasks: raise data.train_batch_size")
+        refuse(
+            "allocation-single-task",
+            f"{asked} divides the episodes of a batch among its tasks: raise data.train_batch_size",
+        )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        raise ConfigError(
+        refuse(
+            "allocation-filter-groups",
             f"{asked} learns from all groups, and algorithm.filter_groups.enable=true drops those that end alike "
-            "before they are seen: set it to false; turnkey.groups.keep leaves out groups as well"
+            "before they are seen: set it to false; turnkey.groups.keep leaves out groups as well",
         )
     for file in files:
         if COLUMN in columns(file):
-            raise ConfigError(f"{file} has a column {COLUMN}, which {asked} would overwrite: drop it, or take even")
+            refuse(
+                "allocation-column",
+                f"{file} has a column {COLUMN}, which {asked} would overwrite: drop it, or take even",
+            )
 
 
 def _check_hints(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str], loops: Collection[str]) -> None:
     asked = f"turnkey.groups.hint_high={turnkey.groups.hint_high}"
     if "turnkey_env" not in loops:
-        raise ConfigError(f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env shows hints")
+        refuse(
+            "hints-agent-loop", f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env shows hints"
+        )
     if "{task}" not in load_template(turnkey.rollout.template):
-        raise ConfigError(
+        refuse(
+            "hints-template",
             f"{asked} shows hints behind the task, and turnkey.rollout.template={turnkey.rollout.template} does not "
-            "show the {task}"
+            "show the {task}",
         )
     if lacking := [file for file in files if HINT not in columns(file)]:
-        raise ConfigError(
-            f"{asked} shows the hints of the data, and {lacking[0]} has no column {HINT!r} with a text for each task"
+        refuse(
+            "hints-missing",
+            f"{asked} shows the hints of the data, and {lacking[0]} has no column {HINT!r} with a text for each task",
         )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        raise ConfigError(
+        refuse(
+            "hints-filter-groups",
             f"{asked} is for tasks that nobody solves, which algorithm.filter_groups.enable=true drops before they are "
-            "seen: set it to false"
+            "seen: set it to false",
         )
     _warn_remembering(
         config, turnkey, f"{asked}: what {{}} remembers of the batches before has outcomes with hints in it"
@@ -143,49 +160,57 @@ def _check_stored(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     name = "replay" if groups.replay else "buffer"
     asked = f"turnkey.groups.{name}={getattr(groups, name)}"
     if groups.replay and groups.buffer:
-        raise ConfigError(
+        refuse(
+            "stored-twice",
             f"{asked} and turnkey.groups.buffer={groups.buffer} may train one stored episode twice in a batch: set one "
-            "of them to 0"
+            "of them to 0",
         )
     if groups.keep < 1:
-        raise ConfigError(
+        refuse(
+            "stored-keep",
             f"{asked} adds where all episodes of a group ended alike, which {KEEP}={groups.keep} leaves out: set one "
-            f"of them to its default, turnkey.groups.{name}=0 or {KEEP}=1"
+            f"of them to its default, turnkey.groups.{name}=0 or {KEEP}=1",
         )
     if groups.replay and groups.hint_high:
-        raise ConfigError(
+        refuse(
+            "stored-hints",
             f"{asked} may compare episodes that were played with a hint with those without "
-            f"(turnkey.groups.hint_high={groups.hint_high}): set one of them to 0"
+            f"(turnkey.groups.hint_high={groups.hint_high}): set one of them to 0",
         )
     if groups.buffer and rollout.n < 2:
-        raise ConfigError(
+        refuse(
+            "stored-single-rollout",
             f"turnkey.groups.buffer={groups.buffer} stores groups whose episodes have different rewards, and "
-            f"actor_rollout_ref.rollout.n={rollout.n}: raise it to 2 or more"
+            f"actor_rollout_ref.rollout.n={rollout.n}: raise it to 2 or more",
         )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        raise ConfigError(
+        refuse(
+            "stored-filter-groups",
             f"{asked} adds where all episodes of a group ended alike, which algorithm.filter_groups.enable=true drops "
-            "before they are seen: set it to false"
+            "before they are seen: set it to false",
         )
     forked = read_strategy(turnkey.rollout.strategy)
     if forked:
-        raise ConfigError(
-            f"{asked} stores episodes that do not fork, and {KEY}={forked[0].name}: set {KEY} to independent"
+        refuse(
+            "stored-branching",
+            f"{asked} stores episodes that do not fork, and {KEY}={forked[0].name}: set {KEY} to independent",
         )
     if rollout.get("enable_rollout_routing_replay", False):
-        raise ConfigError(
+        refuse(
+            "stored-routing",
             f"{asked} would have older weights' routes of experts followed: set "
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay=false"
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=false",
         )
     if not rollout.calculate_log_probs:
-        raise ConfigError(
+        refuse(
+            "stored-log-probs",
             f"{asked} stores each episode with the log-probabilities of the policy that played it: set "
-            "actor_rollout_ref.rollout.calculate_log_probs=true"
+            "actor_rollout_ref.rollout.calculate_log_probs=true",
         )
     if not (OmegaConf.select(config, BYPASS) or OmegaConf.select(config, "algorithm.rollout_correction.rollout_is")):
-        warnings.warn(
+        warn(
+            "stored-uncorrected",
             f"{asked} trains episodes of older weights as if the current ones had played them: set "
             f"algorithm.rollout_correction.rollout_is=token, or {BYPASS}=true",
-            stacklevel=3,
         )
     _warn_remembering(config, turnkey, f"{asked}: what {{}} remembers of the batches before has stored episodes in it")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import absent, model_config
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
@@ -43,9 +43,10 @@ def _check_reward_code(config: DictConfig, loops: Collection[str]) -> None:
 
     name, source = str(config.reward.reward_manager.name), config.reward.reward_manager.source
     if source == "register" and name not in REWARD_MANAGER:
-        raise ConfigError(
+        refuse(
+            "unknown-reward-manager",
             f"there is no {MANAGER}.name={name!r} in verl's V1 trainers{closest(name, [*REWARD_MANAGER])}; choices: "
-            f"{', '.join(REWARD_MANAGER)}"
+            f"{', '.join(REWARD_MANAGER)}",
         )
     path = OmegaConf.select(config, f"{FUNCTION}.path")
     if not path or "://" in path or {*loops} == {"turnkey_env"}:  # which does not call it, or as a component
@@ -58,7 +59,7 @@ def _check_reward_code(config: DictConfig, loops: Collection[str]) -> None:
     except Exception as error:  # the user's own code runs here
         function = OmegaConf.select(config, f"{FUNCTION}.name")
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{FUNCTION}.path={path}, name={function}: it cannot be loaded ({reason})") from error
+        refuse("reward-function-unloadable", f"{FUNCTION}.path={path}, name={function}: it cannot be loaded ({reason})")
 
 
 def _check_optimizers(config: DictConfig, *, use_critic: bool) -> None:
@@ -71,7 +72,7 @@ def _check_optimizers(config: DictConfig, *, use_critic: bool) -> None:
         if find_spec(str(module).partition(".")[0]) is None:
             absent(config, f"{key}: the package is not installed")
         elif not hasattr(importlib.import_module(module), name):
-            raise ConfigError(f"{key} has no {role}.optim.optimizer={name}")
+            refuse("unknown-optimizer", f"{key} has no {role}.optim.optimizer={name}")
     if config.actor_rollout_ref.model.get("use_liger") and find_spec("liger_kernel") is None:
         absent(config, "actor_rollout_ref.model.use_liger=true needs the package liger_kernel: pip install it")
 
@@ -86,9 +87,11 @@ def _check_spread(config: DictConfig) -> None:
         key = f"{ACTOR}.{part}ulysses_sequence_parallel_size"
         number = OmegaConf.select(config, key)
         if gpus % number:
-            raise ConfigError(f"{key}={number} does not divide the {gpus} GPUs of the trainer: choose a divisor")
+            refuse("spread-gpus", f"{key}={number} does not divide the {gpus} GPUs of the trainer: choose a divisor")
         if heads and heads % number:
-            raise ConfigError(f"{key}={number} does not divide the model's {heads} attention heads: choose a divisor")
+            refuse(
+                "spread-heads", f"{key}={number} does not divide the model's {heads} attention heads: choose a divisor"
+            )
 
 
 def _check_length(config: DictConfig) -> None:
@@ -98,9 +101,10 @@ def _check_length(config: DictConfig) -> None:
     stretched = rope and rope.get("rope_type", rope.get("type")) != "default"
     own = config.actor_rollout_ref.model.get("override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
     if asked and most and asked > most and not stretched and not own:
-        raise ConfigError(
+        refuse(
+            "max-model-len",
             f"{ROLLOUT}.max_model_len={asked} is more than the {most} positions of the model, for which vLLM starts no "
-            f"server: lower it to {most}"
+            f"server: lower it to {most}",
         )
 
 
@@ -112,18 +116,23 @@ def _check_queue(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[s
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     rows *= turnkey.rollout.max_turns if "turnkey_env" in loops else 1
     if rows > size:
-        raise ConfigError(
+        refuse(
+            "queue-too-small",
             f"{QUEUE}={size} is less than the {rows} rows that a batch may have, and those without room cost their "
-            f"episodes: set {QUEUE}=null, which is no limit"
+            f"episodes: set {QUEUE}=null, which is no limit",
         )
 
 
 def _check_sampler(config: DictConfig) -> None:
     sampler = config.trainer.v1.sampler
     if (most := sampler.max_off_policy_threshold) is not None and not (isinstance(most, int) and most > 0):
-        raise ConfigError(
+        refuse(
+            "off-policy-threshold",
             f"trainer.v1.sampler.max_off_policy_threshold={most}: expected a positive number of steps, or, from verl "
-            "0.9.1 on, null for any"
+            "0.9.1 on, null for any",
         )
     if (late := str(sampler.max_off_policy_strategy)) not in STALE:
-        raise ConfigError(f"there is no trainer.v1.sampler.max_off_policy_strategy={late!r}{closest(late, [*STALE])}")
+        refuse(
+            "unknown-off-policy-strategy",
+            f"there is no trainer.v1.sampler.max_off_policy_strategy={late!r}{closest(late, [*STALE])}",
+        )

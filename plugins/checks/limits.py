@@ -5,12 +5,11 @@ verl finds most of these after the first rollout, some when the first long row c
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import positions
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
@@ -62,7 +61,10 @@ def check_limits(
     _check_tokens(config, longest, what, use_critic, use_reference)
     room, key = positions(config)
     if room is not None and longest > room:
-        raise ConfigError(f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length")
+        refuse(
+            "context-too-long",
+            f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length",
+        )
 
 
 def updates_of_a_step(config: DictConfig) -> int:
@@ -81,16 +83,18 @@ def check_turns(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[st
     response, turn, written = rollout.response_length, turnkey.rollout.max_tokens_per_turn, "written"
     if turnkey.rollout.prompt == "conversation":  # also where the data name our loop, row by row
         if turn is None:
-            raise ConfigError(
+            refuse(
+                "turn-tokens-missing",
                 "turnkey.rollout.prompt=conversation needs the tokens of one turn: set "
                 f"turnkey.rollout.max_tokens_per_turn, at most data.max_response_length={response}, which is what "
-                "a conversation may grow by"
+                "a conversation may grow by",
             )
         if turn > response or (turn == response and turnkey.rollout.max_turns > 1):
-            raise ConfigError(
+            refuse(
+                "response-shorter-than-turn",
                 f"data.max_response_length={response} is what a conversation may grow by, turns and observations, "
                 f"and a turn alone may have turnkey.rollout.max_tokens_per_turn={turn}: every conversation would "
-                "end after its first turn. Raise data.max_response_length to what an episode takes"
+                "end after its first turn. Raise data.max_response_length to what an episode takes",
             )
         written = "appended to it, turns and observations"
     elif {*loops} == {"turnkey_env"}:
@@ -109,7 +113,7 @@ def check_counts(config: DictConfig) -> None:
         if value is None and key in MAY_BE_NULL:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{key}: expected a whole number, 1 or more, got {value!r}")
+            refuse("count-not-positive", f"{key}: expected a whole number, 1 or more, got {value!r}")
     _check_fetches(config)
 
 
@@ -120,9 +124,10 @@ def _check_fetches(config: DictConfig) -> None:
     single |= bool(OmegaConf.select(config, "algorithm.filter_groups.enable"))
     single |= bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
     if fetch and not single and batch % fetch:
-        raise ConfigError(
+        refuse(
+            "gen-batch-size",
             f"data.gen_batch_size={fetch} does not divide data.train_batch_size={batch}, which verl fetches in whole "
-            "parts of that size: set data.gen_batch_size=null, or a divisor"
+            "parts of that size: set data.gen_batch_size=null, or a divisor",
         )
 
 
@@ -133,9 +138,10 @@ def _check_mini_batches(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         return
     episodes = config.data.train_batch_size // updates_of_a_step(config) * config.actor_rollout_ref.rollout.n
     if asked > episodes:
-        raise ConfigError(
+        refuse(
+            "mini-batches-episodes",
             f"turnkey.update.mini_batches={asked}: each holds whole episodes, and an update has {episodes} episodes "
-            f"(data.train_batch_size x rollout.n): lower it to {episodes}"
+            f"(data.train_batch_size x rollout.n): lower it to {episodes}",
         )
 
 
@@ -146,9 +152,10 @@ def _check_ranks(config: DictConfig) -> None:
         return
     spread = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
     if (own := OmegaConf.select(config, key)) != spread:
-        raise ConfigError(
+        refuse(
+            "critic-ranks",
             f"{key}={own} and {ACTOR}.fsdp_config.ulysses_sequence_parallel_size={spread} give actor and critic "
-            f"different numbers of data-parallel ranks, but they share the mini-batches: set {key}={spread}"
+            f"different numbers of data-parallel ranks, but they share the mini-batches: set {key}={spread}",
         )
 
 
@@ -157,29 +164,34 @@ def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_referen
     (actor, _), (rollout, _), _ = MICRO_BATCHES
     dynamic = {switch: bool(OmegaConf.select(config, switch)) for switch, _ in MICRO_BATCHES}
     if dynamic[actor] != dynamic[rollout]:
-        raise ConfigError(
+        refuse(
+            "dynamic-batch-mismatch",
             f"{actor}={dynamic[actor]} and {rollout}={dynamic[rollout]}: verl computes both in one engine, so set them "
-            "alike"
+            "alike",
         )
     for switch, size in MICRO_BATCHES if use_reference else MICRO_BATCHES[:2]:
         rows, old = OmegaConf.select(config, size), size.removesuffix("_per_gpu")
         if not dynamic[switch] and (not isinstance(rows, int) or rows < 1):
             former = OmegaConf.select(config, old)
             unread = f" ({old}={former} counts the rows of all GPUs, and verl reads it no more)" if former else ""
-            raise ConfigError(f"{switch}=false needs the rows of a micro-batch: set {size}, got {rows}{unread}")
+            refuse(
+                "micro-batch-size-missing",
+                f"{switch}=false needs the rows of a micro-batch: set {size}, got {rows}{unread}",
+            )
         if dynamic[switch] and (given := [key for key in (size, old) if OmegaConf.select(config, key) is not None]):
-            warnings.warn(
+            warn(
+                "micro-batch-size-without-effect",
                 f"{given[0]}={OmegaConf.select(config, given[0])} has no effect with {switch}=true, where tokens bound "
                 f"a micro-batch: {switch}=false takes it",
-                stacklevel=2,
             )
     loss = loss_of(config)
     phases = "turnkey.update.order=reverse_turns" if turnkey.update.order == "reverse_turns" else None
     if loss is not None and "group_log_ratio" in loss.needs:
         phases = f"{ACTOR}.policy_loss.loss_mode={loss.name}"
     if phases and not all(dynamic[switch] for switch in (actor, rollout)):
-        raise ConfigError(
-            f"{phases} updates on parts of the batch, which fixed micro-batches need not divide: set {actor}=true"
+        refuse(
+            "fixed-micro-batches",
+            f"{phases} updates on parts of the batch, which fixed micro-batches need not divide: set {actor}=true",
         )
 
 
@@ -199,21 +211,24 @@ def _check_tokens(config: DictConfig, longest: int, what: str, use_critic: bool,
         used.append((CRITIC_TOKENS, True, config.critic.fsdp.ulysses_sequence_parallel_size))
         for rows in ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu"):
             if (given := config.critic.get(rows)) is not None:
-                warnings.warn(
+                warn(
+                    "critic-micro-batch-without-effect",
                     f"critic.{rows}={given} has no effect, nor has critic.use_dynamic_bsz: verl bounds the critic's "
                     f"micro-batches by tokens, +{CRITIC_TOKENS}",
-                    stacklevel=2,
                 )
                 break  # the second follows the first
         if config.critic.ppo_max_token_len_per_gpu != 32768:
-            warnings.warn(
+            warn(
+                "critic-tokens-without-effect",
                 f"critic.ppo_max_token_len_per_gpu={config.critic.ppo_max_token_len_per_gpu} has no effect: verl reads "
                 f"+{CRITIC_TOKENS}",
-                stacklevel=2,
             )
     for key, dynamic, gpus in used:
         limit = OmegaConf.select(config, key) or (32768 if key == CRITIC_TOKENS else 0)
         if dynamic and limit * gpus < longest:
             together = f" on each of {gpus} GPUs (ulysses_sequence_parallel_size)" if gpus > 1 else ""
             plus = "+" if key == CRITIC_TOKENS else ""
-            raise ConfigError(f"{plus}{key}={limit}{together} is too small: {what}; raise it to {-(-longest // gpus)}")
+            refuse(
+                "micro-batch-tokens",
+                f"{plus}{key}={limit}{together} is too small: {what}; raise it to {-(-longest // gpus)}",
+            )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.segments import read_segments
@@ -36,16 +35,17 @@ def check_log_folder(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     own = {key: masked(trainer.get(key)) for key in compared}
     if other := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
         said = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in other.items())
-        raise ConfigError(
+        refuse(
+            "log-of-another-run",
             f"turnkey.log.trajectories={folder} holds the log of another run ({said}), whose steps this one would "
-            "replace: choose another folder, or delete this one"
+            "replace: choose another folder, or delete this one",
         )
     if not resumes:
-        warnings.warn(
+        warn(
+            "log-of-earlier-start",
             f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run, which begins anew "
             f"(trainer.resume_mode={trainer.resume_mode}): its steps will replace the earlier ones. To keep these "
             "choose another folder",
-            stacklevel=2,
         )
 
 

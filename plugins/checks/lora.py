@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse
 
 MODEL = "actor_rollout_ref.model"
 FSDP = ("fsdp", "fsdp2")
@@ -20,32 +20,37 @@ def check_lora(config: DictConfig, mode: str, *, use_critic: bool) -> None:
     rank, path = model.get("lora_rank", 0), model.get("lora_adapter_path")
     of_megatron = model.get("lora") or {}
     if config.actor_rollout_ref.actor.strategy == "megatron" and rank and not of_megatron.get("rank", 0):
-        raise ConfigError(
+        refuse(
+            "lora-megatron",
             f"{MODEL}.lora_rank={rank} is not read by Megatron, which would train the whole model, while the trainer "
-            f"takes the actor without an adapter for the reference policy: set {MODEL}.lora.rank={rank}"
+            f"takes the actor without an adapter for the reference policy: set {MODEL}.lora.rank={rank}",
         )
     if config.actor_rollout_ref.actor.strategy in FSDP and not rank:
         # verl's trainer takes the actor without its adapter for the reference, and the actor has none.
         whole = "the whole model would be trained, and the reference policy would be the actor itself: set"
         if found := of_megatron.get("rank", 0):
-            raise ConfigError(
-                f"{MODEL}.lora.rank={found} is read with Megatron alone; with FSDP {whole} {MODEL}.lora_rank={found}"
+            refuse(
+                "lora-rank-key",
+                f"{MODEL}.lora.rank={found} is read with Megatron alone; with FSDP {whole} {MODEL}.lora_rank={found}",
             )
         if path:
-            raise ConfigError(
+            refuse(
+                "lora-adapter-without-rank",
                 f"{MODEL}.lora_adapter_path={path} is read only where {MODEL}.lora_rank is above 0; without it {whole} "
-                "the rank of that adapter"
+                "the rank of that adapter",
             )
     if rank and mode.endswith("separate_async") and not of_megatron.get("merge", False):
-        raise ConfigError(
+        refuse(
+            "lora-trainer",
             f"{MODEL}.lora_rank={rank} with trainer.v1.trainer_mode={mode}: verl sends such servers the weights under "
             "the adapter, by names that they do not know, and never the adapter: set "
-            f"{MODEL}.lora.merge=true"
+            f"{MODEL}.lora.merge=true",
         )
     if use_critic and (rank := config.critic.model.get("lora_rank", 0)) and not _builds_critic():
-        raise ConfigError(
+        refuse(
+            "lora-critic",
             f"critic.model.lora_rank={rank}: verl builds adapters for models that generate, and with this version of "
-            "transformers a critic is none: set critic.model.lora_rank=0"
+            "transformers a critic is none: set critic.model.lora_rank=0",
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.plugins.checks.findings import warn
 from verl_turnkey.plugins.checks.shared import task_environments
 from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -30,11 +30,11 @@ def check_migrated(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection
         return
     preset = _published(config, turnkey)
     published = _settings(preset, turnkey) if preset else ""
-    warnings.warn(
+    warn(
+        "migrated-mini-batch",
         f"{SIZE}={size} counts tasks, of which a batch has {tasks}: one mini-batch. verl-agent counts rows, of which "
         f"{tasks} x {n} episodes have about {tasks * n * turns}: set {NUMBER}={number} for as many optimizer steps, or "
         f"{SIZE}={tasks}{published}",
-        stacklevel=2,
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -36,9 +35,10 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
         folders["trainer.default_local_dir"] = config.trainer.default_local_dir
     for key, folder in folders.items():
         if folder and "://" in folder:
-            raise ConfigError(
+            refuse(
+                "folder-address",
                 f"{key}={folder} is an address, of which verl makes a folder in its working directory: expected a "
-                "folder that every node sees, such as one on a mounted file system"
+                "folder that every node sees, such as one on a mounted file system",
             )
         if folder and folder.startswith("~"):  # verl takes it as it stands
             OmegaConf.update(config, key, folder := str(Path(folder).expanduser()))
@@ -55,10 +55,11 @@ def check_joining(config: DictConfig) -> None:
     options = config.ray_kwargs.ray_init
     given = [f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus") if options.get(key) is not None]
     if given and joins_cluster(config):
-        raise ConfigError(
+        refuse(
+            "joined-cluster-resources",
             f"{' and '.join(f'{key}={OmegaConf.select(config, key)}' for key in given)}: this run joins a Ray cluster "
             "(ray_kwargs.ray_init.address or RAY_ADDRESS), whose nodes were told what they have when they were started "
-            f"(ray start --num-cpus, --num-gpus). Set {' '.join(f'{key}=null' for key in given)}"
+            f"(ray start --num-cpus, --num-gpus). Set {' '.join(f'{key}=null' for key in given)}",
         )
 
 
@@ -69,8 +70,8 @@ def absent(config: DictConfig, message: str) -> None:
         ConfigError: ``message``.
     """
     if not joins_cluster(config):
-        raise ConfigError(message)
-    warnings.warn(f"{message} (on this machine; the Ray cluster may have it)", stacklevel=3)
+        refuse("path-missing", message)
+    warn("path-missing-here", f"{message} (on this machine; the Ray cluster may have it)")
 
 
 def is_local(path: str) -> bool:
@@ -100,21 +101,22 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
     if path is None:
         if not weights:
             return
-        raise ConfigError(f"{key} is null: give the folder of a model, or its name on the hub")
+        refuse("model-missing", f"{key} is null: give the folder of a model, or its name on the hub")
     folder = Path(path).expanduser()
     if is_local(path) and not folder.is_dir():
         default = ", which is verl's default" if path == VERLS_CRITIC else ""
         absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
     elif weights and folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"{key}={path} is no model of Hugging Face: there is no config.json in it")
+        refuse("model-without-config", f"{key}={path} is no model of Hugging Face: there is no config.json in it")
 
 
 def _default_critic(config: DictConfig) -> None:
     """Use the actor's model where verl's default is not there: its error would be about names of repositories."""
     critic, actor = config.critic.model, config.actor_rollout_ref.model
     if critic.path == VERLS_CRITIC and not Path(critic.path).expanduser().is_dir():
-        warnings.warn(
-            f"critic.model.path is not set: the critic starts from the actor's model, {actor.path}", stacklevel=2
+        warn(
+            "critic-model-defaulted",
+            f"critic.model.path is not set: the critic starts from the actor's model, {actor.path}",
         )
         with open_dict(config):
             critic.path = actor.path

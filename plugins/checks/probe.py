@@ -29,6 +29,7 @@ from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
+from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, estimator_of
 from verl_turnkey.plugins.rollout.extra_columns import countable
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
@@ -53,7 +54,7 @@ def first_task(file: str) -> Task:
     for (text,) in rows(file, [COLUMN]):
         if text is not None:  # a row of another agent loop
             return Task.from_json(text)
-    raise ConfigError(f"{file} holds no tasks: write some with `turnkey tasks`")
+    raise Refusal("data-file-empty", f"{file} holds no tasks: write some with `turnkey tasks`")
 
 
 def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | None:
@@ -113,7 +114,10 @@ def _play_here(turnkey: TurnkeyConfig, task: Task) -> None:
 def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
     env_id = task.env_id or turnkey.env.id
     if not env_id:
-        raise ConfigError("neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>")
+        raise Refusal(
+            "probe-without-environment",
+            "neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>",
+        )
     return Task(env_id, task.seed, {**turnkey.env.kwargs, **task.kwargs})
 
 
@@ -136,11 +140,12 @@ def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
     try:
         right_answers(replace(first, row=row))
     except RewardError as error:
-        raise ConfigError(
+        refuse(
+            "answer-missing",
             f"{KEY}={strategy} compares with the right answer of each task, and of the first one in {file} {error}. "
             "Give it, or take another strategy, or probe with another reward; turnkey.env.probe=false leaves this "
-            "check out"
-        ) from None
+            "check out",
+        )
 
 
 async def play(

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.kinds import EXPECTED, is_number, mismatches
 from verl_turnkey.plugins.checks.limits import COUNTS, CRITIC_TOKENS
 
@@ -100,7 +100,7 @@ def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
     idle = () if use_critic else ("critic.",)
     wrong = [text for key, text in (*_out_of_range(config), *_of_another_kind(config)) if not key.startswith(idle)]
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        refuse("value-out-of-range", "\n".join(wrong))
 
 
 def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:

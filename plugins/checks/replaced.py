@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.recipe_files import leaves
@@ -51,9 +51,9 @@ def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
         if theirs in (ours, OmegaConf.select(stock, key)):
             continue
         if key == MODE and ours != (kept := f"turnkey_{str(theirs).removeprefix('turnkey_')}"):
-            raise ConfigError(_lost(key, theirs, ours, kept))
+            refuse("group-replaces-override", _lost(key, theirs, ours, kept))
         if key == LOOP:
-            raise ConfigError(_lost(key, theirs, ours, f"{theirs} or {ours}"))
+            refuse("group-replaces-choice", _lost(key, theirs, ours, f"{theirs} or {ours}"))
         if key != MODE:
             said.append(f"{key}={theirs} of your file, now {ours}")
     return said

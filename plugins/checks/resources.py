@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.cluster import joins_cluster
 
@@ -35,10 +34,10 @@ def check_resources(config: DictConfig, *, use_critic: bool) -> None:
     """
     engine = str(config.actor_rollout_ref.rollout.name)
     if engine in ENGINES and find_spec(ENGINES[engine]) is None:
-        warnings.warn(
+        warn(
+            "rollout-engine-missing",
             f"actor_rollout_ref.rollout.name={engine} needs the package {ENGINES[engine]} on every node, and on this "
             "machine it is not installed",
-            stacklevel=2,
         )
     for key in LIBRARIES if use_critic else LIBRARIES[:1]:
         names = OmegaConf.select(config, key)
@@ -70,21 +69,24 @@ def _check_classes(config: DictConfig) -> None:
             absent(config, f"{key}: it cannot be loaded ({type(error).__name__}: {error})")
             return
         if not (isinstance(cls, type) and issubclass(cls, Dataset)):
-            raise ConfigError(f"{key}: expected a subclass of torch.utils.data.Dataset, which verl's trainer builds")
+            refuse(
+                "dataset-class-type",
+                f"{key}: expected a subclass of torch.utils.data.Dataset, which verl's trainer builds",
+            )
 
 
 def _check_class(config: DictConfig, key: str, name: str, methods: Iterable[str] = ()) -> None:
     """``key``: the key with its value, for messages."""
     module, _, wanted = name.rpartition(".")
     if not module:
-        raise ConfigError(f"{key}: expected module.Class")
+        refuse("class-missing", f"{key}: expected module.Class")
     try:
         cls = getattr(importlib.import_module(module), wanted)
     except (Exception, SystemExit) as error:  # of the user's code
         absent(config, f"{key} cannot be imported ({type(error).__name__}: {error})")
         return
     if lacking := [method for method in methods if not hasattr(cls, method)]:
-        raise ConfigError(f"{key} has no method {lacking[0]}, which verl calls")
+        refuse("class-without-method", f"{key} has no method {lacking[0]}, which verl calls")
 
 
 def _check_router(config: DictConfig, key: str, path: str) -> None:
@@ -101,9 +103,11 @@ def _check_router(config: DictConfig, key: str, path: str) -> None:
     try:
         content = OmegaConf.load(file)
     except Exception as error:
-        raise ConfigError(f"{key} cannot be read ({type(error).__name__}: {error})") from error
+        refuse("router-unreadable", f"{key} cannot be read ({type(error).__name__}: {error})")
     if not isinstance(content, DictConfig) or not content.get("router_class") or "defaults" in content:
-        raise ConfigError(f"{key}: expected a YAML file with router_class: module.Class and without defaults")
+        refuse(
+            "router-without-class", f"{key}: expected a YAML file with router_class: module.Class and without defaults"
+        )
     _check_class(config, f"{key}: router_class={content.router_class}", str(content.router_class))
 
 
@@ -113,16 +117,18 @@ def _check_ray(config: DictConfig) -> None:
     trainer = config.trainer
     wanted = trainer.nnodes * trainer.n_gpus_per_node
     if gpus is not None and wanted > gpus:
-        raise ConfigError(
+        refuse(
+            "ray-num-gpus",
             f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {wanted} GPUs, "
-            f"and {RAY}.num_gpus={gpus}: verl would wait for the others for ever. Set them alike"
+            f"and {RAY}.num_gpus={gpus}: verl would wait for the others for ever. Set them alike",
         )
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0
     least = units + 3  # the queue's storage and its controller, verl's program, and an actor of the trainer
     if cpus is not None and cpus < least:
-        raise ConfigError(
+        refuse(
+            "ray-num-cpus",
             f"{RAY}.num_cpus={cpus}: verl's actors reserve {least} or more ({units} for the storage of the queue), and "
-            f"it would wait for them for ever. They are logical: {RAY}.num_cpus=64 works on any machine"
+            f"it would wait for them for ever. They are logical: {RAY}.num_cpus=64 works on any machine",
         )
 
 
@@ -142,8 +148,8 @@ def _check_adapter(config: DictConfig) -> None:
         f"There are {', '.join(endings)}"
     )
     if len(unknown) == len(targets):
-        raise ConfigError(message)
-    warnings.warn(message, stacklevel=3)
+        refuse("adapter-missing", message)
+    warn("adapter-missing-here", message)
 
 
 def _modules(folder: Path) -> set[str]:

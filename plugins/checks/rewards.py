@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec
+from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.kinds import is_number
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
@@ -43,19 +43,21 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
     late = {name for name, reward in rewards().items() if reward.hindsight}
     for i, entry in enumerate(turnkey.rewards):
         if entry["name"] in late and (column := entry.get("column")) in before:
-            raise ConfigError(
+            refuse(
+                "reward-of-outcome-as-state",
                 f"turnkey.rewards[{i}] ({entry['name']}, column: {column}): it rates a step by what came of it, and "
                 f"{column} is about the state before the step: give it with a component of your own, which sees that "
-                "state, or in the environment's info['extra']"
+                "state, or in the environment's info['extra']",
             )
     penalty = 0.0 if spec is None else turnkey.rollout.invalid_action_penalty  # verl's estimators never see it
     for i, entry in enumerate(turnkey.rewards):
         pays = entry.get("column") is None and entry.get("weight")  # a column is no part of the reward
         if entry["name"] == "invalid" and pays and penalty:
-            raise ConfigError(
+            refuse(
+                "invalid-counted-twice",
                 f"turnkey.rewards[{i}] (invalid, weight {entry['weight']}) and "
                 f"turnkey.rollout.invalid_action_penalty={penalty} would count an invalid action twice: set "
-                "turnkey.rollout.invalid_action_penalty=0, or leave the component out"
+                "turnkey.rollout.invalid_action_penalty=0, or leave the component out",
             )
     return composition
 
@@ -70,15 +72,17 @@ def check_compared(config: DictConfig, turnkey: TurnkeyConfig, composition: Comp
     if what is None:
         return
     if config.actor_rollout_ref.rollout.n < 2:
-        raise ConfigError(
+        refuse(
+            "compared-single-rollout",
             f"{what} compares the rollouts of a task with each other: set actor_rollout_ref.rollout.n to 2 or more, "
-            f"got {config.actor_rollout_ref.rollout.n}"
+            f"got {config.actor_rollout_ref.rollout.n}",
         )
     strategy = read_strategy(turnkey.rollout.strategy)
     if strategy is not None and strategy[0].clones:
-        raise ConfigError(
+        refuse(
+            "compared-branching",
             f"{what} compares the rollouts of a task, and {KEY}={strategy[0].name} plays branches of them, which would "
-            f"be paid without it: set {KEY} to {INDEPENDENT}, or to one that only asks (probe, probe_gold)"
+            f"be paid without it: set {KEY} to {INDEPENDENT}, or to one that only asks (probe, probe_gold)",
         )
 
 
@@ -92,26 +96,27 @@ def check_bounds(
     """
     bounded = [spec.name for spec in specs if spec.bounded_outcomes]
     if bounded and config.algorithm.use_kl_in_reward:
-        raise ConfigError(
+        refuse(
+            "bounded-kl-in-reward",
             f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
-            "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
+            "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty",
         )
     costs = {str(entry.get("name")): reason for entry in rewards if (reason := _below_zero(entry))}
     if bounded and costs:
         name, reason = next(iter(costs.items()))
-        warnings.warn(
+        warn(
+            "bounded-negative-outcome",
             f"turnkey.rewards: {name} {reason}, and a failure's outcome below 0 is out of the bounds in which "
             f"{bounded[0]} reads outcomes",
-            stacklevel=2,
         )
     noisy = [f"turnkey.rewards ({name})" for name in costs if name != "outcome"]  # which is equal for all failures
     if config.algorithm.use_kl_in_reward:
         noisy.insert(0, "algorithm.use_kl_in_reward=true")
     if noisy and "mc_grpo" in [spec.name for spec in specs]:
-        warnings.warn(
+        warn(
+            "noisy-outcomes",
             f"{noisy[0]} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
             "differ from the median: its credit shrinks by up to the size of the group",
-            stacklevel=2,
         )
 
 
@@ -146,11 +151,12 @@ def check_columns(
     if given is None:
         return
     if clash := sorted(given & {*columns}):
-        raise ConfigError(f"turnkey.rewards: {column_clash(clash[0])}")
+        refuse("reward-column-clash", f"turnkey.rewards: {column_clash(clash[0])}")
     if clash := sorted(given & {*forked}):
-        raise ConfigError(
+        refuse(
+            "strategy-column-clash",
             f"turnkey.rollout.strategy gives the column {clash[0]}, and so does the environment in info['extra']: take "
-            "it out there, or set turnkey.rollout.strategy=independent"
+            "it out there, or set turnkey.rollout.strategy=independent",
         )
     spec = estimator_of(config)
     needs = [] if spec is None else [(spec.name, spec.columns(credit_params(config, turnkey)))]
@@ -159,9 +165,10 @@ def check_columns(
     before = () if spec is None else spec.names_before
     for who, wanted in needs:
         if lacking := [column for column in wanted if column.startswith("extra.") and column not in known]:
-            raise ConfigError(
+            refuse(
+                "reward-column-missing",
                 f"{who} needs the column {lacking[0]!r}, which the first task's environment does not give: "
-                f"{how_to_set(lacking[0], before)}"
+                f"{how_to_set(lacking[0], before)}",
             )
     if OmegaConf.select(config, BYPASS):
         for who, wanted in needs:
@@ -172,34 +179,37 @@ def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     function = OmegaConf.select(config, FUNCTION)
     asked = any(entry.get("name") == "verl" for entry in turnkey.rewards)
     if function and not asked:
-        raise ConfigError(
+        refuse(
+            "reward-function-uncalled",
             f"{FUNCTION}={function} is not called: the rewards of the agent loop turnkey_env are turnkey.rewards. Add "
-            "its value to them with 'turnkey.rewards=[{name: step},{name: verl}]', or drop it"
+            "its value to them with 'turnkey.rewards=[{name: step},{name: verl}]', or drop it",
         )
     if config.reward.reward_model.enable:
-        raise ConfigError(
+        refuse(
+            "reward-model-uncalled",
             "reward.reward_model.enable=true has no effect on the agent loop turnkey_env, whose rewards are "
             "turnkey.rewards: set it to false and ask the model with the component judge "
-            "(turnkey.rewards=[{name: judge, url: ..., model: ...}]) or with a function of your own"
+            "(turnkey.rewards=[{name: judge, url: ..., model: ...}]) or with a function of your own",
         )
     if url := OmegaConf.select(config, "reward.sandbox_fusion.url"):
-        warnings.warn(
+        warn(
+            "sandbox-uncalled",
             f"reward.sandbox_fusion.url={url} has no effect with the agent loop turnkey_env, whose rewards are "
             "turnkey.rewards",
-            stacklevel=2,
         )
     manager = config.reward.reward_manager
     if manager.name != "naive" or manager.source != "register":
-        warnings.warn(
+        warn(
+            "reward-manager-uncalled",
             f"reward.reward_manager.name={manager.name} has no effect with the agent loop turnkey_env, whose "
             "rewards are turnkey.rewards",
-            stacklevel=2,
         )
 
 
 def _check_distillation(config: DictConfig) -> None:
     if OmegaConf.select(config, "distillation.enabled"):
-        raise ConfigError(
+        refuse(
+            "distillation-agent-loop",
             "distillation.enabled=true gives the teacher's log-probabilities of an episode's last row only, and the "
-            "agent loop turnkey_env writes a row per step: set distillation.enabled=false"
+            "agent loop turnkey_env writes a row per step: set distillation.enabled=false",
         )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import warnings
 from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
@@ -50,24 +49,26 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
     _check_engine(config, turnkey, loops)
     known = agent_loops(config)
     if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) not in known:
-        raise ConfigError(f"there is no {LOOP}={loop!r}{closest(loop, known)}")
+        refuse("unknown-agent-loop", f"there is no {LOOP}={loop!r}{closest(loop, known)}")
     _check_gpus(config, mode)
     _check_tools(config)
     rollout, forked = config.actor_rollout_ref.rollout, read_strategy(turnkey.rollout.strategy) is not None
     if rollout.get("full_determinism") and rollout.name == TESTED_ROLLOUT and (rollout.n > 1 or forked):
-        raise ConfigError(
+        refuse(
+            "full-determinism",
             f"{ROLLOUT}.full_determinism=true gives all requests of a server the same seed, so that what it writes for "
             f"the rollouts of a task is the same, with nothing to compare: set it to false ({ROLLOUT}.seed seeds each "
-            "server as a whole)"
+            "server as a whole)",
         )
     if mode == "turnkey_separate_async":
         _check_separate(config)
     _check_loss_name(config)
     _check_loggers(config)
     if config.trainer.get("val_only") and not config.trainer.get("val_before_train", True):
-        raise ConfigError(
+        refuse(
+            "val-only-without-validation",
             "trainer.val_only=true validates before training and stops there, and trainer.val_before_train=false "
-            "leaves that out, so that the run would train: set trainer.val_before_train=true"
+            "leaves that out, so that the run would train: set trainer.val_before_train=true",
         )
     _warn_greedy(config)
     if {*loops} == {"turnkey_env"}:
@@ -89,7 +90,7 @@ def agent_loops(config: DictConfig) -> list[str]:
         try:
             names += [str(entry["name"]) for entry in OmegaConf.load(resolve_config_path(path))]
         except Exception as error:
-            raise ConfigError(f"{key}={path} cannot be read ({type(error).__name__}: {error})") from error
+            refuse("agent-loops-unreadable", f"{key}={path} cannot be read ({type(error).__name__}: {error})")
     return names
 
 
@@ -127,11 +128,11 @@ def _check_strategy(config: DictConfig) -> None:
     if known is not None and strategy not in known:
         owner = next((ENGINES.get(other) for other, names in STRATEGIES.items() if strategy in names), None)
         way_out = f": it comes with model_engine={owner}" if owner else closest(strategy, list(known))
-        raise ConfigError(f"{ACTOR}.strategy={strategy} does not go with this configuration{way_out}")
+        refuse("strategy-unusable", f"{ACTOR}.strategy={strategy} does not go with this configuration{way_out}")
     if strategy not in FSDP:
-        warnings.warn(
+        warn(
+            "strategy-untested",
             f"{ACTOR}.strategy={strategy} is untested with verl-turnkey, which is tested on fsdp and fsdp2",
-            stacklevel=2,
         )
 
 
@@ -143,12 +144,14 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
     known = [*RolloutReplicaRegistry._registry]
     if OmegaConf.is_missing(rollout, "name"):
         others = ", ".join(name for name in known if name != TESTED_ROLLOUT)
-        raise ConfigError(f"{ROLLOUT}.name is not set: write {ROLLOUT}.name={TESTED_ROLLOUT} (or {others})")
+        refuse(
+            "rollout-name-missing", f"{ROLLOUT}.name is not set: write {ROLLOUT}.name={TESTED_ROLLOUT} (or {others})"
+        )
     name = str(rollout.name)
     if name not in known:
-        raise ConfigError(f"there is no {ROLLOUT}.name={name!r}{closest(name, known)}")
+        refuse("unknown-rollout-name", f"there is no {ROLLOUT}.name={name!r}{closest(name, known)}")
     if name != TESTED_ROLLOUT:
-        warnings.warn(f"{ROLLOUT}.name={name} is untested with verl-turnkey, which is tested on vllm", stacklevel=2)
+        warn("rollout-untested", f"{ROLLOUT}.name={name} is untested with verl-turnkey, which is tested on vllm")
     if name == "sglang" and rollout.skip_tokenizer_init:
         found = read_strategy(turnkey.rollout.strategy)
         ways = {
@@ -157,27 +160,30 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
         }
         for key, (stop, instead) in ways.items():
             if stop:
-                raise ConfigError(
+                refuse(
+                    "skip-tokenizer-init",
                     f"{key}={stop} needs SGLang's tokenizer, which {ROLLOUT}.skip_tokenizer_init=true leaves out: set "
-                    f"it to false, or {instead}"
+                    f"it to false, or {instead}",
                 )
     short = turnkey.rollout.max_tokens_per_turn
     if name == "trtllm" and "turnkey_env" in loops and short not in (None, rollout.response_length):
         lower = "" if turnkey.rollout.prompt == "conversation" else "lower that instead, or "
-        raise ConfigError(
+        refuse(
+            "turn-tokens-without-effect",
             f"turnkey.rollout.max_tokens_per_turn={short} has no effect with {ROLLOUT}.name=trtllm: verl's server "
             f"writes up to data.max_response_length={rollout.response_length} tokens whatever it is asked for; "
-            f"{lower}use {ROLLOUT}.name={TESTED_ROLLOUT}"
+            f"{lower}use {ROLLOUT}.name={TESTED_ROLLOUT}",
         )
     if name == "trtllm" and (found := read_strategy(turnkey.rollout.strategy)) and not found[0].clones:
-        raise ConfigError(
+        refuse(
+            "branching-trtllm",
             f"{KEY}={found[0].name} asks the model for few tokens, or for log-probabilities of a text, and verl's "
-            f"server of {ROLLOUT}.name=trtllm gives neither: use {ROLLOUT}.name={TESTED_ROLLOUT}"
+            f"server of {ROLLOUT}.name=trtllm gives neither: use {ROLLOUT}.name={TESTED_ROLLOUT}",
         )
     try:  # as workers do, but after they have loaded the models
         omega_conf_to_dataclass(rollout)
     except Exception as error:
-        raise ConfigError(f"{ROLLOUT} is not valid: {_last_cause(error)}") from error
+        refuse("rollout-invalid", f"{ROLLOUT} is not valid: {_last_cause(error)}")
 
 
 def _last_cause(error: BaseException) -> str:
@@ -197,10 +203,11 @@ def _check_gpus(config: DictConfig, mode: str) -> None:
             del pools["trainer"]
     for where, (nodes, gpus) in pools.items():
         if nodes * gpus % each:
-            raise ConfigError(
+            refuse(
+                "rollout-gpus",
                 f"{ROLLOUT}.tensor_model_parallel_size x data_parallel_size = {each} GPUs per server do not divide the "
                 f"{nodes * gpus} of {where}.nnodes x {where}.n_gpus_per_node: set "
-                f"{ROLLOUT}.tensor_model_parallel_size=1, or a divisor"
+                f"{ROLLOUT}.tensor_model_parallel_size=1, or a divisor",
             )
 
 
@@ -210,20 +217,25 @@ def _check_separate(config: DictConfig) -> None:
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     here = "trainer.v1.trainer_mode=turnkey_separate_async"
     if batch != sync * mini:
-        raise ConfigError(
+        refuse(
+            "separate-batch-size",
             f"{here} needs data.train_batch_size = trainer.v1.separate_async.parameter_sync_step x "
-            f"{ACTOR}.ppo_mini_batch_size, got {batch} and {sync} x {mini}"
+            f"{ACTOR}.ppo_mini_batch_size, got {batch} and {sync} x {mini}",
         )
     for key in ("nnodes", "n_gpus_per_node"):
         if rollout[key] < 1:
-            raise ConfigError(f"{here} needs GPUs of its own for the rollout: set {ROLLOUT}.{key}, got {rollout[key]}")
+            refuse(
+                "separate-rollout-gpus",
+                f"{here} needs GPUs of its own for the rollout: set {ROLLOUT}.{key}, got {rollout[key]}",
+            )
     backend, key = str(rollout.checkpoint_engine.backend), f"{ROLLOUT}.checkpoint_engine.backend"
     if backend == "naive":
-        raise ConfigError(
-            f"{here} sends weights between machines: set {key} to nccl, nixl or another engine, got naive"
+        refuse(
+            "separate-weights-naive",
+            f"{here} sends weights between machines: set {key} to nccl, nixl or another engine, got naive",
         )
     if backend not in SENDERS and not rollout.checkpoint_engine.get("custom_backend_module"):
-        raise ConfigError(f"there is no {key}={backend!r}{closest(backend, list(SENDERS))}")
+        refuse("unknown-weights-engine", f"there is no {key}={backend!r}{closest(backend, list(SENDERS))}")
 
 
 def _check_loss_name(config: DictConfig) -> None:
@@ -231,7 +243,10 @@ def _check_loss_name(config: DictConfig) -> None:
 
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     if name not in POLICY_LOSS_REGISTRY:
-        raise ConfigError(f"there is no {ACTOR}.policy_loss.loss_mode={name!r}{closest(name, [*POLICY_LOSS_REGISTRY])}")
+        refuse(
+            "unknown-loss",
+            f"there is no {ACTOR}.policy_loss.loss_mode={name!r}{closest(name, [*POLICY_LOSS_REGISTRY])}",
+        )
 
 
 def _check_loggers(config: DictConfig) -> None:
@@ -241,9 +256,15 @@ def _check_loggers(config: DictConfig) -> None:
     names: Iterable[str] = [given] if isinstance(given, str) else given or []
     for name in names:
         if name not in Tracking.supported_backend:
-            raise ConfigError(f"there is no trainer.logger={name!r}{closest(name, list(Tracking.supported_backend))}")
+            refuse(
+                "unknown-logger",
+                f"there is no trainer.logger={name!r}{closest(name, list(Tracking.supported_backend))}",
+            )
         if name in LOGGERS and find_spec(LOGGERS[name]) is None:
-            raise ConfigError(f"trainer.logger={name} needs the package {LOGGERS[name]!r}: pip install it, or drop it")
+            refuse(
+                "logger-missing",
+                f"trainer.logger={name} needs the package {LOGGERS[name]!r}: pip install it, or drop it",
+            )
 
 
 def _warn_greedy(config: DictConfig) -> None:
@@ -251,10 +272,10 @@ def _warn_greedy(config: DictConfig) -> None:
     given = config.actor_rollout_ref.rollout.val_kwargs
     asked = [f"do_sample={given.do_sample}"] * bool(given.do_sample) + [f"n={given.n}"] * (given.n > 1)
     if asked and given.temperature == 0:
-        warnings.warn(
+        warn(
+            "greedy-validation",
             f"{ROLLOUT}.val_kwargs: {' and '.join(asked)} at temperature=0, which is greedy whatever do_sample says: "
             "set val_kwargs.temperature, or n=1",
-            stacklevel=2,
         )
 
 
@@ -269,15 +290,15 @@ def _warn_turns(config: DictConfig) -> None:
     }
     for key, instead in ours.items():
         if multi_turn.get(key) is not None:
-            warnings.warn(
+            warn(
+                "multi-turn-without-effect",
                 f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: it takes "
                 f"{instead}",
-                stacklevel=2,
             )
     for key, default in {"max_tool_response_length": 256, "tool_response_truncate_side": "middle"}.items():
         if multi_turn.get(key, default) != default:
-            warnings.warn(
+            warn(
+                "multi-turn-cut-without-effect",
                 f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: what an "
                 "environment says is not cut",
-                stacklevel=2,
             )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.advantage import estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.kinds import value_at
 from verl_turnkey.plugins.config.foreign_keys import FOREIGN, foreign, refusal
 from verl_turnkey.plugins.config.presets import names, read
@@ -39,10 +39,11 @@ def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
         ConfigError: the configuration uses this package.
     """
     if config is not None and uses_us(config):
-        raise ConfigError(
+        refuse(
+            "former-trainer",
             f"the trainer of this program is {trainer.__module__}.{trainer.__qualname__}, of verl's former kind "
             "(RayPPOTrainer), which reads nothing of this package: start verl.trainer.main_ppo with "
-            "trainer.use_v1=true, or drop what begins with turnkey from the launch line"
+            "trainer.use_v1=true, or drop what begins with turnkey from the launch line",
         )
 
 
@@ -56,19 +57,21 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         return
     _check_preset(config, turnkey)
     if not uses_us(config):
-        raise ConfigError(
+        refuse(
+            "nothing-selected",
             "the node turnkey: is set, but stock verl would run and not read it: trainer, agent loop, estimator and "
-            "loss are all verl's. Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)"
+            "loss are all verl's. Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)",
         )
     _check_trainer_name(str(OmegaConf.select(config, "trainer.v1.trainer_mode")))
     asked = [key for key, value in turnkey.credit.items() if key != MODIFY or value]
     if asked and estimator_of(config) is None:
         name = str(config.algorithm.adv_estimator)
-        raise ConfigError(
+        refuse(
+            "credit-without-method",
             f"turnkey.credit sets {', '.join(asked)}, but algorithm.adv_estimator={name!r} is none of this "
             f"package's estimators and takes none{did_you_mean(name, estimators())} Either drop "
             "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
-            f"algorithm.adv_estimator={name}"
+            f"algorithm.adv_estimator={name}",
         )
     nodes = {key: value_at(config, key) for key in FOREIGN}
     values = {
@@ -77,7 +80,7 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         for leaf, value in (leaves(node, f"{key}.") if isinstance(node, DictConfig) else [(key, node)])
     }
     if others := [(f"{key}={value}", foreign(key) or "") for key, value in values.items() if value is not None]:
-        raise ConfigError(refusal(others))
+        refuse("method-clash", refusal(others))
 
 
 def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -89,20 +92,22 @@ def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     if preset.method not in (None, method):
         others = [name for name in names() if read(name).method == method]
         instead = f"a preset of {method}: {', '.join(others)}" if others else f"drop it: {method} has no preset"
-        raise ConfigError(
+        refuse(
+            "preset-of-another-method",
             f"{switch} holds the settings of {preset.method}, but algorithm.adv_estimator={method}: write "
-            f"+turnkey={preset.method}, or {instead}"
+            f"+turnkey={preset.method}, or {instead}",
         )
     if preset.loss not in (None, loss):
-        raise ConfigError(
+        refuse(
+            "preset-of-another-loss",
             f"{switch} holds the settings of {method} with the loss {preset.loss}, but the loss is {loss}: write "
-            f"+turnkey/loss={preset.loss} before it"
+            f"+turnkey/loss={preset.loss} before it",
         )
     env_id = next((adapter.id for adapter in ADAPTERS if preset.env and adapter.recipe == preset.env), None)
     if env_id not in (None, turnkey.env.id):
-        warnings.warn(
+        warn(
+            "preset-of-another-environment",
             f"{switch} holds settings for {env_id}, but turnkey.env.id={turnkey.env.id}: lengths and turns may not fit",
-            stacklevel=2,
         )
 
 
@@ -111,4 +116,4 @@ def _check_trainer_name(mode: str) -> None:
     others = {name.removeprefix("turnkey_") for name in TRAINERS}
     close = difflib.get_close_matches(mode, TRAINERS, n=1, cutoff=0.8)
     if mode not in TRAINERS and mode not in others and close:
-        raise ConfigError(f"there is no trainer.v1.trainer_mode={mode!r}; did you mean {close[0]!r}?")
+        refuse("unknown-trainer-mode", f"there is no trainer.v1.trainer_mode={mode!r}; did you mean {close[0]!r}?")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task
 from verl_turnkey.plugins.checks.files import columns, listed, rows
+from verl_turnkey.plugins.checks.findings import warn
 
 
 def shared_tasks(config: DictConfig) -> tuple[int, int]:
@@ -36,11 +36,11 @@ def warn_of_shared(config: DictConfig) -> None:
         return
     shared, total = shared_tasks(config)
     if shared:
-        warnings.warn(
+        warn(
+            "validation-tasks-trained",
             f"{shared} of {total} validation tasks are of those that training draws from (data.val_files, "
             'data.train_files): write them with another split, as in `turnkey tasks --kwargs \'{"split": "train"}\' '
             '--val-kwargs \'{"split": "test"}\'`, or with other seeds',
-            stacklevel=2,
         )
 
 

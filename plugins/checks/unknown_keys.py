@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import warnings
 from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.recipe_files import beside_parameters, leaves
@@ -58,10 +57,10 @@ def check_unknown(config: DictConfig, *, use_critic: bool, use_reference: bool) 
         _check_dataclass(config, node)
     for key, value in _unread(config):
         hint = next((text for former, text in FORMER.items() if f"{key}.".startswith(f"{former}.")), _closest(key))
-        warnings.warn(
+        warn(
+            "unknown-key",
             f"{override(key, value)} has no effect unless code of your own reads it: verl has no such key"
             f"{f'; {hint}' if hint else ''}",
-            stacklevel=2,
         )
 
 
@@ -76,9 +75,10 @@ def _check_dataclass(config: DictConfig, node: str) -> None:
         key = f"{node}.{name}"
         if name != "_target_" and name not in taken and key not in known():
             hint, word = _closest(key, taken), override(key, OmegaConf.select(config, key))
-            raise ConfigError(
+            refuse(
+                "unknown-dataclass-key",
                 f"{word}: verl has no such key, and {str(target).rpartition('.')[2]} fails on it"
-                f"{f'; {hint}' if hint else ''}"
+                f"{f'; {hint}' if hint else ''}",
             )
         if isinstance(section._get_node(name), DictConfig):
             _check_dataclass(config, key)

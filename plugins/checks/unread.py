@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.files import steps_until_data_end
+from verl_turnkey.plugins.checks.findings import refuse, warn
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
@@ -39,20 +38,22 @@ def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool
     for key, (default, instead) in NOWHERE.items():
         if (value := OmegaConf.select(config, key)) not in (default, None):
             said = str(value).lower() if value is True else value
-            warnings.warn(f"{key}={said} has no effect: {instead}", stacklevel=2)
+            warn("key-without-effect", f"{key}={said} has no effect: {instead}")
     _check_elsewhere(config, use_critic=use_critic)
     _check_trace(config)
     saves, strategy = config.trainer.save_freq > 0, str(config.actor_rollout_ref.actor.strategy)
     if saves and strategy != "megatron" and (folder := config.trainer.get("default_hdfs_dir")):
-        raise ConfigError(
+        refuse(
+            "hdfs-dir",
             f"trainer.default_hdfs_dir={folder} is read by verl's Megatron engine alone: with strategy={strategy} "
             "checkpoints are in trainer.default_local_dir and nowhere else. Set that to a folder that stays, and "
-            "trainer.default_hdfs_dir=null"
+            "trainer.default_hdfs_dir=null",
         )
     if OmegaConf.select(config, "skip.rollout_tq.enable") and "turnkey_env" in loops:
-        raise ConfigError(
+        refuse(
+            "rollout-skip",
             "skip.rollout_tq.enable=true plays stored rows again as if each were an episode, and turnkey_env makes "
-            "several of an episode: set it to false"
+            "several of an episode: set it to false",
         )
 
 
@@ -62,33 +63,33 @@ def _check_elsewhere(config: DictConfig, *, use_critic: bool) -> None:
     roles = [(ACTOR, actor, "fsdp_config"), *([("critic", config.critic, "fsdp")] if use_critic else [])]
     for role, node, engine in roles:
         if (given := node.get("grad_clip", 1.0)) not in (1.0, read := OmegaConf.select(node, "optim.clip_grad")):
-            warnings.warn(
+            warn(
+                "grad-clip-without-effect",
                 f"{role}.grad_clip={given} has no effect: verl's engines read {role}.optim.clip_grad, which is {read}",
-                stacklevel=3,
             )
         if (given := OmegaConf.select(node, f"{engine}.strategy")) not in (None, "fsdp", node.strategy):
-            warnings.warn(
+            warn(
+                "engine-strategy-without-effect",
                 f"{role}.{engine}.strategy={given} has no effect: verl sets it to {role}.strategy, which is "
                 f"{node.strategy}",
-                stacklevel=3,
             )
     if use_critic:
         _check_critics_spread(config)
     ratio, sides = actor.get("clip_ratio", 0.2), [actor.get(f"clip_ratio_{side}") for side in ("low", "high")]
     if actor.policy_loss.get("loss_mode", "vanilla") in CLIPPING and ratio != 0.2 and {ratio, None}.isdisjoint(sides):
-        warnings.warn(
+        warn(
+            "clip-ratio-without-effect",
             f"{ACTOR}.clip_ratio={ratio} has no effect: clip_ratio_low={sides[0]} and clip_ratio_high={sides[1]} take "
             "its place, and verl sets both: set the two",
-            stacklevel=3,
         )
 
 
 def _check_critics_spread(config: DictConfig) -> None:
     spread, read = config.critic.get("ulysses_sequence_parallel_size", 1), "critic.fsdp.ulysses_sequence_parallel_size"
     if spread not in (1, found := OmegaConf.select(config, read)) and found is not None:
-        warnings.warn(
+        warn(
+            "critic-spread-without-effect",
             f"critic.ulysses_sequence_parallel_size={spread} has no effect: verl reads {read}, which is {found}",
-            stacklevel=4,
         )
 
 
@@ -97,10 +98,12 @@ def _check_trace(config: DictConfig) -> None:
     if backend := OmegaConf.select(config, f"{ROLLOUT}.trace.backend"):
         key = f"{ROLLOUT}.trace.backend={backend}"
         if backend in TRACERS and find_spec(backend) is None:
-            raise ConfigError(f"{key} needs the package {str(backend)!r}: pip install it, or set it to null")
-        warnings.warn(
+            refuse(
+                "trace-package-missing", f"{key} needs the package {str(backend)!r}: pip install it, or set it to null"
+            )
+        warn(
+            "trace-without-effect",
             f"{key} has no effect: verl's V1 trainers trace no rollouts; turnkey.log.trajectories writes them",
-            stacklevel=3,
         )
 
 
@@ -114,9 +117,9 @@ def check_steps(config: DictConfig) -> None:
     lost = [what for what, steps in every.items() if steps > 0 and most % steps]
     without = f" without a last {' and '.join(lost)}" if lost else ""
     epochs = trainer.total_epochs
-    warnings.warn(
+    warn(
+        "training-steps-not-reached",
         f"trainer.total_training_steps={asked} is not reached: trainer.total_epochs={epochs} end after {most} steps"
         f"{without}, and before the learning rate's schedule does. Set "
         f"trainer.total_epochs={-(-asked * epochs // max(1, most))}, or trainer.total_training_steps={most}",
-        stacklevel=2,
     )

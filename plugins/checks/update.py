@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError, EstimatorSpec
+from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_weights
@@ -49,9 +49,10 @@ def check_update(
     """
     _check_loss(config, turnkey, mode, loops)
     if (mean := str(config.actor_rollout_ref.actor.loss_agg_mode)) not in (known := ["token-mean", *OTHER_MODES]):
-        raise ConfigError(
+        refuse(
+            "unknown-loss-aggregation",
             f"there is no actor_rollout_ref.actor.loss_agg_mode={mean!r}{closest(mean, known)}; choices: "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}",
         )
     _warn_departures(config)
     if mode.startswith("turnkey_"):
@@ -62,10 +63,10 @@ def check_update(
     _warn_width(config)
     for key in ("actor_rollout_ref.actor.shuffle", *(["critic.shuffle"] if use_critic else [])):
         if mode.startswith("turnkey_") and OmegaConf.select(config, key):
-            warnings.warn(
+            warn(
+                "shuffled-mini-batches",
                 f"{key}=true draws the rows of each rank anew: mini-batches do not hold whole episodes then, and the "
                 "metrics dealing/* do not describe them",
-                stacklevel=2,
             )
 
 
@@ -77,7 +78,7 @@ def warn_ignored(
     for key, (default, own) in keys.items():
         if node.get(key, default) != default:
             instead = f", which reads {ours}.{own}" if own in known else ", which has no such parameter"
-            warnings.warn(f"{where}.{key}={node[key]} has no effect on {spec.name}{instead}", stacklevel=2)
+            warn("algorithm-key-without-effect", f"{where}.{key}={node[key]} has no effect on {spec.name}{instead}")
 
 
 def _warn_departures(config: DictConfig) -> None:
@@ -87,18 +88,18 @@ def _warn_departures(config: DictConfig) -> None:
         return
     for key, value in beside_parameters(estimator.name).items():
         if (found := OmegaConf.select(config, key)) != value:
-            warnings.warn(
+            warn(
+                "not-as-published",
                 f"{key}={found} is not that of {estimator.name}, whose recipe has {value}: this run is not the method "
                 "as published",
-                stacklevel=2,
             )
     read = () if loss is None else loss.inputs
     readers = [name for name, other in losses().items() if {*other.inputs} & {*estimator.gives}]
     if readers and not {*read} & {*estimator.gives}:
-        warnings.warn(
+        warn(
+            "departures-unread",
             f"algorithm.adv_estimator={estimator.name} gives {', '.join(estimator.gives)}, and no policy loss reads it "
             f"in this run: add {' or '.join(f'+turnkey/loss={name}' for name in readers)}",
-            stacklevel=2,
         )
 
 
@@ -106,48 +107,56 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
     spec, name = loss_of(config), config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
     if spec is None:
         if turnkey.loss:
-            raise ConfigError(
+            refuse(
+                "loss-parameters",
                 f"turnkey.loss takes no parameters for loss_mode={name!r}, got {sorted(turnkey.loss)}; they belong to "
-                "verl's own keys under actor_rollout_ref.actor"
+                "verl's own keys under actor_rollout_ref.actor",
             )
         beta = config.actor_rollout_ref.actor.policy_loss.get("dro_beta")
         if name == "dro" and not (beta and beta > 0):
-            raise ConfigError(f"the loss dro needs a positive actor_rollout_ref.actor.policy_loss.dro_beta, got {beta}")
+            refuse(
+                "dro-beta", f"the loss dro needs a positive actor_rollout_ref.actor.policy_loss.dro_beta, got {beta}"
+            )
         return
     if not mode.startswith("turnkey_"):
-        raise ConfigError(
+        refuse(
+            "loss-trainer",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs a trainer that hands its parameters to the "
             f"workers, but trainer.v1.trainer_mode is {mode!r}: add +turnkey=<method> in front of +turnkey/loss={name} "
-            f"(+turnkey=base for an estimator of verl's), or set trainer.v1.trainer_mode=turnkey_{mode}"
+            f"(+turnkey=base for an estimator of verl's), or set trainer.v1.trainer_mode=turnkey_{mode}",
         )
     estimator = estimator_of(config)
     given = {*PROVIDED, *(estimator.gives if estimator else ())}
     if lacking := {key: provider for key, provider in spec.needs.items() if key not in given}:
         wanted = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
-        raise ConfigError(
+        refuse(
+            "loss-input",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})"
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})",
         )
     if {*spec.needs} - {"staleness"} and estimator is None and (without := {*loops} & {*VERLS_LOOPS}):
-        raise ConfigError(
+        refuse(
+            "loss-steps",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs the steps of each episode, which "
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {min(without)} does not tell: "
-            "take an estimator of this package, or the agent loop turnkey_env"
+            "take an estimator of this package, or the agent loop turnkey_env",
         )
     bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
     if "staleness" in spec.needs and not (bypass and config.actor_rollout_ref.rollout.calculate_log_probs):
-        raise ConfigError(
+        refuse(
+            "loss-own-log-probs",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} takes the rollout's own log-probabilities as the "
             "old ones: set algorithm.rollout_correction.bypass_mode=true and "
-            "actor_rollout_ref.rollout.calculate_log_probs=true, as +turnkey/loss=a3po does"
+            "actor_rollout_ref.rollout.calculate_log_probs=true, as +turnkey/loss=a3po does",
         )
     params = loss_params(config, turnkey)
     _check_mean(config, spec, params)
     strategy = str(config.actor_rollout_ref.actor.strategy)
     if scales_gradient(params) and strategy not in FSDP:
-        raise ConfigError(
+        refuse(
+            "loss-strategy",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} scales gradients, which it can on "
-            f"actor_rollout_ref.actor.strategy=fsdp or fsdp2, got {strategy!r}"
+            f"actor_rollout_ref.actor.strategy=fsdp or fsdp2, got {strategy!r}",
         )
     warn_ignored(config.actor_rollout_ref.actor, "actor_rollout_ref.actor", IGNORED_ACTOR_KEYS, spec, "turnkey.loss")
     if "verl.trainer.ppo.core_algos" in sys.modules:
@@ -158,19 +167,22 @@ def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
     """What a loss is averaged over, against ``loss_agg_mode`` and what else goes into that mean."""
     mode = str(config.actor_rollout_ref.actor.loss_agg_mode)
     if spec.per_row and mode != "seq-mean-token-mean":
-        raise ConfigError(
+        refuse(
+            "loss-row-mean",
             f"the loss {spec.name} is a mean over rows: set "
-            f"actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean, got {mode}"
+            f"actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean, got {mode}",
         )
     if spec.per_row and (correction := OmegaConf.select(config, "algorithm.rollout_correction.rollout_is")):
-        raise ConfigError(
+        refuse(
+            "loss-token-weights",
             f"the loss {spec.name} is one number per row, and importance weights would multiply it token by token: set "
-            f"algorithm.rollout_correction.rollout_is=null, got {correction}"
+            f"algorithm.rollout_correction.rollout_is=null, got {correction}",
         )
     if weighs(spec, params) and mode != "token-mean":
-        raise ConfigError(
+        refuse(
+            "loss-own-weights",
             f"the loss {spec.name} weighs its tokens itself (turnkey.loss: {params}): set "
-            f"actor_rollout_ref.actor.loss_agg_mode=token-mean, got {mode}"
+            f"actor_rollout_ref.actor.loss_agg_mode=token-mean, got {mode}",
         )
 
 
@@ -185,38 +197,42 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
         return
     key = "turnkey.update.order=reverse_turns"
     if not mode.startswith("turnkey_"):
-        raise ConfigError(f"{key} needs trainer.v1.trainer_mode=turnkey_{mode}, got {mode}")
+        refuse("order-trainer", f"{key} needs trainer.v1.trainer_mode=turnkey_{mode}, got {mode}")
     if whole := {*loops} & {*VERLS_LOOPS}:
-        raise ConfigError(
+        refuse(
+            "order-agent-loop",
             f"{key} needs a row per turn, but the agent loop {min(whole)} (default_agent_loop, or the data's column "
-            "agent_name) gives one row per episode: use turnkey_env, or turnkey.update.order=batch"
+            "agent_name) gives one row per episode: use turnkey_env, or turnkey.update.order=batch",
         )
     if "turnkey_env" in loops and turnkey.rollout.rows_hold_turns:
-        raise ConfigError(
+        refuse(
+            "order-merged-rows",
             f"{key} needs a row per turn, but turnkey.rollout.prompt=conversation with turnkey.rollout.layout=merged "
-            "gives rows with several: set turnkey.rollout.layout=steps, or turnkey.update.order=batch"
+            "gives rows with several: set turnkey.rollout.layout=steps, or turnkey.update.order=batch",
         )
     if turnkey.update.old_policy == "turn" and OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"):
-        raise ConfigError(
+        refuse(
+            "order-bypass",
             f"{key} computes the old log-probabilities again before each turn, but "
             "algorithm.rollout_correction.bypass_mode=true keeps the rollout's: set the one to false, or "
-            "turnkey.update.old_policy=iteration"
+            "turnkey.update.old_policy=iteration",
         )
     params = loss_params(config, turnkey)
     if loss is not None and weighs(loss, params):
-        raise ConfigError(
+        refuse(
+            "order-loss-weights",
             f"{key} updates turns apart, and the loss {loss.name} (turnkey.loss: {params}) is a "
-            "mean over the whole batch with weights of its own: choose one"
+            "mean over the whole batch with weights of its own: choose one",
         )
     if carries:
-        raise ConfigError(f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
+        refuse("order-twice", f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
     correction = config.algorithm.get("rollout_correction") or {}
     if turnkey.update.old_policy == "turn" and correction.get("rollout_is"):
-        warnings.warn(
+        warn(
+            "order-stale-weights",
             f"{key} computes the old log-probabilities again before each turn, while the weights of "
             "algorithm.rollout_correction.rollout_is stay those of the beginning of the step: "
             "turnkey.update.old_policy=iteration keeps the two together",
-            stacklevel=2,
         )
 
 
@@ -224,22 +240,22 @@ def _warn_schedule(config: DictConfig, cause: str) -> None:
     optim = config.actor_rollout_ref.actor.optim
     warm_up = max(optim.get("lr_warmup_steps_ratio") or 0, optim.get("lr_warmup_steps") or 0)
     if optim.get("lr_scheduler_type", "constant") != "constant" or warm_up > 0:
-        warnings.warn(
+        warn(
+            "learning-rate-schedule",
             f"{cause} makes several updates of a training step, and verl's learning-rate schedule moves with each: "
             "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is what it means",
-            stacklevel=3,
         )
 
 
 def _warn_width(config: DictConfig) -> None:
     actor = config.actor_rollout_ref.actor
     if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None:
-        warnings.warn(
+        warn(
+            "norm-by-width",
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm divides by the longest response of each "
             "micro-batch, so that the same token counts more beside short rows: set actor_rollout_ref.actor."
             f"loss_scale_factor={config.data.max_response_length} (data.max_response_length) for one constant, as "
             "Dr. GRPO has it",
-            stacklevel=2,
         )
 
 
@@ -249,16 +265,16 @@ def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[s
     estimator = str(config.algorithm.adv_estimator)
     several = {*loops} & {*VERLS_LOOPS, *(("turnkey_env",) if turnkey.rollout.rows_hold_turns else ())}
     if name in RATIO_PER_ROW and several and estimator_of(config) is not None:
-        warnings.warn(
+        warn(
+            "ratio-of-merged-rows",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} has one importance ratio per row, and a row of "
             f"{min(several)} holds several turns, each with an advantage of its own from {estimator}: one turn's "
             "tokens then decide whether another's are clipped. +turnkey/loss=turn_ratio has one ratio per turn",
-            stacklevel=2,
         )
     if getattr(loss_params(config, turnkey), "gradient", None) == "turn" and estimator in ADVANTAGE_PER_TOKEN:
-        warnings.warn(
+        warn(
+            "ratio-of-token-advantages",
             f"algorithm.adv_estimator={estimator} gives each token an advantage of its own, and {name} has one "
             "importance ratio per turn: with turnkey.loss.gradient=turn each token moves by the turn's mean advantage; "
             "turnkey.loss.gradient=token lets each token move by its own",
-            stacklevel=2,
         )

@@ -7,13 +7,11 @@ change.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Collection
 from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.checks.absolute import absolute_paths
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
@@ -23,6 +21,7 @@ from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.combinations import warn_of_combinations
 from verl_turnkey.plugins.checks.data import check_data
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
+from verl_turnkey.plugins.checks.findings import Findings, collecting, refuse, warn
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
@@ -61,11 +60,16 @@ IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_ad
 def check(config: DictConfig, *, use_critic: bool) -> None:
     """Refuse a configuration that cannot do what it asks for; one without anything of this package is left alone.
 
-    Later checks rely on earlier ones: names, paths, sizes, then data files, then the first task.
+    Later checks rely on earlier ones: names, then paths, sizes and data files, then the first task, which is played.
 
     Raises:
-        ConfigError: names what was expected, what came and the key to change.
+        ConfigError: names what was expected, what came and the key to change; all that was found, where it is more.
     """
+    with collecting(config) as findings:
+        _check(config, findings, use_critic=use_critic)
+
+
+def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     _check_root_keys(config)
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     involved = mode.startswith("turnkey_") or "turnkey" in config
@@ -86,55 +90,57 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     )
     if not (ours or involved) and loss_of(config) is None:
         return
+    run = findings.run
     if ours:
-        _check_estimator(config, turnkey, use_critic, mode)
+        run(_check_estimator, config, turnkey, use_critic, mode)
     if warning := internals.unsupported_verl():
-        warnings.warn(warning, stacklevel=2)
+        warn("verl-version", warning)
     ledger.verify(("config",))
     loops = training_loops(config)
     if mode.startswith("turnkey_"):
         from verl.trainer.ppo.utils import need_reference_policy
 
         _check_trainer(config, mode, use_critic)
-        check_unknown(config, use_critic=use_critic, use_reference=need_reference_policy(config))
+        reference = need_reference_policy(config)
+        run(check_unknown, config, use_critic=use_critic, use_reference=reference)
         check_counts(config)
-        check_rollout(config, turnkey, mode, loops)
-        check_joining(config)
-        check_paths(config, turnkey, use_critic=use_critic)
-        check_lora(config, mode, use_critic=use_critic)
-        check_checkpoints(config, turnkey, use_critic=use_critic)
-        check_log_folder(config, turnkey)
-        check_algorithm(config, turnkey, loops)
-        warn_of_combinations(config, turnkey, loops)
-        check_unread(config, loops, use_critic=use_critic)
-        check_limits(config, turnkey, loops, use_critic=use_critic, use_reference=need_reference_policy(config))
-        check_late(config, turnkey, loops, use_critic=use_critic)
-        check_resources(config, use_critic=use_critic)
+        run(check_rollout, config, turnkey, mode, loops)
+        run(check_joining, config)
+        run(check_paths, config, turnkey, use_critic=use_critic)
+        run(check_lora, config, mode, use_critic=use_critic)
+        run(check_checkpoints, config, turnkey, use_critic=use_critic)
+        run(check_log_folder, config, turnkey)
+        run(check_algorithm, config, turnkey, loops)
+        run(warn_of_combinations, config, turnkey, loops)
+        run(check_unread, config, loops, use_critic=use_critic)
+        run(check_limits, config, turnkey, loops, use_critic=use_critic, use_reference=reference)
+        run(check_late, config, turnkey, loops, use_critic=use_critic)
+        run(check_resources, config, use_critic=use_critic)
     elif turnkey.log.trajectories:
-        warnings.warn(
+        warn(
+            "log-without-credit",
             f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "
             f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
-            stacklevel=2,
         )
-    check_update(config, turnkey, mode, loops, use_critic=use_critic)
-    files = check_data(config, turnkey, agent_loops(config))
+    run(check_update, config, turnkey, mode, loops, use_critic=use_critic)
+    files = run(check_data, config, turnkey, agent_loops(config)) or []
     if files and "turnkey_env" in loops:
-        warn_of_shared(config)
-    check_steps(config)
-    check_groups(config, turnkey, mode, files, loops)
+        run(warn_of_shared, config)
+    run(check_steps, config)
+    run(check_groups, config, turnkey, mode, files, loops)
     if "turnkey_env" not in loops and turnkey.rewards != TurnkeyConfig().rewards:
-        warnings.warn(
-            f"turnkey.rewards has no effect with the agent loop {min(loops)}: only turnkey_env reads it", stacklevel=2
+        warn(
+            "rewards-without-effect",
+            f"turnkey.rewards has no effect with the agent loop {min(loops)}: only turnkey_env reads it",
         )
     given: tuple[str, ...] = ()
-    if "turnkey_env" in loops:
-        rewards = check_rewards(config, turnkey, loops)
-        check_compared(config, turnkey, rewards)
+    if "turnkey_env" in loops and (rewards := run(check_rewards, config, turnkey, loops)):
+        run(check_compared, config, turnkey, rewards)
         given = rewards.columns
-    forked = check_branching(config, turnkey, given, loops)
+    forked = run(check_branching, config, turnkey, given, loops) or ()
     if ours:
-        _check_recorded(config, turnkey, loops)
-    if "turnkey_env" in loops:
+        run(_check_recorded, config, turnkey, loops)
+    if "turnkey_env" in loops and not findings.errors:
         check_agent_loop(config, turnkey, files if loops == {"turnkey_env"} else [], given, forked)
     _hint_without_gpu(config)
 
@@ -143,11 +149,12 @@ def _check_root_keys(config: DictConfig) -> None:
     """Refuse root keys such as ``turnkey/enviroment``, which Hydra makes of ``+turnkey/enviroment=x``."""
     for key in map(str, config):
         if near_miss(key.split("/")[0]) or key.startswith("turnkey/"):
-            raise ConfigError(f"there is no config group {key!r}{closest(key, list(groups()))}")
+            refuse("unknown-config-group", f"there is no config group {key!r}{closest(key, list(groups()))}")
     if isinstance(config.get("turnkey"), str):
-        raise ConfigError(
+        refuse(
+            "turnkey-plain-value",
             f"turnkey={config.turnkey!r} is a plain value: the config group was not found. Write +turnkey=<method> "
-            "(with the plus), and see that the line 'verl-turnkey ... is loaded' was printed"
+            "(with the plus), and see that the line 'verl-turnkey ... is loaded' was printed",
         )
 
 
@@ -155,10 +162,11 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
     spec = estimator_of(config)
     assert spec is not None
     if not mode.startswith("turnkey_"):
-        raise ConfigError(
+        refuse(
+            "estimator-trainer",
             f"algorithm.adv_estimator={spec.name} needs a trainer that hands over the steps of each episode, but "
             f"trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}, or add "
-            f"+turnkey={spec.name}"
+            f"+turnkey={spec.name}",
         )
     ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
     params = credit_params(config, turnkey)
@@ -166,9 +174,10 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
     wanted = spec.columns(params, modify)
     for module in getattr(params, "requires", ()):
         if find_spec(module) is None:
-            raise ConfigError(
+            refuse(
+                "method-package-missing",
                 f"algorithm.adv_estimator={spec.name} needs the Python package {module!r}, which is not installed: "
-                f'pip install "verl-turnkey[{spec.name}]" on every node'
+                f'pip install "verl-turnkey[{spec.name}]" on every node',
             )
     forked = read_strategy(turnkey.rollout.strategy)
     if (
@@ -178,36 +187,44 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
             hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"  # both are about groups of episodes
         )
     ):
-        warnings.warn(
+        warn(
+            "single-rollout",
             f"actor_rollout_ref.rollout.n=1 leaves {spec.name} with one episode per group and nothing to compare it "
             "with: raise n, or take a method without groups (turn_gae, vc_gae, rebn)",
-            stacklevel=2,
         )
     if "value" in wanted and not use_critic:
-        raise ConfigError(f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
+        refuse("critic-missing", f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
     check_bounds([spec, *(one.spec for one in modify)], config, turnkey.rewards)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
 def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
     if mode not in ledger.TRAINERS:
-        raise ConfigError(f"there is no trainer.v1.trainer_mode={mode!r}{closest(mode, list(ledger.TRAINERS))}")
+        refuse(
+            "unknown-turnkey-trainer",
+            f"there is no trainer.v1.trainer_mode={mode!r}{closest(mode, list(ledger.TRAINERS))}",
+        )
     if not config.trainer.use_v1:
-        raise ConfigError(f"trainer.v1.trainer_mode={mode} is a V1 trainer: set trainer.use_v1=true")
+        refuse("trainer-v1", f"trainer.v1.trainer_mode={mode} is a V1 trainer: set trainer.use_v1=true")
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     if config.algorithm.adv_estimator is None:
-        raise ConfigError(
+        refuse(
+            "estimator-missing",
             "+turnkey=base chooses no estimator: set algorithm.adv_estimator to one of your own (turnkey.modules), of "
-            "this package or of verl"
+            "this package or of verl",
         )
     name = str(config.algorithm.adv_estimator)
     if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
-        raise ConfigError(f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}")
+        refuse(
+            "unknown-estimator",
+            f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}",
+        )
     if not use_critic and (warm_up := config.trainer.get("critic_warmup") or 0) > 1:
-        raise ConfigError(
+        refuse(
+            "critic-warmup-without-critic",
             f"trainer.critic_warmup={warm_up} leaves the actor as it is before step {warm_up}, and this run has no "
-            "critic to warm up: set it to 0"
+            "critic to warm up: set it to 0",
         )
 
 
@@ -215,10 +232,11 @@ def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collectio
     """Refuse a batch of rows with and without records, and a method that needs more than rows without them give."""
     without = sorted({*loops} & {*VERLS_LOOPS})
     if without and "turnkey_env" in loops:
-        raise ConfigError(
+        refuse(
+            "mixed-agent-loops",
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a record in all rows of a batch, or in "
             f"none, but the training data (column {LOOP_COLUMN!r}) name the agent loop turnkey_env, which writes "
-            f"one, and {without[0]}, which writes none: train the rows of each in a run of their own"
+            f"one, and {without[0]}, which writes none: train the rows of each in a run of their own",
         )
     for loop in without:
         _check_derived(config, turnkey, loop)
@@ -237,7 +255,7 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
     if lacking:
         named = loop != config.actor_rollout_ref.rollout.agent.default_agent_loop
         cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "
-        raise ConfigError((cause if named else "") + needs_record(spec.name, lacking))
+        refuse("columns-without-record", (cause if named else "") + needs_record(spec.name, lacking))
     if OmegaConf.select(config, BYPASS):
         names = [spec.name, *(one.spec.name for one in modify)]
         check_supplied(names, [column for column in wanted if column not in per_turn])

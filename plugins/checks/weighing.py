@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.registry import weighs
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of, loss_params
 
 # What verl's other modes weigh; token-mean, the default, is the one whose place the weights take.
@@ -44,20 +44,22 @@ def check_weights(config: DictConfig, turnkey: TurnkeyConfig, mode: str, *, use_
         return
     key = f"turnkey.update.weight_by={turnkey.update.weight_by}"
     if not mode.startswith("turnkey_"):
-        raise ConfigError(
+        refuse(
+            "weights-trainer",
             f"{key} needs a trainer that computes the weights, but trainer.v1.trainer_mode is {mode!r}: set "
-            f"trainer.v1.trainer_mode=turnkey_{mode}"
+            f"trainer.v1.trainer_mode=turnkey_{mode}",
         )
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     if reason := _reason(config, turnkey, name):
-        raise ConfigError(f"{key}: {reason}, or set turnkey.update.weight_by=token")
+        refuse("weights-unusable", f"{key}: {reason}, or set turnkey.update.weight_by=token")
     for where in ("actor_rollout_ref.actor", *(["critic"] if use_critic else [])):
         mean = OmegaConf.select(config, f"{where}.loss_agg_mode")
         if mean in OTHER_MODES:
-            raise ConfigError(
+            refuse(
+                "weights-aggregation",
                 f"{key} says what weighs alike, and {where}.loss_agg_mode={mean} says otherwise: it "
                 f"{OTHER_MODES[mean]}. Set {where}.loss_agg_mode=token-mean, whose place the weights take, or "
-                "turnkey.update.weight_by=token"
+                "turnkey.update.weight_by=token",
             )
 
 

@@ -203,6 +203,8 @@ class TurnkeyConfig:
     """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""
     modules: list[str] = field(default_factory=list)
     """your own estimators and environments: dotted modules or .py files, for driver, trainer and environment hosts"""
+    ignore: list[str] = field(default_factory=list)
+    """ids of rules whose refusals become warnings and whose warnings are silenced: ``turnkey check --rules``"""
 
 
 def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:
