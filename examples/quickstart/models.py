@@ -49,11 +49,11 @@ def errands(model: str) -> Setup:
     )
 
 
-def house_search(model: str) -> Setup:
-    """Two errands in a house with closed cupboards, without hints where things are: 12 to 24 turns an episode."""
-    kwargs = {"errands": 2, "hint": False, "cupboards": True, "max_steps": 24}
+def three_errands(model: str) -> Setup:
+    """Three errands, and every cupboard is closed: 15 actions at best, 24 at most, of six kinds."""
+    kwargs = {"errands": 3, "cupboards": True, "max_steps": 24}
     house = [f"turnkey.env.kwargs.{key}={str(value).lower()}" for key, value in kwargs.items()]
-    sizes = ("turnkey.rollout.max_turns=24", "data.max_prompt_length=200", "data.max_response_length=1000")
+    sizes = ("turnkey.rollout.max_turns=24", "data.max_prompt_length=200", "data.max_response_length=1100")
     return Setup(
         env="turnkey/Errands-v0",
         kwargs=kwargs,
@@ -64,7 +64,7 @@ def house_search(model: str) -> Setup:
     )
 
 
-GAMES = {"errands": errands, "house_search": house_search}
+GAMES = {"errands": errands, "three_errands": three_errands}
 
 
 def setup_of(model: str, game: str = "errands") -> Setup:

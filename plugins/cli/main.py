@@ -58,8 +58,16 @@ def doctor(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def check(context: typer.Context) -> None:
-    """Check a launch line without starting Ray. Takes the arguments of verl.trainer.main_ppo; exit 1 on an error."""
+    """Check a launch line without starting Ray. Takes the arguments of verl.trainer.main_ppo; exit 1 on an error.
+
+    --rules lists the ids of all rules, for turnkey.ignore.
+    """
     require_verl("check")
+    if context.args == ["--rules"]:
+        from verl_turnkey.plugins.checks.findings import rules
+
+        typer.echo("\n".join(f"{level:8} {id}" for id, level in rules().items()))
+        return
     from verl_turnkey.plugins.cli.dry_run import dry_run
 
     raise typer.Exit(dry_run(context.args))

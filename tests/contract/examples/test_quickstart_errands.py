@@ -128,12 +128,12 @@ def test_a_folder_with_a_chat_model_is_a_choice_and_anything_else_is_refused(qui
     script, option, folder, *_ = models.setup_of(str(tmp_path)).warm_start
     assert (script, option, folder) == ("imitation.py", "--model", str(tmp_path))
     assert models.setup_of("tiny").env == "turnkey/MiniGrid-v0"
-    for model, game in ((str(tmp_path), "chess"), ("tiny", "house_search")):
-        with pytest.raises(SystemExit, match="expected errands or house_search"):
+    for model, game in ((str(tmp_path), "chess"), ("tiny", "three_errands")):
+        with pytest.raises(SystemExit, match="expected errands or three_errands"):
             models.setup_of(model, game)
 
 
-@pytest.mark.parametrize("game", ["errands", "house_search"])
+@pytest.mark.parametrize("game", ["errands", "three_errands"])
 def test_a_game_fits_its_prompts_rows_and_turns(quickstart, imitation, tokenizer, tmp_path, game):
     """The longest conversation that a player can have, in the tokenizer of words, and the launch line's turns."""
     (tmp_path / "config.json").write_text("{}")

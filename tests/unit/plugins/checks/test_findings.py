@@ -1,0 +1,112 @@
+"""All findings at once, each with the id by which it can be ignored."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks import findings
+from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, refuse, rules, warn
+
+CHECKS = Path(findings.__file__).parent
+
+
+def config(*ignored: str) -> DictConfig:
+    return OmegaConf.create({"turnkey": {"ignore": list(ignored)}})
+
+
+def first(value: int) -> int:
+    if value < 0:
+        refuse("no-tasks", f"value={value}: expected 0 or more")
+    return value
+
+
+def second(value: int) -> None:
+    if value < 0:
+        refuse("mini-batches-episodes", f"other={value}: expected 0 or more")
+
+
+def broken() -> None:
+    raise TypeError("of what was refused before")
+
+
+def run(*checks: tuple[Any, ...]) -> list[Any]:
+    """What the checks, each with its arguments, return."""
+    with collecting(config()) as collected:
+        return [collected.run(*check) for check in checks]
+
+
+def test_one_refusal_is_raised_as_it_is() -> None:
+    assert run((first, 3)) == [3]
+    with pytest.raises(Refusal, match="value=-1") as caught:
+        run((first, 3), (first, -1))
+    assert caught.value.id == "no-tasks"
+
+
+def test_all_refusals_are_in_one_error_with_their_ids() -> None:
+    with pytest.raises(ConfigError) as caught:
+        run((first, -1), (broken,), (second, -2))  # the second may only follow from what was refused
+    assert str(caught.value).splitlines() == [
+        "2 errors in this launch line:",
+        "1. value=-1: expected 0 or more [no-tasks]",
+        "2. other=-2: expected 0 or more [mini-batches-episodes]",
+    ]
+
+
+def test_an_ignored_refusal_is_a_warning_and_the_check_goes_on() -> None:
+    with pytest.warns(RuleWarning, match="ignored: value=-1"), collecting(config("no-tasks")) as found:
+        assert found.run(first, -1) == -1
+
+
+def test_an_ignored_warning_is_silent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with collecting(config("verl-version")):
+            warn("verl-version", "untested")
+    with pytest.warns(RuleWarning, match="untested"), collecting(config()):
+        warn("verl-version", "untested")
+
+
+def test_a_check_that_cannot_go_on_after_what_was_ignored_says_so() -> None:
+    with pytest.warns(RuleWarning, match="broken stopped"), collecting(config("no-tasks")) as found:
+        found.run(broken)
+
+
+def test_an_error_of_a_check_itself_is_not_hidden() -> None:
+    with pytest.raises(TypeError), collecting(config()) as found:
+        found.run(broken)
+
+
+@pytest.mark.parametrize(("ignored", "suggestion"), [("no-task", "no-tasks"), ("nonsense", "turnkey check --rules")])
+def test_an_unknown_id_is_refused(ignored: str, suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=suggestion), collecting(config(ignored)):
+        pass
+
+
+def test_without_a_collection_a_refusal_is_raised_at_once() -> None:
+    with pytest.raises(Refusal):
+        first(-1)
+
+
+def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
+    calls = Counter[str]()
+    for path in CHECKS.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        calls.update(re.findall(r'\b(?:refuse|Refusal|warn)\(\s*"([a-z0-9-]+)"', text))
+        if path.name != "findings.py":
+            assert "raise ConfigError(" not in text, path
+            assert "warnings.warn(" not in text, path
+    assert max(calls.values()) == 1
+    assert calls.keys() == rules().keys()
+    assert {*rules().values()} == {"error", "warning"}
+
+
+def test_the_default_ignores_nothing(monkeypatch: Any) -> None:
+    assert findings._ignored(OmegaConf.create({})) == frozenset()
