@@ -259,7 +259,7 @@ def tables() -> None:
 def main() -> None:
     """Entry point of the console script: errors of the user's input in one line, not in a traceback."""
     try:
-        if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        if not getattr(sys.flags, "safe_path", False) and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # as `python -m` does: modules in the current folder, for us as for verl
         app()
     except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
