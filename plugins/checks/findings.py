@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
@@ -151,11 +151,14 @@ def rules() -> dict[str, str]:
 
 
 def _ignored(config: DictConfig) -> frozenset[str]:
-    ids = OmegaConf.select(config, IGNORE) if not isinstance(config.get("turnkey"), str) else None
-    for id in ids or ():
-        if id not in rules():
+    node = config.get("turnkey")
+    ids = node.get("ignore") if isinstance(node, DictConfig) else None
+    if not isinstance(ids, ListConfig):  # absent, or refused as of another type
+        return frozenset()
+    for id in ids:
+        if not isinstance(id, str) or id not in rules():
             raise ConfigError(
                 f"{IGNORE}: there is no rule {id!r}{did_you_mean(str(id), rules()) or '.'} "
                 "`turnkey check --rules` lists them"
             )
-    return frozenset(ids or ())
+    return frozenset(ids)

@@ -204,7 +204,7 @@ class TurnkeyConfig:
     modules: list[str] = field(default_factory=list)
     """your own estimators and environments: dotted modules or .py files, for driver, trainer and environment hosts"""
     ignore: list[str] = field(default_factory=list)
-    """ids of rules whose refusals become warnings and whose warnings are silenced; `turnkey check --rules` lists them"""
+    """ids of rules (`turnkey check --rules`) whose refusals become warnings and whose warnings are silenced"""
 
 
 def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:

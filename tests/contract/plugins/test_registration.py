@@ -84,8 +84,8 @@ def test_trainers_of_other_projects_refuse_the_switch(tmp_path):
     said = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert [line.split()[:2] for line in said] == [
         *[["0", "AssertionError"]] * 2,  # verl's own, of the empty role_worker_mapping
-        *[["1", "ConfigError"]] * 2,
-        *[["2", "ConfigError"]] * 2,
+        *[["1", "Refusal"]] * 2,
+        *[["2", "Refusal"]] * 2,
     ], done.stderr
     assert all("__main__.RayTheirTrainer" in line and "verl.trainer.main_ppo" in line for line in said[2:])
 
