@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.advantage import EstimatorSpec, Modification
-from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.checks.findings import Refusal, notice, refuse, warn
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
@@ -92,7 +92,7 @@ def _keep_enough(trainer: DictConfig, whole: int) -> None:
             trainer[key] = whole + 1
         trainer[DEPRECATED] = False
     are = "checkpoint is" if whole == 1 else "checkpoints are"
-    warn(
+    notice(
         "max-checkpoints-raised",
         f"{asked}: raised to {whole + 1}, so that {whole} whole {are} there at any moment, which is "
         f"turnkey.stop.whole_checkpoints: verl deletes the oldest before it writes the next one. The disk has to hold "

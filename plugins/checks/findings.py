@@ -32,6 +32,7 @@ EXPECTED = (
     errors.TaskFormatError,
 )
 IGNORE = "turnkey.ignore"
+_CALL = re.compile(r'\b(refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"')
 Returned = TypeVar("Returned")
 
 
@@ -57,6 +58,8 @@ class Findings:
     def __init__(self, ignored: frozenset[str] = frozenset()) -> None:
         self.ignored = ignored
         self.errors: list[Exception] = []
+        self.overruled = False
+        """whether a refusal has been ignored, after which a check may stumble"""
 
     def run(self, check: Callable[..., Returned], *args: Any, **kwargs: Any) -> Returned | None:
         """What ``check`` returns, or None after a refusal, which is kept.
@@ -69,10 +72,10 @@ class Findings:
         except EXPECTED as error:
             self.errors.append(error)
         except Exception as error:
-            if not self.errors and not self.ignored:
+            if not self.errors and not self.overruled:
                 raise
             if not self.errors:
-                warnings.warn(RuleWarning("check-incomplete", f"{check.__name__} stopped: {error!r}"), stacklevel=2)
+                warn("check-incomplete", f"{check.__name__} stopped after what {IGNORE} let pass: {error!r}")
         return None
 
     def raise_errors(self) -> None:
@@ -122,6 +125,7 @@ def refuse(id: str, message: str) -> None:
     findings = _findings.get()
     if findings is None or id not in findings.ignored:
         raise Refusal(id, message)
+    findings.overruled = True
     warnings.warn(RuleWarning(id, f"ignored: {message}"), stacklevel=2)
 
 
@@ -132,6 +136,11 @@ def warn(id: str, message: str) -> None:
         warnings.warn(RuleWarning(id, message), stacklevel=2)
 
 
+def notice(id: str, message: str) -> None:
+    """Report a change of the configuration, in the run's header like a warning."""
+    warnings.warn(RuleWarning(id, message), stacklevel=2)
+
+
 def described(error: Exception | Warning) -> str:
     """The message, with the id of its rule."""
     id = getattr(error, "id", None)
@@ -140,12 +149,18 @@ def described(error: Exception | Warning) -> str:
 
 @cache
 def rules() -> dict[str, str]:
-    """Every rule's id -> ``error`` or ``warning``, read from the source of the checks; in alphabetical order."""
-    levels = {"refuse": "error", "Refusal": "error", "warn": "warning"}
+    """Every rule's id -> level, read from the source of the checks; in alphabetical order.
+
+    ``error`` and ``warning`` can be ignored. ``fatal`` cannot: the check has nothing to go on with; nor can ``notice``,
+    which reports a change of the configuration.
+    """
+    levels = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "notice": "notice"}
     found = {
         id: levels[call]
         for path in sorted(Path(__file__).parent.glob("*.py"))
-        for call, id in re.findall(r'\b(refuse|Refusal|warn)\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8"))
+        for call, id in re.findall(
+            r'\b(refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8")
+        )
     }
     return dict(sorted(found.items()))
 
@@ -161,4 +176,6 @@ def _ignored(config: DictConfig) -> frozenset[str]:
                 f"{IGNORE}: there is no rule {id!r}{did_you_mean(str(id), rules()) or '.'} "
                 "`turnkey check --rules` lists them"
             )
+        if rules()[id] in ("fatal", "notice"):
+            raise ConfigError(f"{IGNORE}: the rule {id!r} cannot be ignored ({rules()[id]})")
     return frozenset(ids)

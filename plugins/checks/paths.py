@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.findings import notice, refuse, warn
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -114,7 +114,7 @@ def _default_critic(config: DictConfig) -> None:
     """Use the actor's model where verl's default is not there: its error would be about names of repositories."""
     critic, actor = config.critic.model, config.actor_rollout_ref.model
     if critic.path == VERLS_CRITIC and not Path(critic.path).expanduser().is_dir():
-        warn(
+        notice(
             "critic-model-defaulted",
             f"critic.model.path is not set: the critic starts from the actor's model, {actor.path}",
         )

@@ -100,10 +100,11 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     if mode.startswith("turnkey_"):
         from verl.trainer.ppo.utils import need_reference_policy
 
-        _check_trainer(config, mode, use_critic)
+        _check_trainer(config, mode)
+        run(_check_warm_up, config, use_critic)
         reference = need_reference_policy(config)
         run(check_unknown, config, use_critic=use_critic, use_reference=reference)
-        check_counts(config)
+        run(check_counts, config)
         run(check_rollout, config, turnkey, mode, loops)
         run(check_joining, config)
         run(check_paths, config, turnkey, use_critic=use_critic)
@@ -198,7 +199,7 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
-def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
+def _check_trainer(config: DictConfig, mode: str) -> None:
     if mode not in ledger.TRAINERS:
         refuse(
             "unknown-turnkey-trainer",
@@ -220,6 +221,9 @@ def _check_trainer(config: DictConfig, mode: str, use_critic: bool) -> None:
             "unknown-estimator",
             f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}",
         )
+
+
+def _check_warm_up(config: DictConfig, use_critic: bool) -> None:
     if not use_critic and (warm_up := config.trainer.get("critic_warmup") or 0) > 1:
         refuse(
             "critic-warmup-without-critic",

@@ -75,13 +75,23 @@ def test_an_ignored_warning_is_silent() -> None:
 
 
 def test_a_check_that_cannot_go_on_after_what_was_ignored_says_so() -> None:
-    with pytest.warns(RuleWarning, match="broken stopped"), collecting(config("no-tasks")) as found:
+    with warnings.catch_warnings(record=True) as caught, collecting(config("no-tasks")) as found:
+        warnings.simplefilter("always")
+        found.run(first, -1)
+        found.run(broken)
+    assert [warning.message.id for warning in caught] == ["no-tasks", "check-incomplete"]
+
+
+@pytest.mark.parametrize("ignored", [(), ("no-tasks",)])
+def test_an_error_of_a_check_itself_is_not_hidden(ignored: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError), collecting(config(*ignored)) as found:
         found.run(broken)
 
 
-def test_an_error_of_a_check_itself_is_not_hidden() -> None:
-    with pytest.raises(TypeError), collecting(config()) as found:
-        found.run(broken)
+@pytest.mark.parametrize("ignored", ["data-file-empty", "critic-model-defaulted"])
+def test_what_cannot_be_ignored_says_so(ignored: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be ignored"), collecting(config(ignored)):
+        pass
 
 
 @pytest.mark.parametrize(("ignored", "suggestion"), [("no-task", "no-tasks"), ("nonsense", "turnkey check --rules")])
@@ -99,13 +109,13 @@ def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
     calls = Counter[str]()
     for path in CHECKS.glob("*.py"):
         text = path.read_text(encoding="utf-8")
-        calls.update(re.findall(r'\b(?:refuse|Refusal|warn)\(\s*"([a-z0-9-]+)"', text))
+        calls.update(re.findall(r'\b(?:refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"', text))
         if path.name != "findings.py":
             assert "raise ConfigError(" not in text, path
             assert "warnings.warn(" not in text, path
     assert max(calls.values()) == 1
     assert calls.keys() == rules().keys()
-    assert {*rules().values()} == {"error", "warning"}
+    assert {*rules().values()} == {"error", "warning", "fatal", "notice"}
 
 
 def test_the_default_ignores_nothing(monkeypatch: Any) -> None:
