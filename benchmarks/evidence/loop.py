@@ -37,14 +37,12 @@ from verl_turnkey.plugins.trainer.dealing import deal
 
 # isort: split
 from critic import Critic
-from minimal_loop import Response, Row, Sampler, log_probs, micro_batches
+from minimal_loop import CLIP, DUAL_CLIP, MAX_GRAD_NORM, PENALTY, Response, Row, Sampler, log_probs, micro_batches
 from play import render
 from players import Player, Step, columns, trained
 
 MINI_BATCHES = 2
-CLIP, DUAL_CLIP, CLIP_VALUE, GRAD_NORM = 0.2, 3.0, 0.5, 1.0
-PENALTY = 0.1
-"""of an invalid action, as in the recipes"""
+CLIP_VALUE = 0.5
 Floats = NDArray[np.float64]
 """(S,)"""
 
@@ -239,7 +237,7 @@ class Loop:
             with torch.no_grad():
                 clipped = ups * (ratio > 1 + CLIP) + downs * (ratio < 1 - CLIP)
                 found += [float((each * inside).sum()) for each in (-times * ratio.log(), clipped, times * inside)]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRAD_NORM)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
         return found
 
@@ -254,7 +252,7 @@ class Loop:
             before = _padded([old[row] for row in rows], now)
             target = torch.tensor(returns[batch], dtype=torch.float32)[:, None]
             ((value_loss(now, before, target) * inside).sum() / tokens).backward()
-        torch.nn.utils.clip_grad_norm_(critic.parameters(), GRAD_NORM)
+        torch.nn.utils.clip_grad_norm_(critic.parameters(), MAX_GRAD_NORM)
         self.critic_optimizer.step()
 
 

@@ -1,38 +1,36 @@
 """Micro-batches of rows of like length.
 
 Without kernels for packed sequences every row of a micro-batch is padded to the longest. verl balances micro-batches by
-mixing lengths, which suits packed ones; padded, two fifths of an episode-sized micro-batch were padding.
+mixing lengths, which suits packed rows and makes the most of padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-from tensordict import TensorDict
-from verl.utils import tensordict_utils
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
-Prepared = tuple[list[TensorDict], list[list[int]] | None]
+Prepared = tuple[list["TensorDict"], list[list[int]] | None]
 
 
-def by_length(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Partition rows, longest first, so that rows times the longest is at most ``max_tokens`` in each part.
+def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Partition rows, longest first, so that each part has at most ``max_tokens`` with padding, or is one row.
 
     Args:
-        lengths: tokens of each row, none above ``max_tokens``.
+        lengths: tokens of each row, 1 or more.
         max_tokens: of a micro-batch, padding included.
 
     Returns:
         The rows of each micro-batch: as few as rows in this order allow.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    parts: list[list[int]] = []
-    for row in order:
-        if parts and (len(parts[-1]) + 1) * lengths[parts[-1][0]] <= max_tokens:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
+    parts = []
+    while order:
+        size = max(1, max_tokens // lengths[order[0]])
+        parts.append(order[:size])
+        order = order[size:]
     return parts
 
 
@@ -42,6 +40,8 @@ def sort_by_length(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
     Several ranks must agree on the number of micro-batches, rows of a forced group must stay together, and a fixed
     number of rows leaves no choice: there verl's own partition stands.
     """
+    import torch.distributed as dist
+    from verl.utils import tensordict_utils
 
     def prepare_micro_batches(data: TensorDict, dp_group: Any = None, **options: Any) -> Prepared:
         def setting(key: str, default: Any) -> Any:

@@ -186,7 +186,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "micro-batches",
         "verl.workers.engine.fsdp.transformer_impl",
-        "verl mixes lengths in a micro-batch, which pads it by two fifths where rows cannot be packed",
+        "verl mixes lengths in a micro-batch, and rows that cannot be packed are padded to the longest",
         group_by_length,
     ),
     Patch(
