@@ -62,8 +62,6 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
     for warning in caught:
         if isinstance(warning.message, RuleWarning):
             said.append(described(warning.message))
-        elif warning.filename.startswith(_HERE):
-            said.append(str(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     verls(config, use_reference_policy, use_critic)

@@ -79,7 +79,7 @@ class Findings:
         return None
 
     def raise_errors(self) -> None:
-        """Raise what was refused: the error itself where it is the only one, else one with all messages.
+        """Raise a single error as it is, and several as one error that lists their messages.
 
         Raises:
             ConfigError: there was at least one refusal.
@@ -155,14 +155,14 @@ def rules() -> dict[str, str]:
     which reports a change of the configuration.
     """
     levels = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "notice": "notice"}
-    found = {
+    level_by_id = {
         id: levels[call]
         for path in sorted(Path(__file__).parent.glob("*.py"))
         for call, id in re.findall(
             r'\b(refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8")
         )
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(level_by_id.items()))
 
 
 def _ignored(config: DictConfig) -> frozenset[str]:

@@ -63,7 +63,7 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     Later checks rely on earlier ones: names, then paths, sizes and data files, then the first task, which is played.
 
     Raises:
-        ConfigError: names what was expected, what came and the key to change; all that was found, where it is more.
+        ConfigError: says what was expected, what came and which key to change; lists every error if there are several.
     """
     with collecting(config) as findings:
         _check(config, findings, use_critic=use_critic)
@@ -135,7 +135,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
             f"turnkey.rewards has no effect with the agent loop {min(loops)}: only turnkey_env reads it",
         )
     given: tuple[str, ...] = ()
-    if "turnkey_env" in loops and (rewards := run(check_rewards, config, turnkey, loops)):
+    if "turnkey_env" in loops and (rewards := run(check_rewards, config, turnkey, loops)) is not None:
         run(check_compared, config, turnkey, rewards)
         given = rewards.columns
     forked = run(check_branching, config, turnkey, given, loops) or ()

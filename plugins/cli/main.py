@@ -264,5 +264,7 @@ def main() -> None:
         app()
     except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
         words = error.args[0] if error.args and isinstance(error.args[0], str) else error
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            words = f"{words}: install the package that provides it"
         typer.echo(f"turnkey: {words}", err=True)
         raise SystemExit(2) from None

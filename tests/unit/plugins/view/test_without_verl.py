@@ -14,7 +14,7 @@ import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("verl", "ray", "torch", "vllm", "transformers", "tensordict"):
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
 from verl_turnkey.plugins.cli.main import main
@@ -28,3 +28,10 @@ def test_the_page_is_made_without_verl_ray_and_torch(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "<html" in (tmp_path / "view.html").read_text()
+
+
+def test_a_command_that_needs_an_absent_package_says_which_and_what_to_do(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COMMAND, "losses"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "turnkey: No module named 'torch': install the package that provides it\n"
