@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,10 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.packages import require_verl
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from verl_turnkey.plugins.cli.launch import Played
+    from verl_turnkey.plugins.cli.run_folder import RunFolder
 
 app = typer.Typer()
 
@@ -24,9 +27,13 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 @app.command("eval")
 def evaluate(
-    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
+    environment: Annotated[
+        str, typer.Argument(metavar="RUN|ENVIRONMENT", help="folder of a run, recipe, gymnasium id, or your file")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="folder: Hugging Face's, or a checkpoint of verl's")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="folder: Hugging Face's, or verl's; or a hub name. Default: the run's newest")
+    ] = None,
     server: Annotated[str | None, typer.Option(help="or an OpenAI-compatible server: http://host:8000/v1")] = None,
     model: Annotated[str | None, typer.Option(help="name of the model on the server")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="its folder or hub name; default: that of --model")] = None,
@@ -40,32 +47,50 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="default: evals/<environment>-<model>")] = None,
     new: Annotated[bool, typer.Option(help="delete what is in the folder; default: go on with it")] = False,
 ) -> None:
-    """Evaluate on ENVIRONMENT. Success, pass@k and intervals; goes on where it was stopped; exit 1 if incomplete."""
+    """Evaluate a run or a model. Success, pass@k and intervals; goes on where it was stopped; exit 1 if incomplete.
+
+    A run, or a checkpoint that one saved, is played with the run's own configuration: prompts, action format, limits,
+    rewards, environment, modules. Overrides on the command line win, and are printed where they differ from it.
+
+    turnkey eval runs/babyai --tasks 100 --samples 8
+    """
     require_verl("eval")
+    from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
+    from verl_turnkey.envs.user_modules import import_modules
     from verl_turnkey.plugins.cli import launch
+    from verl_turnkey.plugins.cli.run_folder import RunFolder
     from verl_turnkey.plugins.config.composing import composed
     from verl_turnkey.plugins.config.overrides import override
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import Asked
-    from verl_turnkey.plugins.eval.run import evaluate as run
+    from verl_turnkey.plugins.eval.run import evaluate as play
     from verl_turnkey.plugins.eval.samples import locked
 
+    trained = RunFolder.of(Path(environment)) or (RunFolder.of(checkpoint) if checkpoint else None)
+    if trained is not None and Path(environment).is_dir():
+        environment = trained.env_id
+        checkpoint = trained.checkpoints if checkpoint is None and server is None else checkpoint
+        name = trained.folder.name
+    else:
+        name = ""
     if (checkpoint is None) == (server is None):
-        raise typer.BadParameter("give either --checkpoint or --server")
+        raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
     if checkpoint is None and model is None:
         raise typer.BadParameter("--server needs --model, the name of the model there")
     method, given, ignored = _method(overrides or ())
     if ignored:
         typer.echo(f"ignored, as credit decides nothing in an evaluation: {' '.join(ignored)}", err=True)
     further = [*_sampling(greedy, temperature, samples), *given]
+    if trained is not None:
+        import_modules(trained.modules, "turnkey.modules of the run")
     played = launch.resolve(environment, further)
-    name = model.rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
-    folder = (out or Path("evals") / f"{played.name}-{name}").absolute()
+    weights_name = model.rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
+    folder = (out or Path("evals") / f"{name or played.name}-{weights_name}").absolute()
     here, gpus = launch.device_here()
     if here == "cpu":
         os.environ["TURNKEY_DEVICE"] = "cpu"  # before verl is imported
 
-    def words(path: str) -> list[str]:
+    def words(path: str, further: Sequence[str]) -> list[str]:
         log = override("turnkey.log.trajectories", folder / "turnkey_log")
         lines = launch.overrides(
             played,
@@ -81,16 +106,23 @@ def evaluate(
         )
         return [word for line in lines for word in line]
 
+    if checkpoint is not None:
+        checkpoint = checkpoints.downloaded(checkpoint)
     # A misspelt key and a wrong folder are refused before anything is written or merged.
-    config = composed(words(tokenizer or model or str(checkpoint)))
+    of_tokenizer = tokenizer or model or str(checkpoint)
+    if trained is not None and trained.env_id == played.id:
+        own = trained.playing(composed(words(of_tokenizer, ())), HELD_OUT_SPLITS.get(played.id, {}).get("test", {}))
+        for line in trained.differing(further):
+            typer.echo(f"otherwise than the run: {line}", err=True)
+        further = [*own, *further]
+        played = launch.resolve(environment, further)
+    elif trained is not None:
+        typer.echo(f"the run trained on {trained.env_id}, not on {played.id}: its settings are left out", err=True)
+    config = composed(words(of_tokenizer, further))
     if checkpoint is not None:
         checkpoints.find(checkpoint)
-    prompt, response = (int(config.data[f"max_{name}_length"]) for name in ("prompt", "response"))
-    typer.echo(
-        f"prompts of at most {prompt} tokens (data.max_prompt_length), responses of {response} "
-        "(data.max_response_length)",
-        err=True,
-    )
+    for line in _header(config, checkpoint, trained):
+        typer.echo(line, err=True)
     with locked(folder), _progress() as begin:
         weights = None
         if checkpoint is not None:
@@ -98,9 +130,11 @@ def evaluate(
                 checkpoints.check_shards(checkpoint, folder)
             trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
             weights = checkpoints.resolve(checkpoint, folder, trusted)
+        task_file = _task_file(tasks, played, folder)
+        typer.echo(_counted_tasks(config, task_file, trained, samples), err=True)
         asked = Asked(
-            words=words(str(weights or tokenizer or model)),
-            tasks=_task_file(tasks, played, folder),
+            words=words(str(weights or tokenizer or model), further),
+            tasks=task_file,
             out=folder,
             samples=samples,
             concurrency=concurrency,
@@ -111,9 +145,36 @@ def evaluate(
             api_key_env=api_key_env,
             new=new,
         )
-        found = run(asked, begin=begin)
+        found = play(asked, begin=begin)
     _print(found, folder)
     raise typer.Exit(0 if found["complete"] else 1)
+
+
+def _header(config: DictConfig, checkpoint: Path | None, trained: RunFolder | None) -> Iterator[str]:
+    """What plays, and how."""
+    from verl_turnkey.plugins.eval import checkpoint as checkpoints
+
+    if checkpoint is not None:
+        yield f"weights   {checkpoints.locate(checkpoint)}"
+    if trained is not None:
+        yield f"settings  of the run in {trained.folder}, except for what the command says"
+    rollout = config.actor_rollout_ref.rollout
+    temperature = float(rollout.temperature)
+    yield "sampling  " + ("greedy" if temperature == 0 else f"temperature {temperature:g}, top_p {rollout.top_p:g}")
+    prompt, response = (int(config.data[f"max_{name}_length"]) for name in ("prompt", "response"))
+    yield f"limits    prompt {prompt} tokens (data.max_prompt_length), response {response} (data.max_response_length)"
+
+
+def _counted_tasks(config: DictConfig, tasks: Path, trained: RunFolder | None, samples: int) -> str:
+    """How many tasks are played, and how many of them the run trained on."""
+    from omegaconf import OmegaConf
+
+    from verl_turnkey.plugins.checks.shared import shared_tasks
+
+    files = {"train_files": trained.task_files("train") if trained else [], "val_files": [str(tasks)]}
+    shared, total = shared_tasks(OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}}))
+    of_training = f"; the run trained on {shared or 'none'} of them" if trained else ""
+    return f"tasks     {total}, {samples} sample{'s' * (samples > 1)} of each ({tasks}){of_training}"
 
 
 def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,6 +144,34 @@ def train(
     if not print_only:
         sys.stdout.flush()
         command = launch.command(lines)
+        os.execv(command[0], command)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="folder of the run")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="training steps in total; default: as before")
+    ] = None,
+    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
+) -> None:
+    """Go on with RUN from its last checkpoint. Starts its own launch line again."""
+    require_verl("resume")
+    from verl_turnkey.plugins.cli import launch
+    from verl_turnkey.plugins.cli.run_folder import RunFolder
+
+    trained = RunFolder.of(run)
+    if trained is None:
+        raise typer.BadParameter(f"{run} is not the folder of a run with a .hydra folder in it")
+    folder, words = trained.launch()
+    further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
+    line = [words, further]
+    typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
+    if not print_only:
+        sys.stdout.flush()
+        os.chdir(folder)
+        command = launch.command(line)
         os.execv(command[0], command)
 
 

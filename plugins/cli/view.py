@@ -28,7 +28,15 @@ def compare(
     from verl_turnkey.plugins.view.compare import compare as numbers
     from verl_turnkey.plugins.view.runs import read
 
-    found = numbers([read(folder) for folder in runs], metric=metric, level=level, by=by or (), x=x, baseline=baseline)
+    logged = []
+    for folder in runs:  # runs/* may hold other things
+        try:
+            logged.append(read(folder))
+        except FileNotFoundError as error:
+            if folder == runs[-1] and not logged:
+                raise
+            typer.echo(f"left out: {error}", err=True)
+    found = numbers(logged, metric=metric, level=level, by=by or (), x=x, baseline=baseline)
     report.print_tables(found)
     if out is None:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_/.-]*")
 def override(key: str, value: object) -> str:
     """``key=value`` such that Hydra reads back ``value``; ``key`` may begin with one plus or two.
 
-    ``value``: text or a path (which may hold any character), a number, a boolean, None, or a list of these.
+    ``value``: text or a path (which may hold any character), a number, a boolean, None, or lists and mappings of
+    these (with identifiers as keys).
     """
     return f"{key}={literal(value)}"
 
@@ -33,6 +34,8 @@ def literal(value: object) -> str:
         return str(value).lower()
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}: {literal(item)}' for key, item in value.items())}}}"
     if isinstance(value, float):
         return re.sub(r"e([-+])0+", r"e\1", repr(value))  # 1e-6, as people write it
     return _text(str(value)) if isinstance(value, str | Path) else str(value)

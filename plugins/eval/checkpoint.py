@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.eval.samples import IDENTITY
 
 WEIGHTS = ("*.safetensors", "*.bin")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 NEWEST = "latest_checkpointed_iteration.txt"
 MERGED, SOURCE = "model", "source.json"
 ADAPTER = "lora_adapter"
@@ -44,6 +46,25 @@ def name(checkpoint: Path) -> str:
     return next((part for part in reversed(locate(checkpoint).parts) if part not in ("actor", "huggingface")), "model")
 
 
+def downloaded(checkpoint: Path) -> Path:
+    """``checkpoint``, or where it is no folder but a name on the hub, such as Qwen/Qwen3-0.6B: its local copy.
+
+    Raises:
+        ConfigError: there is no such folder, and the hub has no such model or cannot be reached.
+    """
+    if checkpoint.expanduser().exists() or not HUB_NAME.fullmatch(str(checkpoint)):
+        return checkpoint
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+        return Path(snapshot_download(str(checkpoint), allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"--checkpoint {checkpoint}: no such folder here, and from the hub: {reason}") from None
+
+
 def find(checkpoint: Path) -> tuple[Path, str | None]:
     """The folder behind ``checkpoint`` and the backend of its shards; None: it is one of Hugging Face.
 
@@ -60,7 +81,7 @@ def find(checkpoint: Path) -> tuple[Path, str | None]:
     if (backend := _backend(folder)) is None:
         raise ConfigError(
             f"--checkpoint {checkpoint}: neither a Hugging Face folder (config.json and *.safetensors) nor a "
-            "checkpoint of verl's (global_step_N with actor/model_world_size_*.pt); one of the hub has to be downloaded"
+            "checkpoint of verl's (global_step_N with actor/model_world_size_*.pt)"
         )
     return folder, backend
 

@@ -100,7 +100,7 @@ def read(folder: Path) -> Run:
     for reader in readers:
         steps, source = reader(folder)
         if steps:
-            return Run(folder, source, *_table(steps), config=_config(folder))
+            return Run(folder, source, *_table(steps), config=configuration(folder))
     raise FileNotFoundError(
         f"{folder} holds no metrics: expected a .jsonl file of trainer.logger=[file], event files of tensorboard, or "
         f"the console output of verl in a file that ends in {', '.join(ENDINGS)}"
@@ -232,7 +232,7 @@ def _pairs(text: str) -> Iterator[tuple[str, float]]:
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def configuration(folder: Path) -> dict[str, Any]:
     """What Hydra left behind at the last start, with interpolations as they are written."""
     files = [path for path in folder.rglob(".hydra/config.yaml") if path.is_file()]
     found = [_load(path) for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
@@ -249,12 +249,13 @@ def _load(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected the configuration that Hydra writes, found {error}") from None
-    return dict(_flat(content))
+    return dict(flat(content))
 
 
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings; lists and empty mappings are values."""
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+            yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
     elif prefix:
         yield prefix, node

@@ -22,8 +22,8 @@ SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "either --checkpoint or --server"),
-        ([*SERVER, "--checkpoint", "c"], "either --checkpoint or --server"),
+        ([], "give a RUN, or either --checkpoint or --server"),
+        ([*SERVER, "--checkpoint", "c"], "give a RUN, or either --checkpoint or --server"),
         (SERVER[:2], "needs --model"),
         ([*SERVER, "--greedy", "--temperature", "1"], "exclude each other"),
         ([*SERVER, "--greedy", "--samples", "2"], "leave out --samples 2"),
@@ -110,7 +110,7 @@ def test_the_sizes_on_a_server_are_those_of_gpus(tmp_path, monkeypatch):
     line = [*SERVER, "--out", str(tmp_path), "--tasks", "none.parquet", "+turnkey=gigpo", "turnkey.credit.gamma=0.9"]
     done = CliRunner().invoke(app, ["eval", "frozenlake", *line])
     assert "--tasks none.parquet" in str(done.exception)
-    sizes = "prompts of at most 2048 tokens (data.max_prompt_length), responses of 512 (data.max_response_length)"
+    sizes = "prompt 2048 tokens (data.max_prompt_length), response 512 (data.max_response_length)"
     assert sizes in done.output
 
 

@@ -1,0 +1,141 @@
+"""The folder of a run as an argument of a command: what it was configured with, how it plays, where it saved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import strftime
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.overrides import literal, read
+from verl_turnkey.plugins.view.runs import HOME, configuration
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+ROLLOUT = "actor_rollout_ref.rollout"
+PLAYING = (
+    *(f"turnkey.{node}" for node in ("env.kwargs", "rollout", "rewards", "modules")),
+    *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")),
+    *(f"{ROLLOUT}.{key}" for key in ("temperature", "top_p", "top_k", "dtype", "max_model_len", "engine_kwargs.vllm")),
+    f"{ROLLOUT}.multi_turn.format",
+    *(f"actor_rollout_ref.model.{key}" for key in ("trust_remote_code", "external_lib", "custom_chat_template")),
+)
+"""nodes of the configuration that say how episodes are played"""
+METRICS = "VERL_FILE_LOGGER_ROOT="
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run by its folder; ``config``: dotted key -> value as Hydra wrote it, interpolations unresolved."""
+
+    folder: Path
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path) -> RunFolder | None:
+        """The run in ``path``, or the one that a checkpoint ``path`` was saved by; None: neither.
+
+        Raises:
+            ValueError: the folder holds several runs, or a configuration that cannot be read.
+        """
+        folder = path.expanduser().absolute()
+        if not folder.is_dir():
+            return None
+        for parent in (folder, *list(folder.parents)[:3]):
+            config = configuration(parent) if any(parent.glob(".hydra")) or any(parent.glob("*/.hydra")) else {}
+            if "turnkey.env.id" in config and (parent == folder or cls(parent, config).saved(folder)):
+                return cls(parent, config)
+        return None
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that the run saves its checkpoints to."""
+        home = Path(str(self.config[HOME])).expanduser()
+        inside = self.folder / home.name  # a folder that was moved, or named relative to where the run began
+        return inside if inside.is_dir() else home.absolute()
+
+    @property
+    def env_id(self) -> str:
+        return str(self.config["turnkey.env.id"])
+
+    @property
+    def modules(self) -> list[str]:
+        return list(self.config.get("turnkey.modules") or [])
+
+    def saved(self, checkpoint: Path) -> bool:
+        """Whether ``checkpoint`` lies in the run's folder of checkpoints."""
+        return checkpoint.resolve().is_relative_to(self.checkpoints.resolve())
+
+    def task_files(self, split: str) -> list[str]:
+        """The patterns of ``data.<split>_files``."""
+        files = self.config.get(f"data.{split}_files") or []
+        return [str(file) for file in ([files] if isinstance(files, str) else files)]
+
+    def launch(self) -> tuple[Path, list[str]]:
+        """The folder that the run was last started in, and the arguments of ``verl.trainer.main_ppo`` there.
+
+        Raises:
+            ValueError: Hydra's record of the start is not there.
+        """
+        files = sorted(self.folder.rglob(".hydra/hydra.yaml"), key=lambda path: path.stat().st_mtime_ns)
+        if not files:
+            raise ValueError(f"{self.folder} holds no .hydra/hydra.yaml, Hydra's record of how the run was started")
+        hydra: Any = OmegaConf.to_container(OmegaConf.load(files[-1]), resolve=False)
+        record = hydra["hydra"]
+        sources = {source["provider"]: source["path"] for source in record["runtime"]["config_sources"]}
+        options = []
+        if Path(sources["main"]) != verls_config_dir():
+            options += ["--config-path", sources["main"]]
+        if record["job"]["config_name"] != "ppo_trainer":
+            options += ["--config-name", record["job"]["config_name"]]
+        if "command-line" in sources:
+            options += ["--config-dir", sources["command-line"]]
+        words = [*record["overrides"]["task"], *record["overrides"]["hydra"]]
+        stamp = f"/{strftime('%Y%m%d-%H%M%S')}"  # verl writes its metrics file anew: a folder for each start
+        words = [re.sub(r"/\d{8}-\d{6}$", stamp, word) if METRICS in word else word for word in words]
+        return Path(record["runtime"]["cwd"]), [*options, *words]
+
+    def playing(self, base: DictConfig, held_out: Sequence[str] = ()) -> list[str]:
+        """Overrides that make ``base`` play as the run did.
+
+        ``held_out``: arguments of the environment that choose a split: an evaluation plays another than training.
+        """
+        from verl_turnkey.plugins.view.runs import flat
+
+        kept = {f"turnkey.env.kwargs.{name}" for name in held_out}
+        there = dict(flat(_plain(base)))
+        return [
+            f"++{key}={_written(value)}"
+            for key, value in self.config.items()
+            if _is_playing(key) and key not in kept and there.get(key, MISSING) != value and value != {}
+        ]
+
+    def differing(self, words: Sequence[str]) -> list[str]:
+        """``key=value (the run: value)`` for each override in ``words`` that plays otherwise than the run did."""
+        lines = []
+        for word in words:
+            if "=" in word and not word.startswith("~"):
+                key, value = read(word)
+                if _is_playing(key) and (own := self.config.get(key, MISSING)) is not MISSING and own != value:
+                    lines.append(f"{key}={literal(value)} (the run: {literal(own)})")
+        return lines
+
+
+def _is_playing(key: str) -> bool:
+    return any(key == node or key.startswith(f"{node}.") for node in PLAYING)
+
+
+def _plain(config: DictConfig) -> Any:
+    return OmegaConf.to_container(config, resolve=False)
+
+
+def _written(value: Any) -> str:
+    """``value`` as it is read back, an interpolation as one."""
+    return f"'{value}'" if isinstance(value, str) and "${" in value and "'" not in value else literal(value)

@@ -1,0 +1,101 @@
+"""The folder of a run as an argument: what is read from it, and what an evaluation takes from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from typer.testing import CliRunner
+
+from verl_turnkey.plugins.cli import launch
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.cli.run_folder import RunFolder
+from verl_turnkey.plugins.config.composing import composed, verls_config_dir
+
+FURTHER = (
+    "turnkey.rollout.action_format=xml_think",
+    "turnkey.rollout.max_turns=7",
+    "turnkey.env.kwargs.size=5",
+    "data.max_response_length=99",
+    "actor_rollout_ref.rollout.temperature=0.7",
+)
+
+
+def words(folder: Path, environment: str = "frozenlake", further=FURTHER) -> list[str]:
+    played = launch.resolve(environment, further)
+    sizes = {"model": "a/b", "method": "gigpo", "device": "cpu", "gpus": 1, "steps": 3}
+    lines = launch.overrides(played, **sizes, tasks=folder / "tasks", out=folder, further=further)
+    return [word for line in lines for word in line]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """What Hydra leaves of ``turnkey train frozenlake``, and the folder of a checkpoint."""
+    folder = tmp_path / "frozen"
+    record = folder / "hydra" / ".hydra"
+    record.mkdir(parents=True)
+    line = words(folder)
+    OmegaConf.save(composed([word for word in line if not word.startswith("hydra.")]), record / "config.yaml")
+    sources = [{"path": str(verls_config_dir()), "schema": "file", "provider": "main"}]
+    hydra = {
+        "overrides": {
+            "task": [word for word in line if not word.startswith("hydra.")],
+            "hydra": [word for word in line if word.startswith("hydra.")],
+        },
+        "job": {"config_name": "ppo_trainer"},
+        "runtime": {"cwd": str(tmp_path), "config_sources": sources},
+    }
+    OmegaConf.save(OmegaConf.create({"hydra": hydra}), record / "hydra.yaml")
+    (folder / "checkpoints" / "global_step_3" / "actor").mkdir(parents=True)
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("3")
+    return folder
+
+
+def test_it_is_found_by_its_folder_and_by_its_checkpoints(run: Path) -> None:
+    for path in (run, run / "checkpoints", run / "checkpoints" / "global_step_3"):
+        trained = RunFolder.of(path)
+        assert trained is not None
+        assert (trained.folder, trained.checkpoints) == (run, run / "checkpoints")
+        assert trained.env_id == launch.resolve("frozenlake").id
+    assert RunFolder.of(run.parent / "elsewhere") is None
+    (run.parent / "other").mkdir()
+    assert RunFolder.of(run.parent / "other") is None
+
+
+def test_what_it_plays_with_is_exactly_what_differs_from_the_recipe(run: Path) -> None:
+    trained = RunFolder.of(run)
+    assert trained is not None
+    plain = words(run, further=())
+    overrides = trained.playing(composed([word for word in plain if not word.startswith("hydra.")]))
+    assert sorted(word.lstrip("+") for word in overrides) == sorted(FURTHER)
+    assert trained.playing(composed([w for w in words(run) if not w.startswith("hydra.")])) == []
+
+
+def test_what_the_command_changes_is_named(run: Path) -> None:
+    trained = RunFolder.of(run)
+    assert trained is not None
+    changed = trained.differing(["turnkey.rollout.max_turns=9", "turnkey.env.kwargs.size=5", "trainer.save_freq=1"])
+    assert changed == ["turnkey.rollout.max_turns=9 (the run: 7)"]
+
+
+def test_an_evaluation_of_a_run_says_what_it_takes_from_it(run: Path, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "device_here", lambda: ("cpu", 0))
+    monkeypatch.setenv("TURNKEY_DEVICE", "cpu")
+    arguments = ["eval", str(run), "--server", "http://127.0.0.1:1/v1", "--model", "m", "--tasks", "none.parquet"]
+    done = CliRunner().invoke(app, [*arguments, "--greedy", "--out", str(run / "out")])
+    assert "--tasks none.parquet" in str(done.exception)
+    assert f"settings  of the run in {run}" in done.output
+    assert "response 99 (data.max_response_length)" in done.output
+    assert "sampling  greedy" in done.output
+    assert "temperature=0 (the run: 0.7)" in done.output
+
+
+def test_going_on_with_it_repeats_its_line(run: Path) -> None:
+    done = CliRunner().invoke(app, ["resume", str(run), "--print", "--steps", "5"])
+    assert done.exit_code == 0, done.output
+    for word in ("+turnkey=gigpo", "turnkey.rollout.max_turns=7", f"hydra.run.dir={run}/hydra"):
+        assert word in done.output
+    assert done.output.rstrip().endswith("trainer.total_training_steps=5")
+    refused = CliRunner().invoke(app, ["resume", str(run.parent)])
+    assert refused.exit_code != 0
