@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -47,7 +49,19 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
 
     Raises:
         Refused: a check of this package failed; the cause is the error itself.
+        SystemExit: the same, in verl's main program: after the message alone, not after all words of the line, as
+            Hydra would print them. ``HYDRA_FULL_ERROR=1`` shows the traceback.
     """
+    try:
+        _validate(config, use_reference_policy, use_critic, verls)
+    except Refused as error:
+        if not HydraConfig.initialized() or os.environ.get("HYDRA_FULL_ERROR"):
+            raise
+        print(error, file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
     from verl_turnkey.plugins.checks.header import header
     from verl_turnkey.plugins.checks.replaced import replaced
     from verl_turnkey.plugins.checks.validate import check

@@ -45,6 +45,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.actor.optim.lr": 1e-4,
     },
 }
+ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 TURNS = 16
 """whole turns that a conversation has room for"""
 
@@ -204,7 +205,9 @@ def overrides(
         "trainer.test_freq": max(1, min(10, steps)),
         "trainer.save_freq": max(1, min(25, steps)),
         "trainer.logger": ["console", "file"],  # the file in a folder per start: verl writes it anew
-        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT": out / "metrics" / strftime("%Y%m%d-%H%M%S"),
+        f"+{ENV_VARS}.VERL_FILE_LOGGER_ROOT": out / "metrics" / strftime("%Y%m%d-%H%M%S"),
+        f"+{ENV_VARS}.TENSORBOARD_DIR": out / "tensorboard",  # where trainer.logger names them
+        f"+{ENV_VARS}.WANDB_DIR": out,
         "trainer.project_name": played.name,
         "trainer.experiment_name": method,
         "trainer.default_local_dir": out / "checkpoints",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from verl_turnkey.plugins.cli import evaluate, listing, view
+from verl_turnkey.plugins.cli import evaluate, listing, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(listing.app)
 app.add_typer(view.app)
+app.add_typer(train.app)
 app.add_typer(evaluate.app)
 
 
@@ -101,78 +101,6 @@ def tasks(
         path = out / f"{split}.parquet"
         write_parquet(path, [Task(env, s, given) for s in seeds], data_source or env.split("/")[-1], split)
         typer.echo(f"{len(seeds)} tasks in {path}")
-
-
-@app.command()
-def train(
-    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
-    model: Annotated[str, typer.Option(help="folder or hub name of the model")] = ...,  # type: ignore[assignment]
-    method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
-    device: Annotated[str | None, typer.Option(help="gpu or cpu; default: what is here")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
-    out: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/<environment>")] = None,
-    task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
-    n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
-    n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
-    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
-) -> None:
-    """Train on ENVIRONMENT. Writes the tasks, prints the launch line and runs it; it is checked before Ray starts."""
-    require_verl("train")
-    from verl_turnkey.plugins.cli import launch
-
-    here, gpus = launch.device_here()
-    if device not in (None, "cpu", "gpu"):
-        raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
-    played = launch.resolve(environment, overrides or ())
-    folder = (out or Path("runs") / played.name).absolute()
-    tasks = (task_folder or folder / "tasks").absolute()
-    lines = launch.overrides(
-        played,
-        model=model,
-        method=method,
-        device=device or here,
-        gpus=max(1, gpus),
-        steps=steps,
-        tasks=tasks,
-        out=folder,
-        further=overrides or (),
-    )
-    if launch.write_tasks(played, tasks, n_train, n_val):
-        typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
-    typer.echo(launch.shown(lines))
-    if not print_only:
-        sys.stdout.flush()
-        command = launch.command(lines)
-        os.execv(command[0], command)
-
-
-@app.command()
-def resume(
-    run: Annotated[Path, typer.Argument(help="folder of the run")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="training steps in total; default: as before")
-    ] = None,
-    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
-) -> None:
-    """Go on with RUN from its last checkpoint. Starts its own launch line again."""
-    require_verl("resume")
-    from verl_turnkey.plugins.cli import launch
-    from verl_turnkey.plugins.cli.run_folder import RunFolder
-
-    trained = RunFolder.of(run)
-    if trained is None:
-        raise typer.BadParameter(f"{run} is not the folder of a run with a .hydra folder in it")
-    folder, words = trained.launch()
-    further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
-    line = [words, further]
-    typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
-    if not print_only:
-        sys.stdout.flush()
-        os.chdir(folder)
-        command = launch.command(line)
-        os.execv(command[0], command)
 
 
 @app.command()

@@ -215,18 +215,21 @@ def _of_console(path: Path) -> Steps:
                 if steps and step < max(steps):  # another start of the run in the same log
                     later: Steps = {step: {}}
                     _go_on(steps, later)
-                steps.setdefault(step, {}).update(_pairs(found[2]))
+                steps.setdefault(step, {}).update(console_metrics(found[2]))
     return {step: data for step, data in steps.items() if data}
 
 
-def _pairs(text: str) -> Iterator[tuple[str, float]]:
+def console_metrics(text: str) -> dict[str, float]:
+    """The numbers in ``a:0.1 - b:2``, what follows ``step:1 - `` in a line of verl's."""
+    metrics = {}
     for part in text.split(" - "):
         name, _, value = part.rpartition(":")
         wrapped = NUMBER.fullmatch(value.strip())
         try:
-            yield name, float(wrapped[1] if wrapped else value)
+            metrics[name] = float(wrapped[1] if wrapped else value)
         except ValueError:
             continue
+    return metrics
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""What ``turnkey train`` shows of a run: the header, warnings once, one line per step, and how it ended.
+
+All that verl, Ray and vLLM print goes to ``train.log`` of the run's folder. The run writes there itself and does not
+depend on this process, which only reads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import typer
+
+from verl_turnkey.plugins.view.runs import CONSOLE, console_metrics
+
+RAY = re.compile(r"^(?:\x1b\[\d+m)?\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\)(?:\x1b\[0m)? ?")
+"""what Ray puts before the lines of a worker"""
+OURS = re.compile(r"(?:WARNING|ERROR):verl_turnkey\S*:(.*)")
+HEADER = re.compile(r"verl-turnkey \S+: this run$")
+FAILURE_LINES = 40
+EVERY = 60.0
+"""seconds between two signs of life where no terminal shows a clock"""
+COLUMNS = (
+    ("success", ("episode/success_rate",), "{:.2f}"),
+    ("return", ("episode/env_return/mean", "episode/return/mean"), "{:.2f}"),
+    ("turns", ("episode/length/mean",), "{:.1f}"),
+    ("invalid", ("episode/invalid_rate",), "{:.0%}"),
+    ("with credit", ("credit/advantage/share_nonzero",), "{:.0%}"),
+    ("failed", ("episode/failed",), "{:.0f}"),
+    ("seconds", ("timing_s/step",), "{:.0f}"),
+)
+"""label, names of the metric, format; of failed episodes only where there are any"""
+
+
+class Reader:
+    """Turns the lines of a run's log into those worth showing."""
+
+    def __init__(self, steps: int | None) -> None:
+        self.steps = steps
+        self.validated: dict[int, float] = {}
+        self._in_header = False
+        self._warned: set[str] = set()
+
+    def lines(self, raw: Iterable[str]) -> Iterable[str]:
+        for line in raw:
+            text = RAY.sub("", line.rstrip("\n"))
+            if HEADER.match(text):
+                self._in_header = True
+                yield text
+            elif self._in_header and text.startswith("  "):
+                yield text
+            else:
+                self._in_header = False
+                yield from self._other(text)
+
+    def _other(self, text: str) -> Iterable[str]:
+        if warning := OURS.search(text):
+            if (message := warning[1].strip()) not in self._warned:
+                self._warned.add(message)
+                yield f"warning: {message}"
+        elif step := CONSOLE.search(text):
+            yield from self.step(int(step[1]), console_metrics(step[2]))
+
+    def step(self, number: int, metrics: Mapping[str, float]) -> Iterable[str]:
+        """The line of a step, and that of its validation."""
+        cells = []
+        for label, names, form in COLUMNS:
+            value = next((metrics[name] for name in names if name in metrics), None)
+            if value is not None and (label != "failed" or value):
+                cells.append(f"{label} {form.format(value)}")
+        if cells and "episode/length/mean" in metrics:
+            yield f"step {number}{f'/{self.steps}' if self.steps else ''}  {'  '.join(cells)}"
+        success = validation(metrics)
+        if success is not None:
+            self.validated[number] = success
+            yield f"validation after step {number}: success {success:.3f}"
+
+
+def validation(metrics: Mapping[str, float]) -> float | None:
+    """The success of a validation among the metrics of a step: the mean over its data sources."""
+    values = [value for name, value in metrics.items() if name.startswith("val-core/") and "/acc/" in name]
+    return sum(values) / len(values) if values else None
+
+
+def follow(command: Sequence[str], folder: Path, *, steps: int | None, verbose: bool) -> int:
+    """Run ``command`` with its output in ``<folder>/train.log``, show what matters of it, and return its exit code.
+
+    SIGTERM is passed on; SIGINT reaches the run from the terminal, which sends it to both. The run decides how to stop.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "train.log"
+    with path.open("ab") as log:
+        began = log.tell()
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+    }
+    reader = Reader(steps)
+    try:
+        with path.open(encoding="utf-8", errors="replace") as log:
+            log.seek(began)
+            _show(process, log, reader, verbose)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if process.returncode:
+        _failure(path, began, process.returncode)
+    else:
+        _end(reader, path, folder)
+    return process.returncode
+
+
+def _show(process: subprocess.Popen[bytes], log: TextIO, reader: Reader, verbose: bool) -> None:
+    started = spoken = time.monotonic()
+    terminal, unfinished = sys.stdout.isatty(), ""
+    while True:
+        running = process.poll() is None
+        raw = (unfinished + log.read()).splitlines(keepends=True)
+        unfinished = raw.pop() if raw and running and not raw[-1].endswith("\n") else ""
+        for line in (text.rstrip("\n") for text in raw) if verbose else reader.lines(raw):
+            typer.echo(line)
+            spoken = time.monotonic()
+        if verbose:
+            for _ in reader.lines(raw):  # for the last line
+                pass
+        if not running:
+            return
+        if not terminal and time.monotonic() - spoken > EVERY:
+            spoken = time.monotonic()
+            typer.echo(f"running for {(spoken - started) / 60:.0f} min")
+        time.sleep(0.5)
+
+
+def _end(reader: Reader, path: Path, folder: Path) -> None:
+    if len(reader.validated) > 1:
+        first, last = min(reader.validated), max(reader.validated)
+        before, after = reader.validated[first], reader.validated[last]
+        typer.echo(f"validation: success {before:.3f} after step {first}, {after:.3f} after step {last}")
+    shown = os.path.relpath(folder)
+    typer.echo(f"log: {os.path.relpath(path)}; each turn: turnkey view {shown}; evaluate: turnkey eval {shown}")
+
+
+def _failure(path: Path, began: int, code: int) -> None:
+    with path.open(encoding="utf-8", errors="replace") as log:
+        log.seek(began)
+        lines = log.readlines()[-FAILURE_LINES:]
+    typer.echo("".join(lines), err=True, nl=False)
+    typer.echo(f"the run ended with exit code {code}; all of its output: {os.path.relpath(path)}", err=True)

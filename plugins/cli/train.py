@@ -1,0 +1,88 @@
+"""``turnkey train`` and ``turnkey resume``: start verl's main program, and show what matters of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_turnkey.plugins.cli.packages import require_verl
+
+app = typer.Typer()
+
+
+@app.command()
+def train(
+    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
+    model: Annotated[str, typer.Option(help="folder or hub name of the model")] = ...,  # type: ignore[assignment]
+    method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
+    device: Annotated[str | None, typer.Option(help="gpu or cpu; default: what is here")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
+    out: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/<environment>")] = None,
+    task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
+    n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
+    n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
+    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="show all that verl prints, not a line a step")] = False,
+) -> None:
+    """Train on ENVIRONMENT. Writes the tasks, prints the launch line and runs it; it is checked before Ray starts.
+
+    turnkey train babyai --model Qwen/Qwen2.5-1.5B-Instruct --steps 200 turnkey.credit.gamma=0.9
+    """
+    require_verl("train")
+    from verl_turnkey.plugins.cli import console, launch
+
+    here, gpus = launch.device_here()
+    if device not in (None, "cpu", "gpu"):
+        raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
+    played = launch.resolve(environment, overrides or ())
+    folder = (out or Path("runs") / played.name).absolute()
+    tasks = (task_folder or folder / "tasks").absolute()
+    lines = launch.overrides(
+        played,
+        model=model,
+        method=method,
+        device=device or here,
+        gpus=max(1, gpus),
+        steps=steps,
+        tasks=tasks,
+        out=folder,
+        further=overrides or (),
+    )
+    if launch.write_tasks(played, tasks, n_train, n_val):
+        typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
+    typer.echo(launch.shown(lines))
+    if not print_only:
+        raise typer.Exit(console.follow(launch.command(lines), folder, steps=steps, verbose=verbose))
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="folder of the run")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="training steps in total; default: as before")] = None,
+    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="show all that verl prints, not a line a step")] = False,
+) -> None:
+    """Go on with RUN from its last checkpoint. Starts its own launch line again.
+
+    turnkey resume runs/babyai --steps 300
+    """
+    require_verl("resume")
+    from verl_turnkey.plugins.cli import console, launch
+    from verl_turnkey.plugins.cli.run_folder import RunFolder
+
+    trained = RunFolder.of(run)
+    if trained is None:
+        raise typer.BadParameter(f"{run} is not the folder of a run with a .hydra folder in it")
+    folder, words = trained.launch()
+    further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
+    line = [words, further]
+    typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
+    if not print_only:
+        os.chdir(folder)
+        raise typer.Exit(console.follow(launch.command(line), trained.folder, steps=steps, verbose=verbose))

@@ -1,0 +1,87 @@
+"""What `turnkey train` shows of what a run prints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from verl_turnkey.plugins.cli.console import Reader, follow
+
+RUN = """
+import sys
+print("verl-turnkey 1.0: this run")
+print("  estimator    gigpo")
+print("noise of vLLM")
+print("\\x1b[36m(TaskRunnerV1 pid=12)\\x1b[0m WARNING:verl_turnkey.rollout: a group of one", file=sys.stderr)
+print("WARNING:verl_turnkey:  a group of one", file=sys.stderr)
+print("(TaskRunnerV1 pid=12) step:0 - val-core/x/acc/mean@1:np.float64(0.25)")
+step = "episode/success_rate:0.5 - episode/length/mean:4.0 - episode/invalid_rate:0.125 - timing_s/step:9.6"
+print(f"(TaskRunnerV1 pid=12) step:1 - {step} - episode/failed:0")
+print(f"(TaskRunnerV1 pid=12) step:2 - {step} - episode/failed:3 - val-core/x/acc/mean@1:0.75")
+"""
+
+
+def run(program: str, folder: Path, **options) -> int:
+    return follow([sys.executable, "-c", program], folder, **{"steps": 2, "verbose": False, **options})
+
+
+def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(RUN, tmp_path / "run") == 0
+    shown = capfd.readouterr().out.splitlines()
+    assert set(shown[:3]) == {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
+    assert shown[3:] == [
+        "validation after step 0: success 0.250",
+        "step 1/2  success 0.50  turns 4.0  invalid 12%  seconds 10",
+        "step 2/2  success 0.50  turns 4.0  invalid 12%  failed 3  seconds 10",
+        "validation after step 2: success 0.750",
+        "validation: success 0.250 after step 0, 0.750 after step 2",
+        "log: run/train.log; each turn: turnkey view run; evaluate: turnkey eval run",
+    ]
+    assert "noise of vLLM" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_verbose_shows_all(tmp_path, capfd):
+    assert run(RUN, tmp_path, verbose=True) == 0
+    shown = capfd.readouterr().out
+    assert "noise of vLLM" in shown
+    assert "validation: success 0.250 after step 0, 0.750 after step 2" in shown
+
+
+def test_a_failure_shows_its_last_lines_and_keeps_the_exit_code(tmp_path, capfd):
+    assert run("print('why it ended'); raise SystemExit(69)", tmp_path) == 69
+    errors = capfd.readouterr().err
+    assert "why it ended" in errors
+    assert "exit code 69" in errors
+
+
+def test_an_earlier_start_in_the_same_log_is_not_shown_again(tmp_path, capfd):
+    (tmp_path / "train.log").write_text("step:1 - episode/length/mean:4.0\n")
+    assert run("print('step:2 - episode/length/mean:5.0')", tmp_path) == 0
+    shown = capfd.readouterr().out
+    assert "step 2/2  turns 5.0" in shown
+    assert "step 1" not in shown
+
+
+def test_several_data_sources_are_averaged():
+    line = "step:3 - val-core/a/acc/mean@1:1.0 - val-core/b/acc/mean@1:0.0"
+    assert list(Reader(None).lines([line])) == ["validation after step 3: success 0.500"]
+
+
+def test_sigterm_reaches_the_run(tmp_path):
+    program = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); print('on', flush=True)\n"
+    program += "for _ in range(300): time.sleep(0.1)"
+    code = (
+        "import sys; from pathlib import Path; from verl_turnkey.plugins.cli.console import follow; "
+        f"sys.exit(follow([sys.executable, '-c', {program!r}], Path({str(tmp_path)!r}), steps=1, verbose=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 143
