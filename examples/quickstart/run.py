@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE))
 
 from models import Setup, setup_of  # noqa: E402
 from report import draw, read_metrics, summarise  # noqa: E402
-from training import Job, follow, launch  # noqa: E402
+from training import Job, launch  # noqa: E402
 
 TURNKEY = str(Path(sys.executable).with_name("turnkey"))
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
@@ -83,8 +83,10 @@ def main(
         f"training: {steps} steps of {job.episodes} episodes with [bold]+turnkey={method}[/] (log: {job.log})"
     )
     started = time.time()
-    with launch(job) as process:
-        follow(process, job, console)
+    with launch(job, show=True) as process:
+        code = process.wait()
+    if code:
+        raise typer.Exit(code)
     setup["seconds_train"] = round(setup.get("seconds_train", 0) + time.time() - started, 1)  # over all starts
     setup_file.write_text(json.dumps(setup))
 

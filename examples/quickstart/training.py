@@ -1,8 +1,7 @@
-"""Stock verl as a child process: the launch command, and a progress display that reads its metrics file."""
+"""Stock verl as a child process: ``turnkey train`` with the settings of the quickstart."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,10 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 LEVEL = "MiniGrid-DoorKey-5x5-v0"
 MAX_TURNS = 20
@@ -72,7 +67,7 @@ class Job:
         return self.out / "train.log"
 
     def command(self, ray_dir: str) -> list[str]:
-        """``turnkey train`` as anybody would call it, which prints the whole launch line and becomes verl's program."""
+        """``turnkey train`` as anybody would call it, which writes the launch line to ``launch.sh`` and runs it."""
         turnkey = [str(Path(sys.executable).with_name("turnkey")), "train", self.recipe, "--model", f"{self.out}/model"]
         turnkey += ["--method", self.method, "--device", "cpu", "--steps", str(self.steps), "--out", str(self.out)]
         overrides = f"""
@@ -94,23 +89,24 @@ class Job:
             trainer.max_actor_ckpt_to_keep=3
             trainer.resume_mode=auto
             trainer.project_name=quickstart
-            trainer.logger=[file]
             +ray_kwargs.ray_init._temp_dir={ray_dir}
         """
         return [*turnkey, *self.task, *overrides.split(), *self.overrides]
 
 
 @contextmanager
-def launch(job: Job) -> Iterator[subprocess.Popen]:
-    """Start the run with a Ray of its own; ends it, and only it, when the caller leaves early."""
+def launch(job: Job, *, show: bool = False) -> Iterator[subprocess.Popen]:
+    """Start the run with a Ray of its own; ends it, and only it, when the caller leaves early.
+
+    ``show``: on this console, as ``turnkey train`` shows a run; all of its output is in ``job.log`` either way.
+    """
     ray_dir = tempfile.mkdtemp(prefix="tk-")  # short: Ray puts Unix sockets below it
     # verl opens its metrics file for writing anew: a file per start keeps the curve of a resumed run.
     metrics = job.out / f"metrics-{time.time_ns()}.jsonl"
     env = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
-    with job.log.open("a") as log:
-        process = subprocess.Popen(
-            job.command(ray_dir), stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
-        )
+    with (job.out / "console.log").open("a") as log:
+        output = {} if show else {"stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(job.command(ray_dir), env=env, start_new_session=True, **output)
         try:
             yield process
         finally:
@@ -125,51 +121,3 @@ def _end(process: subprocess.Popen) -> None:
         process.wait(timeout=20)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def follow(process: subprocess.Popen, job: Job, console: Console) -> None:
-    """Show a bar and one readable line per few steps until the run ends.
-
-    Raises:
-        typer.Exit: the run failed; the end of its log has been printed.
-    """
-    shown: set[int] = set()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("starting Ray, verl and vLLM", total=job.steps)
-        while True:
-            running = process.poll() is None
-            for line in _lines(job.out):
-                step = line["step"]
-                if step in shown:
-                    continue
-                shown.add(step)
-                progress.update(bar, completed=min(step, job.steps), description="training")
-                _print(line["data"], step, job, console)
-            if not running:
-                break
-            time.sleep(1.0)
-    if process.returncode:
-        console.print(f"[red]training failed[/] (exit {process.returncode}); the end of {job.log}:")
-        console.print("".join(job.log.read_text().splitlines(keepends=True)[-40:]), markup=False)
-        raise typer.Exit(process.returncode)
-
-
-def _print(data: dict, step: int, job: Job, console: Console) -> None:
-    if "episode/success_rate" in data and (step % 5 == 0 or step in (1, job.steps)):
-        console.print(
-            f"step {step:3d}  success {data['episode/success_rate']:.2f}  turns {data['episode/length/mean']:4.1f}  "
-            f"invalid {data['episode/invalid_rate']:.1%}  {data['timing_s/step']:.1f} s"
-        )
-    validation = next((value for key, value in data.items() if key.startswith("val-core/")), None)
-    if validation is not None:
-        console.print(f"validation after step {step}: success {validation:.3f}")
-
-
-def _lines(out: Path) -> Iterator[dict]:
-    for path in sorted(out.glob("metrics-*.jsonl")):
-        for line in path.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:  # still being written
-                return

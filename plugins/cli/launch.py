@@ -46,6 +46,8 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
+LOGGER_FOLDERS = {"tensorboard": "TENSORBOARD_DIR", "wandb": "WANDB_DIR"}
+"""loggers of verl's that write to the current folder unless a variable names another"""
 TURNS = 16
 """whole turns that a conversation has room for"""
 
@@ -206,14 +208,14 @@ def overrides(
         "trainer.save_freq": max(1, min(25, steps)),
         "trainer.logger": ["console", "file"],  # the file in a folder per start: verl writes it anew
         f"+{ENV_VARS}.VERL_FILE_LOGGER_ROOT": out / "metrics" / strftime("%Y%m%d-%H%M%S"),
-        f"+{ENV_VARS}.TENSORBOARD_DIR": out / "tensorboard",  # where trainer.logger names them
-        f"+{ENV_VARS}.WANDB_DIR": out,
         "trainer.project_name": played.name,
         "trainer.experiment_name": method,
         "trainer.default_local_dir": out / "checkpoints",
         "turnkey.log.trajectories": out / "turnkey_log",
         "hydra.run.dir": out / "hydra",
     }
+    loggers = [name for names in values(further, "trainer.logger")[-1:] for name in names]
+    chosen |= {f"+{ENV_VARS}.{LOGGER_FOLDERS[name]}": out / name for name in loggers if name in LOGGER_FOLDERS}
     switches = [f"+turnkey={method}"]
     switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [override("turnkey.env.id", played.id)]
     switches += ["+turnkey/device=cpu"] if device == "cpu" else []

@@ -29,7 +29,7 @@ def train(
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="show all that verl prints, not a line a step")] = False,
 ) -> None:
-    """Train on ENVIRONMENT. Writes the tasks, prints the launch line and runs it; it is checked before Ray starts.
+    """Train on ENVIRONMENT. Writes the tasks and the launch line, and runs it; it is checked before Ray starts.
 
     turnkey train babyai --model Qwen/Qwen2.5-1.5B-Instruct --steps 200 turnkey.credit.gamma=0.9
     """
@@ -55,9 +55,13 @@ def train(
     )
     if launch.write_tasks(played, tasks, n_train, n_val):
         typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
-    typer.echo(launch.shown(lines))
-    if not print_only:
-        raise typer.Exit(console.follow(launch.command(lines), folder, steps=steps, verbose=verbose))
+    if print_only:
+        typer.echo(launch.shown(lines))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\n{launch.shown(lines)}\n", encoding="utf-8")
+    typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
+    raise typer.Exit(console.follow(launch.command(lines), folder, steps=steps, verbose=verbose))
 
 
 @app.command()
