@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -70,6 +73,11 @@ def modifiers(markdown: Markdown = False) -> None:
 @app.command()
 def losses(markdown: Markdown = False) -> None:
     """List the policy losses. Shows the switch of each and its parameters."""
+    if find_spec("torch") is None:  # their files name it in annotations; nothing is computed here
+        stub = ModuleType("torch")
+        stub.__spec__ = ModuleSpec("torch", None)
+        stub.__dict__["Tensor"] = object
+        sys.modules["torch"] = stub
     _show("losses", markdown)
 
 

@@ -13,7 +13,7 @@ import typer
 from verl_turnkey.plugins.cli import evaluate, listing, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(listing.app)
 app.add_typer(view.app)
 app.add_typer(train.app)
@@ -61,8 +61,15 @@ def doctor(
 def check(context: typer.Context) -> None:
     """Check a launch line without starting Ray. Takes the arguments of verl.trainer.main_ppo; exit 1 on an error.
 
+    Prints what the run would do, all errors with the key to change, and warnings.
+
     --rules lists the ids of all rules, for turnkey.ignore.
+
+    turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
     """
+    if context.args in ([], ["--help"], ["-h"]):
+        typer.echo(context.get_help())
+        raise typer.Exit(0 if context.args else 2)
     require_verl("check")
     if context.args == ["--rules"]:
         from verl_turnkey.plugins.checks.findings import rules

@@ -1,0 +1,121 @@
+"""A wheel in an environment without verl, torch and Ray: what works there, and what says what to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+UV = Path(sys.executable).with_name("uv")
+VERSIONS = ("3.10", "3.11", "3.12")
+
+
+def interpreters() -> list[str]:
+    """Ours, and those of the other supported versions that this machine has."""
+    names = [name for version in VERSIONS if (name := shutil.which(f"python{version}"))]
+    pyenv = Path("~/.pyenv/versions").expanduser()
+    names += [str(path) for version in VERSIONS for path in pyenv.glob(f"{version}.*/bin/python")]
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    own = ".".join(map(str, sys.version_info[:2]))
+    versions = {own: sys.executable}
+    for name in names:
+        done = subprocess.run([name, "-c", code], capture_output=True, text=True)
+        if done.returncode == 0:
+            versions.setdefault(done.stdout.strip(), name)
+    return list(versions.values())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    source = out / "source"
+    kept = ("advantage", "losses", "envs", "plugins", "recipe", "src")
+    for name in kept:
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", out, source], check=True)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module", params=interpreters())
+def turnkey(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory):
+    """The command of a bare environment: the wheel, what it depends on, and what ``view`` needs."""
+    venv = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([UV, "venv", "--quiet", "--python", request.param, venv], check=True)
+    install = [UV, "pip", "install", "--quiet", "--python", venv / "bin" / "python", f"{wheel}[view]"]
+    subprocess.run(install, check=True)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    names = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TURNKEY_DEVICE")}
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [venv / "bin" / "turnkey", *arguments]
+        return subprocess.run(command, text=True, capture_output=True, cwd=elsewhere, env=names, timeout=300)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (["--version"], "verl-turnkey"),
+        (["--help"], "env-check"),
+        (["methods"], "+turnkey=gigpo"),
+        (["losses"], "+turnkey/loss=turn_ratio"),
+        (["modifiers"], "alpha"),
+        (["envs", "--json"], "turnkey/Errands-v0"),
+        (["keys"], "turnkey.rollout.max_turns"),
+        (["check", "--help"], "without starting Ray"),
+        (["env-check", "turnkey/Errands-v0", "--processes", "0"], "turnkey/Errands-v0"),
+        (["new", "env", "my_env", "--out", "my_env.py"], "my_env.py"),
+        (["tasks", "tasks", "--env", "turnkey/Errands-v0", "--train", "2", "--val", "2"], "2 tasks in"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_it_works_without_verl(turnkey, arguments: list[str], output: str) -> None:
+    done = turnkey(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert output in done.stdout
+
+
+def test_doctor_says_what_is_missing(turnkey) -> None:
+    done = turnkey("doctor")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "verl" in done.stdout
+
+
+def test_view_and_compare_read_the_log_of_a_run(turnkey, tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "unit"))
+    try:
+        from synthetic_run import write
+    finally:
+        sys.path.pop(0)
+    write(tmp_path / "run")
+    metrics = [{"step": step, "data": {"episode/success_rate": step / 10}} for step in range(1, 4)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    page = tmp_path / "view.html"
+    done = turnkey("view", tmp_path / "run", "--out", page)
+    assert done.returncode == 0, done.stderr
+    assert page.stat().st_size > 100_000
+    done = turnkey("compare", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "errands", "--model", "m"], ["check", "+turnkey=gigpo"], ["eval", "errands", "--checkpoint", "m"]],
+    ids=lambda value: value[0],
+)
+def test_what_needs_verl_says_what_to_install(turnkey, arguments: list[str]) -> None:
+    done = turnkey(*arguments)
+    assert done.returncode == 2
+    assert "verl" in done.stderr
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
