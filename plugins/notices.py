@@ -74,3 +74,36 @@ class Failures:
                 "%d failed %s of the kind %r in this process so far, the latest: %s",
                 *(count, self._many if count > 1 else self._one, kind, self.latest[kind]),
             )
+
+
+class InvalidActions:
+    """Warns once, early in a process, when most turns have no valid action: nothing is learned before that changes.
+
+    Args:
+        format: ``turnkey.rollout.action_format``.
+        instruction: what the prompt says of it.
+    """
+
+    TURNS, SHARE = 32, 0.5
+
+    def __init__(self, format: str, instruction: str | None) -> None:
+        self._format, self._instruction = format, instruction
+        self._turns = self._invalid = 0
+        self._first: tuple[str, str] | None = None
+
+    def add(self, response: str, reason: str | None) -> None:
+        """A turn; ``reason``: why its action is not valid, None if it is."""
+        if self._turns == self.TURNS:
+            return
+        self._turns += 1
+        if reason is not None:
+            self._invalid += 1
+            self._first = self._first or (" ".join(response.split())[:200], reason)
+        if self._turns == self.TURNS and self._first and self._invalid > self.SHARE * self.TURNS:
+            text, why = self._first
+            wanted = f", and the prompt says: {self._instruction}" if self._instruction else ""
+            logger.warning(
+                "%d of the first %d turns have no valid action. The first: %r, %s. "
+                "turnkey.rollout.action_format is %s%s",
+                *(self._invalid, self.TURNS, text, why, self._format, wanted),
+            )

@@ -141,6 +141,11 @@ def admissible(record: Record, limits: Limits) -> Verdict:
         return "pass", f"{taken} actions taken"
     answers = [answer for trace in record.played() for answer in trace.answers[1:]]
     refused = sum(answer.invalid for answer in answers)
+    if answers and refused == len(answers):
+        return "warn", (
+            f"none of the {refused} words and numbers drawn was a valid action, so that little was seen of the "
+            "environment: list the actions in info['admissible'], or add oracle()"
+        )
     return "skip", f"no list of admissible actions; {refused} of {len(answers)} words and numbers drawn were invalid"
 
 

@@ -91,7 +91,8 @@ class Report:
                 f"shared-anchor rate {_number(m.anchor_rate, '.2f')} by state_key, "
                 f"{_number(m.anchor_rate_text, '.2f')} by observation",
             ]
-        return [*lines, "all good" if self.ok else f"fails: {', '.join(self.failed)}"]
+        outcome = f"nothing fails, look at: {', '.join(self.warned)}" if self.warned else "all good"
+        return [*lines, outcome if self.ok else f"fails: {', '.join(self.failed)}"]
 
 
 def check_installed(told: Callable[[str], None] = lambda _: None, **budget: Any) -> tuple[list[Report], list[str]]:

@@ -243,13 +243,15 @@ class EnvAgentLoop(AgentLoopBase):
             version=turn.version,
             extra=columns | ({"text": seen.observation, "images": seen.images_key} if worker.keep_texts else {}),
         )
+        invalid = None if valid else parsed.reason or "the environment refused the action"
+        self.shared.invalid_actions.add(turn.text, invalid)
         return PlayedStep(
             prompt=prompt,
             turn=turn,
             record=record,
             observation=seen.observation,
             answer=answer.observation,
-            invalid=None if valid else parsed.reason or "the environment refused the action",
+            invalid=invalid,
             unparsed=not parsed.valid and parsed.kind == "format",
             content=parsed.content,
             seconds=seconds,

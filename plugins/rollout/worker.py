@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
-from verl_turnkey.envs.prompting.actions import TOOL_CALL
+from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import Groups, compose
@@ -25,7 +25,7 @@ from verl_turnkey.plugins.config.schema import (
     turnkey_config,
 )
 from verl_turnkey.plugins.log.writer import Counts
-from verl_turnkey.plugins.notices import Failures
+from verl_turnkey.plugins.notices import Failures, InvalidActions
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
 from verl_turnkey.plugins.rollout.spaces import check_spaces
@@ -67,6 +67,7 @@ class WorkerProcess:
         self._allowances: WeakValueDictionary[str, Allowance] = WeakValueDictionary()
         self.failures = Failures()
         self.failed_branches = Failures("branch", "branches")
+        self.invalid_actions = InvalidActions(rollout.action_format, INSTRUCTIONS.get(rollout.action_format))
         self.log = TrajectoryLog(config, self.turnkey.log)
         self.times: deque[dict[str, float]] = deque(maxlen=10_000)  # seconds of the episodes that ended since asked
         self.pool = HostPool(

@@ -6,6 +6,7 @@ tests: every finding names the number that it rests on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,8 @@ class Finding(NamedTuple):
     mark: int | None = None
 
 
+MOSTLY_INVALID = 0.5
+VALIDATION_FAILED = re.compile(r"val-aux/.*/failed/mean@\d+")
 Rule = Callable[[Seen], Iterator[Finding]]
 RULES: dict[str, Rule] = {}
 
@@ -94,9 +97,12 @@ def no_signal(seen: Seen) -> Iterator[Finding]:
         now = groups[groups["global_step"].isin(steps) & groups["same"]]
         lost, all_of = float((~now["won"].astype(bool)).mean()), groups["global_step"].isin(steps).sum()
         kind = "all lost" if lost > 0.8 else "all solved" if lost < 0.2 else f"{_percent(lost)} of these all lost"
+        invalid = float((~seen.turns["valid"][seen.turns["step"].isin(steps)]).mean())
         advice = {
             "all solved": ". The tasks have become too easy to learn more from: harder ones are due",
-            "all lost": ". The tasks are too hard as yet: easier ones, or more episodes of each (rollout.n)",
+            "all lost": ". The tasks are too hard as yet: easier ones, or more episodes of each (rollout.n)"
+            if invalid < MOSTLY_INVALID
+            else f". {_percent(invalid)} of their turns have no valid action: that comes first",
         }.get(kind, "")
         yield Finding(
             "no_signal",
@@ -170,6 +176,68 @@ def prompts_cut(seen: Seen) -> Iterator[Finding]:
             f"more than {_percent(limit)} of the turns",
             steps,
         )
+
+
+@rule
+def invalid(seen: Seen) -> Iterator[Finding]:
+    """The model does not write the action format, from the first step on."""
+    curve = seen.by_step(~seen.turns["valid"], seen.turns["step"])
+    first = [int(step) for step in curve.index[:RECENT]]
+    share = float(curve.iloc[:RECENT].mean())
+    if share < MOSTLY_INVALID:
+        return
+    turns = seen.turns[~seen.turns["valid"] & seen.turns["step"].isin(first)]
+    reasons = turns["parse_note"].dropna().value_counts()
+    reason = f", most often: {reasons.index[0][:200]}" if len(reasons) else ""
+    tokens = seen.turns["response_tokens"]
+    cut = float((turns["response_tokens"] == tokens.max()).mean()) if tokens.notna().any() else 0.0
+    limit = (
+        f". {_percent(cut)} of them end at {int(tokens.max())} tokens, the longest response: "
+        "turnkey.rollout.max_tokens_per_turn or data.max_response_length cuts them"
+        if cut > MOSTLY_INVALID and tokens.nunique() > 1
+        else ""
+    )
+    yield Finding(
+        "invalid",
+        f"{_percent(share)} of the turns {_range(first)} have no valid action{reason}{limit}. The model does not know "
+        "the format: turnkey.rollout.action_format, example turns (turnkey.rollout.examples), the template, or a warm "
+        "start",
+        f"more than {_percent(MOSTLY_INVALID)} of the turns of the first {RECENT} steps",
+        first,
+        f"step={first[0]}&sort=-invalid",
+    )
+
+
+@rule
+def probabilities_differ(seen: Seen) -> Iterator[Finding]:
+    """Rollout and trainer compute different probabilities of the same tokens."""
+    curve, limit = seen.metric("training/rollout_probs_diff_mean"), 0.05
+    if len(curve) and (steps := _tail(curve, limit)):
+        yield Finding(
+            "probabilities_differ",
+            f"Rollout and trainer differ by {float(curve.loc[steps].mean()):.2g} in the probability of a token "
+            f"{_range(steps)}: compare their precision, or train on fresher episodes",
+            f"more than {limit} on average",
+            steps,
+        )
+
+
+@rule
+def validation_failures(seen: Seen) -> Iterator[Finding]:
+    """Validation episodes that failed, which count as not solved."""
+    names = [name for name in seen.metrics["name"].unique() if VALIDATION_FAILED.fullmatch(name)]
+    limit = 0.01
+    for name in names:
+        curve = seen.metric(name)
+        if steps := [int(step) for step in curve.index[curve > limit]]:
+            yield Finding(
+                "validation_failures",
+                f"{_percent(float(curve.loc[steps].mean()))} of the validation episodes failed {_range(steps)} and "
+                "count as not solved; the reasons are in the column failed of the log",
+                f"more than {_percent(limit)} of a validation",
+                steps,
+                "outcome=failed",
+            )
 
 
 @rule

@@ -311,6 +311,19 @@ class OffersNothing(Corridor):
         return replace(super().result(**outcome), admissible=list(MOVES) if self.position < 3 else [])
 
 
+class SpeaksItsOwnLanguage(Corridor):
+    """Nothing tells which texts are actions."""
+
+    def act(self, action: str) -> StepResult:
+        return self.result(invalid=True)
+
+    def oracle(self) -> list[str] | None:
+        return None
+
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), admissible=None)
+
+
 class MovesByAnyText(Corridor):
     def act(self, action: str) -> StepResult:
         return super().act(action if action in MOVES else "right")
@@ -500,6 +513,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (RunningSum, "reward_per_step", "fail", "[0.25, 0.75]"),
     (RunningSumAndHardToProbe, "reward_per_step", "warn", "never fall"),
     (OffersTheImpossible, "admissible", "fail", "'jump'"),
+    (SpeaksItsOwnLanguage, "admissible", "warn", "words and numbers drawn was a valid action"),
     (OffersNothing, "admissible", "fail", "empty"),
     (MovesByAnyText, "invalid_text", "fail", "was not flagged and earned 0.25"),
     (BadOracle, "oracle", "fail", "not solved after its 3 actions"),

@@ -10,7 +10,7 @@ import pytest
 
 from verl_turnkey.envs.errors import EnvironmentFailure, PromptTooLongError
 from verl_turnkey.plugins import notices
-from verl_turnkey.plugins.notices import Failures, failure_kind
+from verl_turnkey.plugins.notices import Failures, InvalidActions, failure_kind
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,18 @@ def test_a_root_handler_at_error_does_not_silence_and_none_prints_twice(capsys):
         assert capsys.readouterr().err.count("heard 2") == 1
     finally:
         root.handlers = before
+
+
+def test_mostly_invalid_actions_are_said_once_and_early(caplog):
+    def warned(valid: int, turns: int = 100) -> list[str]:
+        caplog.clear()
+        seen = InvalidActions("tags", "Write <action>.")
+        for turn in range(turns):
+            seen.add(f"go\n north {turn}", None if turn < valid else "no <action>")
+        return [record.getMessage() for record in caplog.records]
+
+    [line] = warned(valid=2)
+    assert line.startswith("30 of the first 32 turns have no valid action. The first: 'go north 2', no <action>.")
+    assert line.endswith("turnkey.rollout.action_format is tags, and the prompt says: Write <action>.")
+    assert warned(valid=16) == []
+    assert warned(valid=0, turns=31) == []

@@ -212,3 +212,36 @@ def test_an_invented_run_has_plausible_findings(tmp_path):
     synthetic_run.write(tmp_path / "run", episodes=160, steps=6)
     said = health.findings(join.load(tmp_path / "run"))
     assert {finding["rule"] for finding in said} <= {"no_signal", "failures", "too_long"}
+
+
+def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
+    def turn(step, n, t):
+        written = {"valid": t == 0, "parse_note": None if t == 0 else "no <action>", "response_tokens": 4 if t else 2}
+        return written if step < 4 else {"valid": True, "response_tokens": 2}
+
+    finding = found(make(8, turn=turn), "invalid")
+    assert finding.steps == [1, 2, 3]
+    assert "80 % of the turns in steps 1 to 3 have no valid action, most often: no <action>" in finding.said
+    assert "100 % of them end at 4 tokens" in finding.said
+    assert found(make(8, turn=lambda step, n, t: {"valid": t > 1}), "invalid") is None  # 40 %
+
+    lost = make(8, lambda step, n: {"score": 0.0, "success": False}, lambda step, n, t: {"valid": False})
+    said = {finding["rule"]: finding["said"] for finding in health.findings(lost)}
+    assert "100 % of their turns have no valid action: that comes first" in said["no_signal"]
+    assert "too hard" not in said["no_signal"]
+    assert "tokens" not in said["invalid"]
+
+
+def test_probabilities_that_differ_between_rollout_and_trainer():
+    name = "training/rollout_probs_diff_mean"
+    finding = found(make(4, metrics=[(s, name, 0.01 if s < 3 else 0.2) for s in range(1, 5)]), "probabilities_differ")
+    assert finding.steps == [3, 4]
+    assert found(make(4, metrics=[(s, name, 0.04) for s in range(1, 5)]), "probabilities_differ") is None
+
+
+def test_validation_episodes_that_failed():
+    name = "val-aux/lake/failed/mean@1"
+    finding = found(make(4, metrics=[(2, name, 0.25), (4, name, 0.0)]), "validation_failures")
+    assert finding.steps == [2]
+    assert "25 % of the validation episodes failed at step 2" in finding.said
+    assert found(make(4, metrics=[(2, name, 0.0)]), "validation_failures") is None
