@@ -106,10 +106,18 @@ def ignored(run: Run) -> Iterator[str]:
         yield f"{key}={OmegaConf.select(run.config, key)}: turnkey.update.mini_batches is set"
 
 
+def _log(run: Run) -> str:
+    """Where the trajectory log is."""
+    if folder := run.turnkey.log.trajectories:
+        return f"each turn in {folder}"
+    return "no turns; turnkey.log.trajectories=FOLDER logs each one, for turnkey view"
+
+
 UPDATE: Lines = (
     ("kl", _kl),
     ("correction", _correction),
     ("critic", _critic),
     ("update", _update),
     ("loss mean", _mean),
+    ("log", _log),
 )

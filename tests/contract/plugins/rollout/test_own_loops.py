@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contract_tools import Compose
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.tools.function_tool import FUNCTION_TOOL_REGISTRY, function_tool, get_function_tool
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import validate_record
 
-MODULES = {"GuessLoop": "my_loop", "GuessTalk": "my_talk"}
+MODULES = {"GuessLoop": "my_loop", "GuessTalk": "my_talk", "RecordedTools": "my_tools"}
 PAGE = Path(__file__).parents[4] / "docs" / "record.md"
 
 
@@ -49,10 +51,13 @@ def play(compose: Compose, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def run(name: str, turns: list[str], response_length: int = 200) -> tuple[list[AgentLoopOutput], Script]:
+    def run(
+        name: str, turns: list[str], response_length: int = 200, **options: Any
+    ) -> tuple[list[AgentLoopOutput], Script]:
         config = compose("+turnkey=grpo_steps", f"data.max_response_length={response_length}")
         script = Script(tokenizer, turns)
         row = {"extra_info": {"index": 7}, "uid": "u", "session_id": 0, "global_steps": 3}
+        row["raw_prompt"] = [{"role": "user", "content": "Walk 6 steps."}]
 
         async def episode() -> list[AgentLoopOutput]:
             loop = getattr(importlib.import_module(MODULES[name]), name)(
@@ -63,8 +68,10 @@ def play(compose: Compose, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.M
                 hf_model_type="qwen3",
                 dataset_cls=RLHFDataset,
                 data_config=DictConfigWrap(config.data),
+                **options,
             )
-            return await loop.run({"temperature": 1.0}, **row)
+            outputs = await loop.run({"temperature": 1.0}, **row)
+            return outputs if isinstance(outputs, list) else [outputs]
 
         outputs = asyncio.run(episode())
         for i, output in enumerate(outputs):
@@ -115,3 +122,48 @@ def test_a_conversation_that_outgrows_the_budget_goes_on_in_another_row(play: Pl
     assert all(len(output.response_ids) <= 130 for output in outputs)
     assert outputs[1].prompt_ids in script.prompts
     assert steps(outputs)[-1]["truncated"]
+
+
+@pytest.fixture
+def walk() -> Iterator[ToolListWrap]:
+    """A tool of verl's that pays for each step."""
+
+    @function_tool
+    def walk(steps: int) -> tuple[str, float]:
+        """Walk along the corridor.
+
+        Args:
+            steps: how many steps
+        """
+        return f"You walked {steps} steps.", steps / 6
+
+    yield ToolListWrap([get_function_tool("walk")])
+    del FUNCTION_TOOL_REGISTRY["walk"]
+
+
+def test_verls_tool_loop_with_a_record(play: Play, tokenizer: Any, walk: ToolListWrap) -> None:
+    def call(steps: int) -> str:
+        return f'<tool_call>\n{{"name": "walk", "arguments": {{"steps": {steps}}}}}\n</tool_call>'
+
+    (row,), script = play("RecordedTools", [call(2), call(4), "I am there."], 400, tools=walk)
+    assert len(script.prompts) == 3
+    record = steps([row])
+    assert [step["reward"] for step in record] == pytest.approx([2 / 6, 4 / 6, 0.0])
+    assert [step["action"] for step in record] == [
+        '[["walk", "{\\"steps\\": 2}"]]',
+        '[["walk", "{\\"steps\\": 4}"]]',
+        None,
+    ]
+    assert [step["terminated"] for step in record] == [False, False, True]
+    assert all(step["success"] for step in record)
+    assert len({step["anchor"] for step in record}) == 3
+    assert "You walked 2 steps." in record[1]["anchor"]
+    assert row.reward_score == pytest.approx(1.0)
+    turns = "".join(map(str, row.response_mask)).replace("0", " ").split()
+    assert len(turns) == 3  # a run of ones for each step
+
+
+def test_a_tool_loop_whose_turn_is_cut_has_a_step_for_each_run_of_ones(play: Play, walk: ToolListWrap) -> None:
+    (row,), _ = play("RecordedTools", ["word " * 40], 20, tools=walk)
+    assert [step["action"] for step in steps([row])] == [None]
+    assert not steps([row])[0]["success"]
