@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
 import tempfile
+import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -32,6 +34,9 @@ RANGES = {
     "numpy": ">=1.26",
     "gymnasium": ">=1.0",
 }
+
+
+IN_PLACE = ("registered", "loaded")
 
 
 @dataclass
@@ -92,12 +97,13 @@ def _inspect(report: Report) -> Report:
     return report
 
 
-def run(*, in_ray: bool, address: str | None) -> int:
+def run(*, in_ray: bool, address: str | None, as_json: bool = False) -> int:
     """Print everything; returns 0, or 1 when something is wrong."""
-    console = Console(width=None if os.isatty(1) else 120)
+    console = Console(width=None if os.isatty(1) else 120, quiet=as_json)
     _versions(console)
     if importlib.util.find_spec("verl") is None:
         console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
+        _json(as_json, [], ["verl is not installed"])
         return 1
     problems = [warning] if (warning := internals.unsupported_verl()) else []
     reports = [inspect_process("this process")]
@@ -112,12 +118,19 @@ def run(*, in_ray: bool, address: str | None) -> int:
         _show(console, report)
         problems += [f"{report.place}: {problem}" for problem in report.problems]
     _resources(console)
+    _json(as_json, reports, problems)
     if problems:
         console.print(f"{len(problems)} problem{'s' * (len(problems) > 1)} found", style="bold red")
         console.print("\n".join(f"  {problem}" for problem in problems), markup=False, style="red")
         return 1
     console.print("all good", style="bold green")
     return 0
+
+
+def _json(wanted: bool, reports: Sequence[Report], problems: Sequence[str]) -> None:
+    if wanted:
+        places = [asdict(report) for report in reports]
+        print(json.dumps({"ok": not problems, "problems": problems, "versions": versions(), "places": places}))
 
 
 def run_verl() -> int:
@@ -168,36 +181,50 @@ def _in_worker(address: str | None) -> Report:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _versions(console: Console) -> None:
+def versions() -> list[dict[str, str]]:
+    """Package, installed version (``-``: none), the tested range, and how the two agree."""
     from packaging.specifiers import SpecifierSet
 
-    table = Table("package", "installed", "tested", "", title="versions", title_justify="left")
+    rows = []
     for name, tested in RANGES.items():
         try:
             installed = version(name)
         except PackageNotFoundError:
-            table.add_row(name, "-", tested, "not installed")
+            rows.append({"package": name, "installed": "-", "tested": tested, "status": "not installed"})
             continue
         fits = SpecifierSet(tested, prereleases=True).contains(installed)
-        table.add_row(name, installed, tested, "ok" if fits else "[yellow]outside the tested range")
+        status = "ok" if fits else "outside the tested range"
+        rows.append({"package": name, "installed": installed, "tested": tested, "status": status})
+    return rows
+
+
+def _versions(console: Console) -> None:
+    table = Table("package", "installed", "tested", "", box=None, padding=(0, 2, 0, 0))
+    for row in versions():
+        style = "yellow" if row["status"].startswith("outside") else None
+        table.add_row(*row.values(), style=style)
     console.print(table)
 
 
 def _show(console: Console, report: Report) -> None:
-    table = Table("kind", "name", "status", "", title=f"extension points in {report.place}", title_justify="left")
-    colours = {"registered": "green", "clash": "yellow", "missing": "red", "failed": "red"}
-    for point in one_per_name(report.points):
-        detail = point["detail"].strip().splitlines()
-        status = f"[{colours[point['status']]}]{point['status']}"
-        table.add_row(point["kind"], point["name"], status, detail[-1] if detail else "")
-    for plugin in report.plugins:
-        status = "[green]loaded" if plugin["status"] == "loaded" else "[red]failed"
-        table.add_row("plugin of verl", plugin["name"], status, plugin["detail"].strip().splitlines()[-1])
-    console.print(table)
-    for trace in [p["detail"] for p in report.points if p["status"] == "failed"] + [
-        p["detail"] for p in report.plugins if p["status"] == "failed"
-    ]:
-        console.print(trace, markup=False, style="red")
+    """The names of each kind that are in place, on few lines; a line for each that is not."""
+    console.print(f"extension points in {report.place}", style="bold")
+    points = one_per_name(report.points)
+    points += [{"kind": "plugin of verl", **plugin} for plugin in report.plugins]
+    for kind in dict.fromkeys(point["kind"] for point in points):
+        names = [p["name"] for p in points if p["kind"] == kind and p["status"] in IN_PLACE]
+        line = f"{kind:<15} {len(names)} {'loaded' if kind == 'plugin of verl' else 'registered'}: {', '.join(names)}"
+        for part in textwrap.wrap(line, console.width - 2, subsequent_indent=" " * 16) if names else ():
+            console.print(f"  {part}", markup=False, highlight=False)
+    for point in points:
+        if point["status"] not in IN_PLACE:
+            reason = (point["detail"].strip().splitlines() or [""])[-1]
+            style = "yellow" if point["status"] == "clash" else "red"
+            line = f"  {point['kind']} {point['name']}: {point['status']}. {reason}"
+            console.print(line, markup=False, style=style)
+    for point in points:
+        if point["status"] == "failed":
+            console.print(point["detail"], markup=False, style="red")
     for name, trace in report.broken_imports.items():
         console.print(f"{name}:\n{trace}", markup=False, style="red")
     for problem in report.seams:
@@ -225,7 +252,5 @@ def _resources(console: Console) -> None:
     mode = "cpu (opted in)" if cpu.opted_in() else "cpu off (add +turnkey/device=cpu or set TURNKEY_DEVICE=cpu)"
     console.print(f"resources: {os.cpu_count()} cores, {memory:.0f} GiB, {gpus} GPUs; training on {mode}")
     if cpu.opted_in():
-        table = Table("patch", "target", "why", title="what the CPU mode touches", title_justify="left")
-        for patch in cpu.PATCHES:
-            table.add_row(patch.name, patch.target, patch.reason)
-        console.print(table)
+        line = f"CPU mode changes in verl (docs/cpu.md): {', '.join(patch.name for patch in cpu.PATCHES)}"
+        console.print(line, markup=False, highlight=False)

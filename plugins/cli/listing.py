@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,22 +39,18 @@ def envs(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Column, Table
+    typer.echo("\n".join(line for row in rows for line in _environment(row, shutil.get_terminal_size().columns)))
 
+
+def _environment(row: dict[str, Any], width: int) -> list[str]:
+    """An environment as a heading and indented lines, none longer than ``width`` where words allow it."""
+    package = f"{row['package'] or ''} {row['version'] or ''}".strip()
     marks = {True: "found", False: "missing", None: "needed"}
-    names = (Column("environment", no_wrap=True), Column("switch", no_wrap=True))
-    table = Table(*names, "what it is", "package", "needs", highlight=False)
-    for row in rows:
-        package = f"{row['package'] or '-'} {row['version'] or ''}".strip()
-        table.add_row(
-            row["id"],
-            row["switch"],
-            row["summary"],
-            f"not installed: {row['install']}".replace("[", r"\[") if row["install"] else package,
-            "\n".join(f"{marks[need['found']]}: {need['what']}" for need in row["needs"]),
-        )
-    Console(width=None if sys.stdout.isatty() else 190).print(table)
+    lines = [row["summary"], f"not installed: {row['install']}" if row["install"] else package]
+    lines += [f"{marks[need['found']]}: {need['what']}" for need in row["needs"]]
+    heading = f"{row['id']}  {row['switch']}" if row["switch"] != row["id"] else row["id"]
+    wrapped = [part for line in lines if line for part in textwrap.wrap(line, width - 4, break_on_hyphens=False)]
+    return [heading, *(f"    {part}" for part in wrapped), ""]
 
 
 @app.command()

@@ -42,6 +42,7 @@ def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="show what ended runs left on this machine, instead")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="with --clean: remove it")] = False,
     verl: Annotated[bool, typer.Option("--verl", help="instead: which parts of verl moved")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Check the installation, here and in a Ray worker. Shows versions and what is registered; exit 1 on a problem."""
     if yes and not clean:
@@ -54,7 +55,7 @@ def doctor(
 
     if verl:
         raise typer.Exit(run_verl())
-    raise typer.Exit(run(in_ray=ray, address=address))
+    raise typer.Exit(run(in_ray=ray, address=address, as_json=as_json))
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})

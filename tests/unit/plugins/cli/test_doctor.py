@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from verl_turnkey.plugins.cli.doctor import Report, one_per_name
+import json
+
+from rich.console import Console
+
+from verl_turnkey.plugins.cli import doctor
+from verl_turnkey.plugins.cli.doctor import Report, _show, one_per_name
 
 
 def point(kind: str, name: str, status: str) -> dict[str, str]:
@@ -37,3 +42,27 @@ def test_problems_are_named():
         "verl changed: verl.x.y is gone",
         "verl.a cannot be imported",
     ]
+
+
+def test_it_fits_a_screen_of_80_columns_and_names_what_is_wrong(capsys):
+    names = [f"method_{i}" for i in range(40)]
+    points = [point("estimator", name, "registered") for name in names]
+    points += [point("loss", "psft", "failed") | {"detail": "Traceback\nImportError: no"}, *POINTS[2:3]]
+    _show(Console(width=80), Report("a place", points=points))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 20
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert "40 registered" in text
+    assert all(name in text for name in names)
+    assert "loss psft: failed. ImportError: no" in text
+    assert "estimator salt: clash." in text
+
+
+def test_json_is_for_scripts(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "inspect_process", lambda place: Report(place, points=POINTS))
+    assert doctor.run(in_ray=False, address=None, as_json=True) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["problems"] == ["this process: loss psft is missing"]
+    assert {row["package"] for row in result["versions"]} >= {"verl", "torch"}
+    assert result["places"][0]["points"] == POINTS

@@ -71,6 +71,14 @@ def test_tables_are_for_a_terminal_or_for_a_page(command):
     assert max(map(len, shown.splitlines())) <= 190
 
 
+def test_environments_fit_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, ["envs"], catch_exceptions=False).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "turnkey/ALFWorld-v0  +turnkey/env=alfworld" in lines
+    assert len(lines) < 90
+
+
 def test_a_narrow_terminal_shows_the_whole_table():
     markdown = tables.methods()
     narrow = tables.on_terminal(markdown, 80)
