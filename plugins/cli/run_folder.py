@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import strftime
@@ -48,10 +49,14 @@ class RunFolder:
         folder = path.expanduser().absolute()
         if not folder.is_dir():
             return None
-        for parent in (folder, *list(folder.parents)[:3]):
-            config = configuration(parent) if any(parent.glob(".hydra")) or any(parent.glob("*/.hydra")) else {}
-            if "turnkey.env.id" in config and (parent == folder or cls(parent, config).saved(folder)):
-                return cls(parent, config)
+        if "turnkey.env.id" in (config := configuration(folder)):
+            return cls(folder, config)
+        for parent in list(folder.parents)[:3]:
+            if any(parent.glob(".hydra")) or any(parent.glob("*/.hydra")):
+                with suppress(ValueError):  # a folder of several runs, or not of a run
+                    run = cls(parent, configuration(parent))
+                    if "turnkey.env.id" in run.config and run.saved(folder):
+                        return run
         return None
 
     @property

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from verl_turnkey.plugins.config.line_words import KWARGS, check_argument, check
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
-_GROUP = re.compile(r"turnkey(/\w+)?")
+_SEARCHED = re.compile(r"(?:pkg|file)://[^\s\]'\",]+")
 # Main programs of verl with trainers of their own, by the beginnings of their names.
 OTHER_PROGRAMS = ("verl.experimental.", "recipe.dapo.")
 _ESTIMATOR_KEY = "algorithm.adv_estimator"
@@ -69,6 +70,20 @@ class CommandLine:
         """Whether the user's own configuration files are used, whose groups and keys are unknown here."""
         flags = ("--config", "-cn", "-cp", "-cd")
         return any(a.startswith(flags) or "hydra.searchpath" in a for a in self.arguments)
+
+    def has_own(self, group: str, choice: str) -> bool:
+        """Whether the user's configuration folders hold ``choice``, or may: a search path of theirs is not followed."""
+        words = [*self.arguments, ""]
+        folders = [
+            Path(word.partition("=")[2] or following)
+            for word, following in pairwise(words)
+            if word.partition("=")[0] in ("--config-path", "-cp", "--config-dir", "-cd")
+        ]
+        files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.yaml")]
+        texts = [text for text in (*self.arguments, *(file.read_text() for file in files)) if "searchpath" in text]
+        if any(not re.fullmatch(r"pkg://verl\b.*", path) for text in texts for path in _SEARCHED.findall(text)):
+            return True
+        return any((folder / group / f"{choice}.yaml").is_file() or not folder.is_dir() for folder in folders)
 
 
 def refuse(arguments: Sequence[str]) -> None:
@@ -144,8 +159,11 @@ def check(arguments: Sequence[str], main: str = "") -> None:
     _check_estimator(line)
     _check_loss(line)
     _check_foreign(line)
-    for override in [] if line.own_files else line.ours:
-        check_node(override.text, override.key, override.value, groups(), _nodes())
+    for override in line.ours:
+        if not line.own_files:
+            check_node(override.text, override.key, override.value, groups(), _nodes())
+        if line.own_files and not override.key.startswith(("turnkey.credit.", "turnkey.loss.")):
+            continue
         if f"{override.key}.".startswith(f"{KWARGS}.") and not override.plus:
             chosen = [(other.key, other.value) for other in line.overrides if other.key.startswith("turnkey")]
             check_argument(override.text, override.key, chosen, [other.key for other in line.overrides if other.plus])
@@ -162,12 +180,8 @@ def near_miss(root: str) -> bool:
 def groups() -> dict[str, list[str]]:
     """Our config groups, each with its choices."""
     root = config_dir() / "turnkey"
-    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-    return {_group_name(root, folder): sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
-
-
-def _group_name(root: Path, folder: Path) -> str:
-    return "/".join(["turnkey", *folder.relative_to(root).parts])
+    folders = {"turnkey": root, **{f"turnkey/{path.name}": path for path in sorted(root.iterdir()) if path.is_dir()}}
+    return {name: sorted(path.stem for path in folder.glob("*.yaml")) for name, folder in folders.items()}
 
 
 def _check_groups(line: CommandLine) -> None:
@@ -180,9 +194,9 @@ def _check_groups(line: CommandLine) -> None:
             raise ConfigError(f"there is no config group {key!r}{did_you_mean(key, known)}\n{_listed(list(known))}")
         if value.startswith("["):
             raise ConfigError(f"{override.text}: one choice at a time; write {override.plus}{key}=<one of them>")
-        if line.own_files:
+        if line.own_files and (key not in known or line.has_own(key, value)):
             continue
-        if override.plus != "+":
+        if override.plus != "+" and not line.own_files:
             raise ConfigError(f"{override.text}: write +{key}={value}, with one plus: stock verl has no such group")
         if value not in known[key]:
             raise ConfigError(_no_choice(key, value, known[key]))

@@ -205,3 +205,29 @@ def test_programs_with_trainers_of_their_own_are_named():
     check(["algorithm.adv_estimator=grpo"], own)
     for name in ("verl.trainer.main_ppo", "mine.main", ""):
         check(["+turnkey=gigpo"], name)
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["+turnkey=gigpoo"], "did you mean 'gigpo'"),
+        (["+turnkey=gigpo", "turnkey.credit.gamm=1"], "did you mean 'gamma'"),
+        (["+turnkey=gigpo", "turnkey.credit.gamma=1"], None),
+        (["+turnkey=mine"], None),
+        (["+turnkey/env=ours"], None),
+    ],
+)
+def test_misspellings_beside_own_configuration_files_are_told_from_own_choices(tmp_path, words, refused):
+    (tmp_path / "my.yaml").write_text("hydra: {searchpath: [pkg://verl.trainer.config]}\ndefaults: [ppo_trainer]\n")
+    for name in ("turnkey/mine.yaml", "turnkey/env/ours.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("")
+    for options in (["--config-path", str(tmp_path)], [f"--config-path={tmp_path}"], ["-cp", str(tmp_path)]):
+        if refused is None:
+            check([*options, *words])
+        else:
+            with pytest.raises(ConfigError, match=refused):
+                check([*options, *words])
+    (tmp_path / "my.yaml").write_text("hydra: {searchpath: [file:///elsewhere]}\n")  # whose groups are not known here
+    if words == ["+turnkey=gigpoo"]:
+        check(["--config-path", str(tmp_path), *words])
