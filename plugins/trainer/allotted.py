@@ -7,16 +7,17 @@ tasks is in the checkpoints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 import numpy as np
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from verl_turnkey.plugins.checks.checkpoints import GROUPS
 from verl_turnkey.plugins.checks.groups import COLUMN
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import hints
@@ -25,24 +26,23 @@ from verl_turnkey.plugins.trainer.allotment import RULES, Seen, hint_share, lear
 from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
 
 
-class Allotted:
-    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`, behind the one for checkpoints."""
+class Allocation:
+    """What is remembered of every task that was played, and what follows for those of a batch."""
 
-    config: Any
-    turnkey: TurnkeyConfig
-    global_steps: int
-    _seen: dict[str, Seen]
-    """of every task that was played, by its key"""
-    _allotted: dict[str, float]
-    """metrics of the newest batch of prompts"""
+    def __init__(self, config: DictConfig, options: GroupsConfig) -> None:
+        self._config, self._options = config, options
+        self.seen: dict[str, Seen] = {}
+        """by the key of the task"""
+        self.metrics: dict[str, float] = {}
+        """of the newest batch of prompts"""
 
-    def _allot(self, batch: TensorDict) -> None:
+    def allot(self, batch: TensorDict) -> None:
         """Write into ``batch`` how often each of its prompts is played, ``rollout.n`` on average, and its hint."""
-        groups, n = self.turnkey.groups, self.config.actor_rollout_ref.rollout.n
+        groups, n = self._options, self._config.actor_rollout_ref.rollout.n
         if not groups.remembers:
             return
         fields = {name: list(tu.get(batch, name)) for name in TASK_FIELDS if name in batch.keys()}  # noqa: SIM118
-        tasks = [self._seen.get(key) for key in task_keys(fields)]
+        tasks = [self.seen.get(key) for key in task_keys(fields)]
         said = {"groups/known": float(np.mean([seen is not None for seen in tasks]))}
         if groups.allocation != "even":
             counts = RULES[groups.allocation](tasks, n * len(tasks), *groups.bounds(n))
@@ -57,36 +57,34 @@ class Allotted:
             tu.assign_non_tensor_stack(batch, hints.SHARE, shares)
             said["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
         if len(tasks) > 1:  # one that replaces another says little
-            self._allotted = said
+            self.metrics = said
 
-    def _learn_outcomes(self, batch: KVBatchMeta, found: Mapping[str, list[Outcome]]) -> None:
+    def learn(self, batch: KVBatchMeta, found: Mapping[str, list[Outcome]]) -> None:
         """Remember how the groups of ``batch`` ended, those that are not trained as well."""
         fields = of_groups(batch, found, (*TASK_FIELDS, hints.SHARE))
         shares = fields.pop(hints.SHARE, [0.0] * len(found))
         for episodes, key, share in zip(found.values(), task_keys(fields), shares, strict=True):
             solved = [min(max(each.solved, 0.0), 1.0) for each in episodes]
-            seen = self._seen.get(key)
+            seen = self.seen.get(key)
             if share and seen is not None:
                 # What was done with a hint says nothing of what is done without; and it may be why all episodes failed.
-                self._seen[key] = seen._replace(unsolved=0.0)
+                self.seen[key] = seen._replace(unsolved=0.0)
             elif solved:
-                self._seen[key] = learn(seen, solved, self.turnkey.groups.decay)
+                self.seen[key] = learn(seen, solved, self._options.decay)
 
-    def _save_checkpoint(self) -> None:
-        if self.turnkey.groups.remembers:
-            folder = credit_state.folder_of(self.config, self.global_steps)
-            flat = {f"{key} {name}": v for key, seen in self._seen.items() for name, v in seen._asdict().items()}
+    def save(self, folder: Path) -> None:
+        """Write what is remembered into the checkpoint ``folder``."""
+        if self._options.remembers:
+            flat = {f"{key} {name}": v for key, seen in self.seen.items() for name, v in seen._asdict().items()}
             credit_state.save(folder, "allocation", flat, GROUPS)
-        super()._save_checkpoint()  # type: ignore[misc]
 
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()  # type: ignore[misc]
-        if not self.turnkey.groups.remembers or not self.global_steps:
+    def load(self, folder: Path) -> None:
+        """Remember what the checkpoint ``folder`` holds."""
+        if not self._options.remembers:
             return
-        folder = credit_state.resumed_folder(self.config, self.global_steps)
         found = credit_state.load(folder, "allocation", GROUPS)
         if isinstance(found, str):
             logger.warning("%s: turnkey.groups knows nothing of the tasks played before", found)
             return
         keys = dict.fromkeys(name.split()[0] for name in found)
-        self._seen = {key: Seen(*(found[f"{key} {name}"] for name in Seen._fields)) for key in keys}
+        self.seen = {key: Seen(*(found[f"{key} {name}"] for name in Seen._fields)) for key in keys}

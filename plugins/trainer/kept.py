@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -11,54 +10,52 @@ import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.trainer.allotted import Allocation
 from verl_turnkey.plugins.trainer.outcomes import Outcome, outcomes
+from verl_turnkey.plugins.trainer.replayed import Replay
 from verl_turnkey.plugins.trainer.spread import most_spread, spread
 
 
-class Kept:
-    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
+class GroupSelection:
+    """The groups of the current batch that are trained; stored ones join them, and their outcomes are remembered."""
 
-    turnkey: TurnkeyConfig
-    _learn_outcomes: Callable[[KVBatchMeta, dict[str, list[Outcome]]], None]
-    _replay: Callable[[KVBatchMeta, dict[str, list[Outcome]], dict[str, Any]], KVBatchMeta]
-    _allotted: dict[str, float]
-    _groups: int | None = None
-    """groups that are left of the current batch; None: nothing was left out"""
-    _left_out: Counter[str]
-    """episodes with rows of each group that was left out of the current batch"""
+    def __init__(self, options: GroupsConfig, allocation: Allocation, replay: Replay) -> None:
+        self._options, self._allocation, self._replay = options, allocation, replay
+        self.groups: int | None = None
+        """groups that are left of the current batch; None: nothing was left out"""
+        self.left_out: Counter[str] = Counter()
+        """episodes with rows of each group that was left out of the current batch"""
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """verl's first step after the rewards of a batch are there, a reward model's too: the kept groups alone."""
-        self._groups, self._left_out = None, Counter()
-        asked = self.turnkey.groups
-        if asked.remembers or asked.stores or asked.keep < 1:
-            found = outcomes(batch)
-            if asked.remembers:
-                self._learn_outcomes(batch, found)
-                metrics.update(self._allotted)
-            if asked.keep < 1:
-                batch = self._keep(batch, found, metrics)
-            if asked.stores:
-                batch = self._replay(batch, found, metrics)
-        return super()._balance_batch(batch, metrics, *args, **kwargs)  # type: ignore[misc]
+    def select(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The rows of ``batch`` that are trained, once its rewards are there, a reward model's too."""
+        self.groups, self.left_out = None, Counter()
+        if self._options.remembers or self._options.stores or self._options.keep < 1:
+            played = outcomes(batch)
+            if self._options.remembers:
+                self._allocation.learn(batch, played)
+                metrics.update(self._allocation.metrics)
+            if self._options.keep < 1:
+                batch = self._keep(batch, played, metrics)
+            if self._options.stores:
+                batch = self._replay.extend(batch, played, metrics)
+        return batch
 
     def _keep(self, batch: KVBatchMeta, found: dict[str, list[Outcome]], metrics: dict[str, Any]) -> KVBatchMeta:
         """``batch`` without the groups that are not trained, whose rows leave the queue.
 
         A group whose episodes all failed is not trained. The batch has another one: see ``starvation.py``.
         """
-        asked = self.turnkey.groups
         spreads = {group: spread([each.score for each in played]) for group, played in found.items() if played}
-        kept = most_spread(spreads, asked.keep, asked.keep_by)
+        kept = most_spread(spreads, self._options.keep, self._options.keep_by)
         failed = 1 - len(spreads) / len(found)
         metrics.update({"groups/failed": failed, **_metrics([*chain(*found.values())], spreads, kept)})
-        self._groups, chosen = len(kept), set(kept)
+        self.groups, chosen = len(kept), set(kept)
         left_out = [key for key in batch.keys if split_key(key)[0] not in chosen]
         if not left_out:
             return batch
-        self._left_out.update(group for group, _ in {split_key(key)[:2] for key in left_out})
+        self.left_out.update(group for group, _ in {split_key(key)[:2] for key in left_out})
         tq.kv_clear(keys=left_out, partition_id=batch.partition_id)
         return batch.select_keys([key for key in batch.keys if split_key(key)[0] in chosen])
 

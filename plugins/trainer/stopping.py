@@ -2,91 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.stopping import channel
 from verl_turnkey.plugins.stopping.watchdog import Watchdog
+from verl_turnkey.plugins.trainer.checkpoints import Checkpointing
+from verl_turnkey.plugins.trainer.logged import TrainingLog
+from verl_turnkey.plugins.trainer.starvation import StarvedError
 from verl_turnkey.plugins.verl_api import internals
 
 
-class Stopping:
-    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
+class Shutdown:
+    """How the run ends before its last step."""
 
-    config: Any
-    turnkey: TurnkeyConfig
-    global_steps: int
-    agent_loop_manager: Any
-    replay_buffer: Any
-    timing_raw: dict[str, float]
-    _saved: int | None
-    _begun: bool = False
-    _save_checkpoint: Callable[[], None]
-    _save_stopping: Callable[[int], None]
-    _keep_log: Callable[[], None]
+    def __init__(self, trainer: PPOTrainer, checkpointing: Checkpointing, log: TrainingLog) -> None:
+        self._trainer, self._checkpointing, self._log = trainer, checkpointing, log
+        self._begun = False
 
-    def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop, watched."""
-        self.agent_loop_manager = agent_loop_manager
-        with Watchdog(self.turnkey.stop.patience, self._progress, lambda: dict(self._processes()), self._died):
-            super().fit(agent_loop_manager)  # type: ignore[misc]
+    def watchdog(self, patience: float | None) -> Watchdog:
+        """Looks for dead processes during verl's loop. ``patience``: ``turnkey.stop.patience``."""
+        return Watchdog(patience, self.progress, lambda: dict(self.processes()), self.died)
 
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """verl's own; saves right after it if the run has to stop, since validation may take longer than there is."""
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
-        if channel.told("signal") and self.config.trainer.save_freq > 0:
-            self._save_checkpoint()
-        return batch
+    @contextmanager
+    def of_step(self) -> Iterator[None]:
+        """Save if the step inside stops the run, and right after it before a stop: validation may take long."""
+        try:
+            yield
+        except (StarvedError, channel.StoppedError):
+            self._checkpointing.save_stopping(self._trainer.global_steps - 1)
+            raise
+        if channel.told("signal") and self._trainer.config.trainer.save_freq > 0:
+            self._trainer._save_checkpoint()
 
-    def on_step_begin(self) -> None:
+    def begin_step(self) -> None:
         """Tell the driver of the first step; stop here if it got a signal: metrics of the step before are logged.
 
         Raises:
             StoppedError: says which checkpoint there is.
         """
         if not self._begun:
-            channel.tell("begun", str(self.global_steps))
+            channel.tell("begun", str(self._trainer.global_steps))
             self._begun = True
         if signal := channel.told("signal"):
-            done = self.global_steps - 1
-            self._save_stopping(done)
+            done = self._trainer.global_steps - 1
+            self._checkpointing.save_stopping(done)
             raise channel.StoppedError(f"{signal}: stopped after step {done}; {self._newest()}")
-        super().on_step_begin()  # type: ignore[misc]
 
     def _newest(self) -> str:
-        return f"the newest checkpoint is global_step_{self._saved}" if self._saved else "there is no checkpoint"
+        saved = self._checkpointing.saved
+        return f"the newest checkpoint is global_step_{saved}" if saved else "there is no checkpoint"
 
-    def _progress(self) -> Any:
+    def progress(self) -> Any:
         """Step, the phases of it that are over, and how many rollouts there are."""
-        buffer = self.replay_buffer
         counts = [
             len(held)
             for name in ("partitions", "finished_keys", "failure_keys")
-            for held in list(getattr(buffer, name, {}).values())
+            for held in list(getattr(self._trainer.replay_buffer, name, {}).values())
         ]
-        return self.global_steps, tuple(getattr(self, "timing_raw", {}).items()), tuple(counts)
+        return self._trainer.global_steps, tuple(getattr(self._trainer, "timing_raw", {}).items()), tuple(counts)
 
-    def _processes(self) -> Iterator[tuple[str, Any]]:
+    def processes(self) -> Iterator[tuple[str, Any]]:
+        """The name and the handle of each process of the run."""
         groups = {"actor_rollout_wg": "trainer", "critic_wg": "critic", "ref_policy_wg": "reference model"}
         for attribute, name in groups.items():
-            for i, worker in enumerate(getattr(getattr(self, attribute, None), "workers", None) or []):
+            for i, worker in enumerate(getattr(getattr(self._trainer, attribute, None), "workers", None) or []):
                 yield f"process {i} of the {name}", worker
-        for i, worker in enumerate(internals.loop_workers(self.agent_loop_manager)):
+        for i, worker in enumerate(internals.loop_workers(self._trainer.agent_loop_manager)):
             yield f"agent-loop worker {i}", worker
         servers = [
             server
-            for manager in internals.server_managers(self)
+            for manager in internals.server_managers(self._trainer)
             for replica in manager.get_replicas()
             for server in replica.servers
         ]
         for i, server in enumerate(servers):
             yield f"inference server {i}", server
 
-    def _died(self, why: str) -> None:
+    def died(self, why: str) -> None:
+        """A process died: the driver ends the run."""
         logger.warning(why)
-        self._keep_log()
+        self._log.keep()
         channel.tell("dead", f"{why}; {self._newest()}")

@@ -36,7 +36,7 @@ def build(queue, compose: Compose, tmp_path: Path) -> Iterator[Build]:
         trainer.checkpoint_manager = trainer.actor_rollout_wg = trainer.train_dataloader = Saves()
         trainer.agent_loop_manager = SimpleNamespace(agent_loop_workers=[])
         trainer.on_sample_end = lambda: None  # puts the servers to sleep
-        trainer.global_steps, trainer._saved, trainer.timing_raw = 4, 1, {}
+        trainer.global_steps, trainer.checkpointing.saved, trainer.timing_raw = 4, 1, {}
         return trainer
 
     yield made
@@ -92,7 +92,7 @@ def test_nothing_is_saved_unasked_or_before_the_first_step(
     build: Build, stepping, tmp_path: Path, step: int, freq: int
 ):
     trainer = build("sync", f"trainer.save_freq={freq}")
-    trainer.global_steps, trainer._saved = step, 0
+    trainer.global_steps, trainer.checkpointing.saved = step, 0
     channel.tell("signal", "SIGTERM")
     if freq < 0:
         trainer.step({}, {})
@@ -103,17 +103,17 @@ def test_nothing_is_saved_unasked_or_before_the_first_step(
 
 def test_progress_is_steps_their_phases_and_rollouts(build: Build):
     trainer = build("sync")
-    seen = [trainer._progress()]
+    seen = [trainer.shutdown.progress()]
     trainer.timing_raw["gen"] = 1.0
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     trainer.replay_buffer.partitions[PARTITION]["a_0_0"] = {}
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     trainer.replay_buffer.finished_keys[PARTITION].add("a")
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     trainer.global_steps += 1
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     assert len({str(each) for each in seen}) == len(seen)
-    assert trainer._progress() == seen[-1]
+    assert trainer.shutdown.progress() == seen[-1]
 
 
 @ray.remote(num_cpus=0)
@@ -140,13 +140,13 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     if mode == "separate_async":
         trainer.standalone_server_manager = servers(actors[5])
         names += ["inference server 1"]
-    processes = dict(trainer._processes())
+    processes = dict(trainer.shutdown.processes())
     assert list(processes) == names
     for actor in processes.values():
         ray.kill(actor)
     dead, silent = examine(processes, 60)
     assert (sorted(dead), silent) == (sorted(names), [])
-    trainer._died("dead are: inference server 0")
+    trainer.shutdown.died("dead are: inference server 0")
     assert channel.told("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
 
 
@@ -169,7 +169,7 @@ def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_p
     player, dead = Actor.remote(), Actor.remote()
     ray.get(player.__ray_call__.remote(plays, f"{tmp_path}/log", row | {"name": ["played"]}))
     ray.kill(dead)
-    trainer._tables.put("steps", 4, row | {"name": ["trained"]})
+    trainer.log.tables.put("steps", 4, row | {"name": ["trained"]})
     trainer.agent_loop_manager.agent_loop_workers = [dead, player]
-    trainer._died("dead are: agent-loop worker 0")
+    trainer.shutdown.died("dead are: agent-loop worker 0")
     assert sorted(read(tmp_path / "log", "steps")["name"]) == ["played", "trained"]

@@ -43,9 +43,9 @@ def test_trainers_take_the_place_of_verls(compose: Compose, cls, mode, buffer, o
     assert made.trainer_mode == config.trainer.v1.trainer_mode == mode
     assert type(made.replay_buffer) is buffer
     assert made.replay_buffer.poll_interval == 0.05
-    assert made.estimator.name == "gigpo"
-    assert made.credit_params.gamma == 0.95
-    assert made._mini_batches("actor") == mini_batches
+    assert made.advantage_step.estimator.name == "gigpo"
+    assert made.advantage_step.params.gamma == 0.95
+    assert made.batching.mini_batches("actor") == mini_batches
 
 
 @pytest.fixture
