@@ -12,8 +12,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.actor import phases, updates, weighing
 from verl_turnkey.plugins.config.update import UpdateConfig
-from verl_turnkey.plugins.trainer.credited import AdvantageStep
-from verl_turnkey.plugins.trainer.dealt import Batching
+from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
+from verl_turnkey.plugins.trainer.batching import Batching
 
 
 class ActorUpdate:

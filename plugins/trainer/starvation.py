@@ -19,7 +19,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.credit.row_turns import split_key
-from verl_turnkey.plugins.stopping import channel
+from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.trainer.filtering import PlayedOnly, failures
 from verl_turnkey.plugins.verl_api import internals
 

@@ -22,19 +22,19 @@ from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.trainer import started, worker_setup
+from verl_turnkey.plugins.trainer import run_info, worker_setup
 from verl_turnkey.plugins.trainer.actor_update import ActorUpdate
-from verl_turnkey.plugins.trainer.allotted import Allocation
-from verl_turnkey.plugins.trainer.asked import RolloutCounter
-from verl_turnkey.plugins.trainer.checkpoints import Checkpointing
-from verl_turnkey.plugins.trainer.credited import AdvantageStep
-from verl_turnkey.plugins.trainer.dealt import Batching
-from verl_turnkey.plugins.trainer.hosts import HostMetrics
-from verl_turnkey.plugins.trainer.kept import GroupSelection
-from verl_turnkey.plugins.trainer.logged import TrainingLog
-from verl_turnkey.plugins.trainer.replayed import Replay
+from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
+from verl_turnkey.plugins.trainer.allocation import Allocation
+from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
+from verl_turnkey.plugins.trainer.group_selection import GroupSelection
+from verl_turnkey.plugins.trainer.logging import TrainingLog
+from verl_turnkey.plugins.trainer.metrics import HostMetrics
+from verl_turnkey.plugins.trainer.replay import Replay
+from verl_turnkey.plugins.trainer.rollout_counter import RolloutCounter
+from verl_turnkey.plugins.trainer.shutdown import Shutdown
 from verl_turnkey.plugins.trainer.starvation import StarvationGuard
-from verl_turnkey.plugins.trainer.stopping import Shutdown
 from verl_turnkey.plugins.trainer.validation import Validation
 from verl_turnkey.plugins.verl_api import internals, ledger
 
@@ -95,7 +95,7 @@ class TurnkeyTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         workers = worker_setup.set_up_rollouts(self, self.turnkey, agent_loop_manager)
         self.hosts = HostMetrics(workers)
-        started.write_start(self.config, self.global_steps)
+        run_info.write_start(self.config, self.global_steps)
         self.agent_loop_manager = internals.Dealing(agent_loop_manager, VALIDATION)
         with self.log.of_run(workers), self.shutdown.watchdog(self.turnkey.stop.patience):
             super().fit(self.agent_loop_manager)  # type: ignore[arg-type]

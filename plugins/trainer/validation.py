@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout.worker import latest_failures
-from verl_turnkey.plugins.trainer.checkpoints import Checkpointing
+from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
 from verl_turnkey.plugins.trainer.starvation import Patience, StarvedError, listed
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.validating import validation_metrics

@@ -16,7 +16,7 @@ from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.trainer.credited import AdvantageStep
+from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 # Fields that no worker computes with; all others are sent, unknown names included.

@@ -23,7 +23,7 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
-from verl_turnkey.plugins.trainer.credited import OF_GROUPS
+from verl_turnkey.plugins.trainer.advantage_step import OF_GROUPS
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS, WorkerCalls
 
 

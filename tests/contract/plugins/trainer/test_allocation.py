@@ -28,7 +28,7 @@ from contract_tools import (
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
-from verl_turnkey.plugins.trainer.allotment import Seen
+from verl_turnkey.plugins.trainer.allocation_rules import TaskHistory
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_groups.json"
@@ -140,8 +140,8 @@ def test_a_single_prompt_in_the_place_of_another_is_played_n_times(build):
     trainer = build("colocate_async")
     step(trainer, 1)
     assert step(trainer, 2, "a")[0] == {"a": 4}
-    assert len(trainer.allocation.seen) == 4
-    assert Counter(seen.episodes for seen in trainer.allocation.seen.values()) == {8.0: 1, 4.0: 3}
+    assert len(trainer.allocation.histories) == 4
+    assert Counter(history.episodes for history in trainer.allocation.histories.values()) == {8.0: 1, 4.0: 3}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -155,7 +155,7 @@ def test_a_resumed_run_divides_as_an_unbroken_one(build, tmp_path: Path, mode: s
     broken._save_checkpoint()
     resumed = build(mode, "trainer.resume_mode=auto", rule=rule)
     resumed._load_checkpoint()
-    assert resumed.allocation.seen == broken.allocation.seen != {}
+    assert resumed.allocation.histories == broken.allocation.histories != {}
     assert [step(resumed, number)[0] for number in (3, 4)] == expected[2:]
     assert expected[2] != expected[0]
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_without_what_was_seen_is_warned_of(build, tmp_path: Path, 
     (tmp_path / "global_step_1" / FILE).unlink()
     resumed = build("sync", "trainer.resume_mode=auto")
     resumed._load_checkpoint()
-    assert resumed.allocation.seen == {}
+    assert resumed.allocation.histories == {}
     assert "turnkey.groups knows nothing of the tasks played before" in caplog.text
 
 
@@ -178,7 +178,7 @@ def test_a_run_without_allocation_asks_and_writes_nothing(build, tmp_path: Path)
     trainer = build("sync", rule="even")
     assert step(trainer, 1)[0] == dict.fromkeys("abcd", 4)
     trainer._save_checkpoint()
-    assert trainer.allocation.seen == {}
+    assert trainer.allocation.histories == {}
     assert not (tmp_path / "global_step_1" / FILE).exists()
 
 
@@ -186,8 +186,8 @@ def test_what_was_left_out_of_the_update_is_remembered(build):
     trainer = build("sync", "turnkey.groups.keep=0.25")
     _, metrics = step(trainer, 1)
     assert metrics["episode/count"] == 4
-    assert sorted(seen.solved for seen in trainer.allocation.seen.values()) == [0, 1, 2, 4]
-    assert all(isinstance(seen, Seen) for seen in trainer.allocation.seen.values())
+    assert sorted(history.solved for history in trainer.allocation.histories.values()) == [0, 1, 2, 4]
+    assert all(isinstance(history, TaskHistory) for history in trainer.allocation.histories.values())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -214,14 +214,14 @@ def test_every_other_group_of_a_task_that_nobody_solves_has_a_hint(build, tmp_pa
         hinted.append({uid[0]: round(float(share), 6) for uid, share in shares.items() if share})
         assert metrics["groups/hinted"] == len(hinted[-1]) / 4
     assert hinted == [{}, {"c": 0.6}, {}, {"c": 0.6}, {}]
-    assert sorted(seen.episodes for seen in trainer.allocation.seen.values()) == [12, 20, 20, 20]
+    assert sorted(history.episodes for history in trainer.allocation.histories.values()) == [12, 20, 20, 20]
 
 
 def test_a_task_without_a_hint_is_not_taken_for_one_with_it(build):
     trainer = build("sync", "turnkey.groups.hint_high=0.5", rule="even")
     said = [step(trainer, number, "ce")[1]["groups/hinted"] for number in range(1, 5)]
     assert said == [0, 0.5, 0, 0.5]  # c alone
-    assert sorted(seen.episodes for seen in trainer.allocation.seen.values()) == [8, 16]
+    assert sorted(history.episodes for history in trainer.allocation.histories.values()) == [8, 16]
 
 
 def test_a_hint_that_its_episodes_fail_of_is_not_shown_again_at_once(build):

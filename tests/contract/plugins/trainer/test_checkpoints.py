@@ -19,7 +19,7 @@ from contract_tools import PARTITION, SEPARATE, Compose, Episode, Saves, advance
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError, Credit, modifying, register_modifier
-from verl_turnkey.plugins.trainer.checkpoints import CheckpointError
+from verl_turnkey.plugins.trainer.checkpointing import CheckpointError
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_credit.json"

@@ -233,11 +233,11 @@ def test_a_stored_row_holds_no_more_memory_than_its_own(made):
 @pytest.mark.parametrize(("inputs", "stored"), [({"pixel_values": 1}, 0), ({"mm_token_type_ids": 1}, 1), ({}, 1)])
 def test_episodes_with_images_are_passed_over_and_that_is_said(made, monkeypatch, inputs, stored):
     said = []
-    monkeypatch.setattr("verl_turnkey.plugins.trainer.replayed.warn_once", said.append)
+    monkeypatch.setattr("verl_turnkey.plugins.trainer.replay.warn_once", said.append)
     trainer = made()
     batch = play({"a": ("t", [1.0])})
     rows = trainer.replay.read
-    read_rows = "verl_turnkey.plugins.trainer.replayed._rows"
+    read_rows = "verl_turnkey.plugins.trainer.replay._rows"
     monkeypatch.setattr(read_rows, lambda data: [{"multi_modal_inputs": inputs} for _ in range(data.batch_size[0])])
     assert len(rows(batch, {"a_0"})) == stored
     assert len(said) == 1 - stored

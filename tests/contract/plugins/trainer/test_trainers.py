@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls, trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.plugins.stopping import channel
+from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.trainer import starvation
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 from verl_turnkey.plugins.trainer.trainer import (

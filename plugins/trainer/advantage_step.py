@@ -22,8 +22,8 @@ from verl_turnkey.plugins.credit.metrics import OF_EPISODES
 from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
 from verl_turnkey.plugins.credit.rows import Rows, failure
 from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
-from verl_turnkey.plugins.trainer.dealt import Batching
-from verl_turnkey.plugins.trainer.logged import TrainingLog
+from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.verl_api.one_trip import OneTrip, penalties_of
 
 #: verl's estimators that compare a row with the others of its group.

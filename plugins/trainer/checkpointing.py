@@ -17,8 +17,8 @@ from verl_turnkey.plugins.checks.checkpoints import choose
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
-from verl_turnkey.plugins.trainer.allotted import Allocation
-from verl_turnkey.plugins.trainer.credited import AdvantageStep
+from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
+from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 

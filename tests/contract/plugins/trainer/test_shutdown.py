@@ -13,8 +13,8 @@ from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.stopping import channel
-from verl_turnkey.plugins.stopping.watchdog import examine
+from verl_turnkey.plugins.shutdown import channel
+from verl_turnkey.plugins.shutdown.watchdog import examine
 from verl_turnkey.plugins.view.reading import read
 
 MODES = ("sync", "colocate_async", "separate_async")

@@ -9,10 +9,10 @@ from typing import Any
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.stopping import channel
-from verl_turnkey.plugins.stopping.watchdog import Watchdog
-from verl_turnkey.plugins.trainer.checkpoints import Checkpointing
-from verl_turnkey.plugins.trainer.logged import TrainingLog
+from verl_turnkey.plugins.shutdown import channel
+from verl_turnkey.plugins.shutdown.watchdog import Watchdog
+from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
+from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 from verl_turnkey.plugins.verl_api import internals
 

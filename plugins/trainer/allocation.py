@@ -22,7 +22,7 @@ from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import hints
 from verl_turnkey.plugins.trainer import credit_state
-from verl_turnkey.plugins.trainer.allotment import RULES, Seen, hint_share, learn
+from verl_turnkey.plugins.trainer.allocation_rules import RULES, TaskHistory, hint_share, learn
 from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
 
 
@@ -31,7 +31,7 @@ class Allocation:
 
     def __init__(self, config: DictConfig, options: GroupsConfig) -> None:
         self._config, self._options = config, options
-        self.seen: dict[str, Seen] = {}
+        self.histories: dict[str, TaskHistory] = {}
         """by the key of the task"""
         self.metrics: dict[str, float] = {}
         """of the newest batch of prompts"""
@@ -42,8 +42,8 @@ class Allocation:
         if not groups.remembers:
             return
         fields = {name: list(tu.get(batch, name)) for name in TASK_FIELDS if name in batch.keys()}  # noqa: SIM118
-        tasks = [self.seen.get(key) for key in task_keys(fields)]
-        said = {"groups/known": float(np.mean([seen is not None for seen in tasks]))}
+        tasks = [self.histories.get(key) for key in task_keys(fields)]
+        said = {"groups/known": float(np.mean([history is not None for history in tasks]))}
         if groups.allocation != "even":
             counts = RULES[groups.allocation](tasks, n * len(tasks), *groups.bounds(n))
             tu.assign_non_tensor_stack(batch, COLUMN, counts)
@@ -51,8 +51,8 @@ class Allocation:
         if groups.hint_high:
             texts = tu.get(batch, hints.COLUMN) if hints.COLUMN in batch.keys() else [""] * len(tasks)  # noqa: SIM118
             shares = [
-                hint_share(seen, groups.hint_low, groups.hint_high) if hints.words(text) else 0.0
-                for seen, text in zip(tasks, texts, strict=True)
+                hint_share(history, groups.hint_low, groups.hint_high) if hints.words(text) else 0.0
+                for history, text in zip(tasks, texts, strict=True)
             ]
             tu.assign_non_tensor_stack(batch, hints.SHARE, shares)
             said["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
@@ -65,17 +65,19 @@ class Allocation:
         shares = fields.pop(hints.SHARE, [0.0] * len(found))
         for episodes, key, share in zip(found.values(), task_keys(fields), shares, strict=True):
             solved = [min(max(each.solved, 0.0), 1.0) for each in episodes]
-            seen = self.seen.get(key)
-            if share and seen is not None:
+            history = self.histories.get(key)
+            if share and history is not None:
                 # What was done with a hint says nothing of what is done without; and it may be why all episodes failed.
-                self.seen[key] = seen._replace(unsolved=0.0)
+                self.histories[key] = history._replace(unsolved=0.0)
             elif solved:
-                self.seen[key] = learn(seen, solved, self._options.decay)
+                self.histories[key] = learn(history, solved, self._options.decay)
 
     def save(self, folder: Path) -> None:
         """Write what is remembered into the checkpoint ``folder``."""
         if self._options.remembers:
-            flat = {f"{key} {name}": v for key, seen in self.seen.items() for name, v in seen._asdict().items()}
+            flat = {
+                f"{key} {name}": v for key, history in self.histories.items() for name, v in history._asdict().items()
+            }
             credit_state.save(folder, "allocation", flat, GROUPS)
 
     def load(self, folder: Path) -> None:
@@ -87,4 +89,4 @@ class Allocation:
             logger.warning("%s: turnkey.groups knows nothing of the tasks played before", found)
             return
         keys = dict.fromkeys(name.split()[0] for name in found)
-        self.seen = {key: Seen(*(found[f"{key} {name}"] for name in Seen._fields)) for key in keys}
+        self.histories = {key: TaskHistory(*(found[f"{key} {name}"] for name in TaskHistory._fields)) for key in keys}

@@ -16,7 +16,7 @@ from pathlib import Path
 import ray
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins.stopping import channel, driver
+from verl_turnkey.plugins.shutdown import channel, driver
 from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 WHAT, GRACE = sys.argv[1], float(sys.argv[2])

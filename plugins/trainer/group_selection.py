@@ -12,9 +12,9 @@ from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
-from verl_turnkey.plugins.trainer.allotted import Allocation
+from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.trainer.outcomes import Outcome, outcomes
-from verl_turnkey.plugins.trainer.replayed import Replay
+from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.trainer.spread import most_spread, spread
 
 

@@ -20,8 +20,8 @@ from verl_turnkey.plugins.config.update import UpdateConfig
 from verl_turnkey.plugins.credit.row_turns import token_counts
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.trainer import dealing
-from verl_turnkey.plugins.trainer.kept import GroupSelection
+from verl_turnkey.plugins.trainer import partitioning
+from verl_turnkey.plugins.trainer.group_selection import GroupSelection
 from verl_turnkey.plugins.verl_api import internals
 
 
@@ -56,7 +56,7 @@ class Batching:
     def filled_mini_batches(self, role: str) -> int:
         """At most that many, so that each has an episode to train."""
         wanted = self.mini_batches(role)
-        number = dealing.mini_batches(wanted, self.parts)
+        number = partitioning.mini_batches(wanted, self.parts)
         if number < wanted:
             logger.warning(
                 "step %d: too few episodes to train for %d mini-batches of whole episodes, the %s takes %d",
@@ -82,28 +82,28 @@ class Batching:
         trained = token_counts(mask)
         lengths = np.array([tag["seq_len"] for tag in batch.tags])
         seed = (trainer.global_steps, trainer.local_trigger_step)
-        dealt = dealing.deal(batch.keys, lengths, trained, [self.mini_batches(role) for role in roles], seed)
+        dealt = partitioning.deal(batch.keys, lengths, trained, [self.mini_batches(role) for role in roles], seed)
         self.parts = len(dealt)
 
         micro = update_rows(self._config) if "actor" in roles else 1
         forward = forward_rows(self._config, trainer.use_reference_policy)
         multiple = math.lcm(micro, *(size // math.gcd(size, self.parts) for size in forward))
-        share = dealing.rows_of_a_part(dealt, ranks, multiple)
+        share = partitioning.rows_of_a_part(dealt, ranks, multiple)
         real = len(batch)
         if self.in_phases and len(dealt) * ranks * share < real + ranks - 1:
             share += multiple  # a phase may need a padding row for all ranks but one
         size = len(dealt) * ranks * share
         batch = upsample_batch_to_divisible_size(batch, size, trainer.tokenizer.eos_token_id)
 
-        dealt = dealing.filled(dealt, ranks * share, range(real, size))
+        dealt = partitioning.filled(dealt, ranks * share, range(real, size))
         lengths = np.array([tag["seq_len"] for tag in batch.tags])
-        order = dealing.lay_out(dealt, calculate_workload(torch.from_numpy(lengths)).numpy(), ranks, micro)
+        order = partitioning.lay_out(dealt, calculate_workload(torch.from_numpy(lengths)).numpy(), ranks, micro)
         metrics.update(log_seqlen_unbalance(lengths.tolist(), order.reshape(ranks, -1).tolist(), logging_prefix))
         batch.reorder(order.tolist())
         rows = [*mask.unbind(), *[torch.zeros(1, dtype=torch.bool)] * (size - real)]  # verl's padding has one token
         self.mask = batch.keys, torch.nested.as_nested_tensor([rows[i] for i in order], layout=torch.jagged)
 
-        number = dealing.mini_batches(self.mini_batches("actor"), self.parts) if "actor" in roles else 1
+        number = partitioning.mini_batches(self.mini_batches("actor"), self.parts) if "actor" in roles else 1
         part = np.tile(np.repeat(np.arange(self.parts), share), ranks)
         self._mini_batch = part * number // self.parts
         of_rank = lengths[order].reshape(ranks, number, -1).sum(2)
