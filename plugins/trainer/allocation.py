@@ -43,11 +43,11 @@ class Allocation:
             return
         fields = {name: list(tu.get(batch, name)) for name in TASK_FIELDS if name in batch.keys()}  # noqa: SIM118
         tasks = [self.histories.get(key) for key in task_keys(fields)]
-        said = {"groups/known": float(np.mean([history is not None for history in tasks]))}
+        metrics = {"groups/known": float(np.mean([history is not None for history in tasks]))}
         if groups.allocation != "even":
             counts = RULES[groups.allocation](tasks, n * len(tasks), *groups.bounds(n))
             tu.assign_non_tensor_stack(batch, COLUMN, counts)
-            said |= {"groups/episodes/min": float(min(counts)), "groups/episodes/max": float(max(counts))}
+            metrics |= {"groups/episodes/min": float(min(counts)), "groups/episodes/max": float(max(counts))}
         if groups.hint_high:
             texts = tu.get(batch, hints.COLUMN) if hints.COLUMN in batch.keys() else [""] * len(tasks)  # noqa: SIM118
             shares = [
@@ -55,15 +55,15 @@ class Allocation:
                 for history, text in zip(tasks, texts, strict=True)
             ]
             tu.assign_non_tensor_stack(batch, hints.SHARE, shares)
-            said["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
+            metrics["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
         if len(tasks) > 1:  # one that replaces another says little
-            self.metrics = said
+            self.metrics = metrics
 
-    def learn(self, batch: KVBatchMeta, found: Mapping[str, list[Outcome]]) -> None:
+    def learn(self, batch: KVBatchMeta, by_group: Mapping[str, list[Outcome]]) -> None:
         """Remember how the groups of ``batch`` ended, those that are not trained as well."""
-        fields = of_groups(batch, found, (*TASK_FIELDS, hints.SHARE))
-        shares = fields.pop(hints.SHARE, [0.0] * len(found))
-        for episodes, key, share in zip(found.values(), task_keys(fields), shares, strict=True):
+        fields = of_groups(batch, by_group, (*TASK_FIELDS, hints.SHARE))
+        shares = fields.pop(hints.SHARE, [0.0] * len(by_group))
+        for episodes, key, share in zip(by_group.values(), task_keys(fields), shares, strict=True):
             solved = [min(max(each.solved, 0.0), 1.0) for each in episodes]
             history = self.histories.get(key)
             if share and history is not None:
@@ -84,9 +84,9 @@ class Allocation:
         """Remember what the checkpoint ``folder`` holds."""
         if not self._options.remembers:
             return
-        found = credit_state.load(folder, "allocation", GROUPS)
-        if isinstance(found, str):
-            logger.warning("%s: turnkey.groups knows nothing of the tasks played before", found)
+        state = credit_state.load(folder, "allocation", GROUPS)
+        if isinstance(state, str):
+            logger.warning("%s: turnkey.groups knows nothing of the tasks played before", state)
             return
-        keys = dict.fromkeys(name.split()[0] for name in found)
-        self.histories = {key: TaskHistory(*(found[f"{key} {name}"] for name in TaskHistory._fields)) for key in keys}
+        keys = dict.fromkeys(name.split()[0] for name in state)
+        self.histories = {key: TaskHistory(*(state[f"{key} {name}"] for name in TaskHistory._fields)) for key in keys}

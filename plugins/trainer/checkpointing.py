@@ -39,8 +39,8 @@ class Checkpointing:
         prompts would never be sampled or cleared.
         """
         trainer, remembering = self._trainer, self._step.remembering
-        if said := choose(trainer.config, use_critic=trainer.use_critic, remembers=bool(remembering)):
-            logger.warning(said)
+        if warning := choose(trainer.config, use_critic=trainer.use_critic, remembers=bool(remembering)):
+            logger.warning(warning)
         verls()
         self.saved = trainer.global_steps
         if trainer.global_steps:

@@ -32,25 +32,25 @@ class GroupSelection:
         """The rows of ``batch`` that are trained, once its rewards are there, a reward model's too."""
         self.groups, self.left_out = None, Counter()
         if self._options.remembers or self._options.stores or self._options.keep < 1:
-            played = outcomes(batch)
+            by_group = outcomes(batch)
             if self._options.remembers:
-                self._allocation.learn(batch, played)
+                self._allocation.learn(batch, by_group)
                 metrics.update(self._allocation.metrics)
             if self._options.keep < 1:
-                batch = self._keep(batch, played, metrics)
+                batch = self._keep(batch, by_group, metrics)
             if self._options.stores:
-                batch = self._replay.extend(batch, played, metrics)
+                batch = self._replay.extend(batch, by_group, metrics)
         return batch
 
-    def _keep(self, batch: KVBatchMeta, found: dict[str, list[Outcome]], metrics: dict[str, Any]) -> KVBatchMeta:
+    def _keep(self, batch: KVBatchMeta, by_group: dict[str, list[Outcome]], metrics: dict[str, Any]) -> KVBatchMeta:
         """``batch`` without the groups that are not trained, whose rows leave the queue.
 
         A group whose episodes all failed is not trained. The batch has another one: see ``starvation.py``.
         """
-        spreads = {group: spread([each.score for each in played]) for group, played in found.items() if played}
+        spreads = {group: spread([each.score for each in played]) for group, played in by_group.items() if played}
         kept = most_spread(spreads, self._options.keep, self._options.keep_by)
-        failed = 1 - len(spreads) / len(found)
-        metrics.update({"groups/failed": failed, **_metrics([*chain(*found.values())], spreads, kept)})
+        failed = 1 - len(spreads) / len(by_group)
+        metrics.update({"groups/failed": failed, **_metrics([*chain(*by_group.values())], spreads, kept)})
         self.groups, chosen = len(kept), set(kept)
         left_out = [key for key in batch.keys if split_key(key)[0] not in chosen]
         if not left_out:

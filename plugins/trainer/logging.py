@@ -37,13 +37,13 @@ FINISH_SECONDS = 5.0
 
 
 class Tee:
-    """verl's loggers; ``beside`` sees what they are told first, and returns what they are told."""
+    """Wraps verl's loggers; ``transform`` may change the metrics of a step before they are logged."""
 
-    def __init__(self, inner: Any, beside: Callable[[Mapping[str, Any], int], Mapping[str, Any]]) -> None:
-        self._inner, self._beside = inner, beside
+    def __init__(self, inner: Any, transform: Callable[[Mapping[str, Any], int], Mapping[str, Any]]) -> None:
+        self._inner, self._transform = inner, transform
 
     def log(self, data: Mapping[str, Any], step: int, backend: Any = None) -> None:
-        self._inner.log(data=self._beside(data, step), step=step, backend=backend)
+        self._inner.log(data=self._transform(data, step), step=step, backend=backend)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -100,27 +100,27 @@ class TrainingLog:
 
     # --- credit -------------------------------------------------------------------------------------------------------
 
-    def credit(self, step: CreditStep, told: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def credit(self, step: CreditStep, fields: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Write the credit of the batch to the log; returns the columns that say whose turn each token is.
 
-        ``told``: verl's fields of the rows.
+        ``fields``: verl's fields of the rows.
         """
         if self.tables is None:
             return {}
         try:
-            return self._write_credit(step, told)
+            return self._write_credit(step, fields)
         except Exception as error:  # the log costs itself, never the run
             warn_once(f"the credit of a batch is not in turnkey.log.trajectories: {type(error).__name__}: {error}")
             return {}
 
-    def _write_credit(self, step: CreditStep, told: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def _write_credit(self, step: CreditStep, fields: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         assert self.tables is not None
         rows, credit, kl = step.rows, step.credit, None
         if credit is None:
-            rows = rows or _derived(step, told["rm_scores"])
+            rows = rows or _derived(step, fields["rm_scores"])
             if rows is None:
                 return {}
-            credit, kl = of_verl(rows, told, self._trainer.use_critic)
+            credit, kl = of_verl(rows, fields, self._trainer.use_critic)
         elif self._trainer.config.algorithm.use_kl_in_reward:
             kl = rows.reward_before_kl - rows.steps.reward
         steps = rows.steps
@@ -128,9 +128,9 @@ class TrainingLog:
         step_number = self._trainer.global_steps
         numbering = {"train_step": step_number, "first_row": self._first_row, "numbers": self._numbers}
         self.tables.put("credit", step_number, credit_columns(rows, credit, kl=kl, chosen=chosen, **numbering))
-        found = updates.columns(rows, self._first_row, chosen)
+        of_turns = updates.columns(rows, self._first_row, chosen)
         self._first_row += len(step.keys)
-        return found
+        return of_turns
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class TrainingLog:
         """Write the metrics of a step to the log; returns them with those of the log itself."""
         assert self.tables is not None
         data = {**data, **self._metrics_of_log()}
-        numbers = {name: value for name, found in data.items() if (value := _number(found)) is not None}
+        numbers = {name: number for name, value in data.items() if (number := _number(value)) is not None}
         columns = {"train_step": np.full(len(numbers), step, np.int32), "name": [*numbers]}
         self.tables.put("steps", step, columns | {"value": np.array([*numbers.values()], np.float64)})
         self._tidy(step)
@@ -148,8 +148,8 @@ class TrainingLog:
         """Delete texts of long ago, in the background: the disk may hang."""
         log = self._options
         if log.keep_texts is not None and not (self.tidying and self.tidying.is_alive()):
-            given = (log.trajectories, step, log.keep_texts)
-            self.tidying = threading.Thread(target=bounds.keep_texts, args=given, daemon=True)
+            texts = (log.trajectories, step, log.keep_texts)
+            self.tidying = threading.Thread(target=bounds.keep_texts, args=texts, daemon=True)
             self.tidying.start()
 
     def _metrics_of_log(self) -> dict[str, float]:

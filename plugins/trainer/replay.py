@@ -36,52 +36,52 @@ class Replay:
         self.buffer = Buffer(options.buffer, age, seed) if options.buffer else None
 
     def extend(
-        self, batch: KVBatchMeta, found: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
+        self, batch: KVBatchMeta, by_group: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
     ) -> KVBatchMeta:
         """``batch`` with the stored episodes that join groups of it, and the stored groups that join it.
 
         Only then are the batch's own episodes stored, so that none is trained twice in a batch.
         """
         step = self._trainer.global_steps
-        tasks = dict(zip(found, task_keys(of_groups(batch, found, TASK_FIELDS)), strict=True))
-        spreads = {group: spread([each.score for each in played]) for group, played in found.items()}
+        tasks = dict(zip(by_group, task_keys(of_groups(batch, by_group, TASK_FIELDS)), strict=True))
+        spreads = {group: spread([each.score for each in played]) for group, played in by_group.items()}
         joining: dict[str, Sequence[Stored]] = {}
         if self.memory is not None:
             self.memory.forget(step)
-            joining = self._opposite(self.memory, found, tasks)
+            joining = self._opposite(self.memory, by_group, tasks)
         if self.buffer is not None:
             self.buffer.forget(step)
             alike = sum(not each for each in spreads.values())
             drawn = self.buffer.draw(alike, step, self._trainer.local_trigger_step)
             joining = {f"{one.name}-{step}": one.episodes for one in drawn}
         extended, ages = self._put(batch, joining)
-        self._remember(batch, found, tasks, spreads)
+        self._remember(batch, by_group, tasks, spreads)
         if self.memory is not None:
-            metrics["groups/replayed"] = len(ages) / max(1, sum(map(bool, found.values())))
+            metrics["groups/replayed"] = len(ages) / max(1, sum(map(bool, by_group.values())))
             metrics["groups/replay_tasks"] = float(len(self.memory))
         if self.buffer is not None:
-            metrics["groups/drawn"] = len(ages) / len(found)
+            metrics["groups/drawn"] = len(ages) / len(by_group)
             metrics["groups/buffer"] = float(len(self.buffer))
         if ages:
             metrics["groups/replay_age"] = float(np.mean([*chain(*ages.values())]))
         return extended
 
     def _opposite(
-        self, memory: Memory, found: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
+        self, memory: Memory, by_group: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
     ) -> dict[str, Sequence[Stored]]:
         """Stored episodes with the other outcome for groups in which all ended alike, where there are any.
 
         Of several groups of one task the first one gets them: nothing is trained twice in a batch.
         """
         joining: dict[str, Sequence[Stored]] = {}
-        given: set[str] = set()
-        for group, played in found.items():
+        served: set[str] = set()
+        for group, played in by_group.items():
             ended = all_ended([each.solved for each in played])
-            if ended is None or tasks[group] in given:
+            if ended is None or tasks[group] in served:
                 continue
             if stored := memory.take(tasks[group], not ended, self._trainer.global_steps):
                 joining[group] = stored
-                given.add(tasks[group])
+                served.add(tasks[group])
         return joining
 
     def _put(
@@ -132,7 +132,7 @@ class Replay:
     def _remember(
         self,
         batch: KVBatchMeta,
-        found: Mapping[str, Sequence[Outcome]],
+        by_group: Mapping[str, Sequence[Outcome]],
         tasks: Mapping[str, str],
         spreads: Mapping[str, float],
     ) -> None:
@@ -140,22 +140,22 @@ class Replay:
         chosen: dict[str, dict[bool, list[str]]] = {}
         if self.memory is not None:
             most = self._options.replay
-            for group, played in found.items():
+            for group, played in by_group.items():
                 won = [each.episode for each in played if each.solved >= 1]
                 lost = [each.episode for each in played if each.solved <= 0]
                 chosen[group] = {True: won[-most:], False: lost[-most:]}
         whole: list[str] = []
         if self.buffer is not None:
-            whole = sorted(found, key=lambda group: -spreads[group])[: self._options.buffer]
-            whole = [group for group in found if group in whole and spreads[group]]
+            whole = sorted(by_group, key=lambda group: -spreads[group])[: self._options.buffer]
+            whole = [group for group in by_group if group in whole and spreads[group]]
         wanted = {episode for ends in chosen.values() for episodes in ends.values() for episode in episodes}
-        stored = self.read(batch, wanted | {each.episode for group in whole for each in found[group]})
+        stored = self.read(batch, wanted | {each.episode for group in whole for each in by_group[group]})
         if self.memory is not None:
             for group, ends in chosen.items():
                 kept = {end: [stored[one] for one in episodes if one in stored] for end, episodes in ends.items()}
                 self.memory.learn(tasks[group], kept[True], kept[False])
         if self.buffer is not None:
-            alike = {group: [each.episode for each in found[group]] for group in whole}
+            alike = {group: [each.episode for each in by_group[group]] for group in whole}
             self.buffer.learn(
                 [
                     StoredGroup(group, spreads[group], [stored[one] for one in episodes])
@@ -179,10 +179,10 @@ class Replay:
             episode = split_key(batch.keys[i])[1]
             rows[episode].append(row)
             tags[episode].append(dict(batch.tags[i]))
-        found = {one: Stored(self._trainer.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
-        if len(found) < len(rows):
+        stored = {one: Stored(self._trainer.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
+        if len(stored) < len(rows):
             warn_once("episodes with images are not stored: turnkey.groups.replay and buffer pass them over")
-        return found
+        return stored
 
 
 def _rows(data: TensorDict) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ class Shutdown:
         except (StarvedError, channel.StoppedError):
             self._checkpointing.save_stopping(self._trainer.global_steps - 1)
             raise
-        if channel.told("signal") and self._trainer.config.trainer.save_freq > 0:
+        if channel.get("signal") and self._trainer.config.trainer.save_freq > 0:
             self._trainer._save_checkpoint()
 
     def begin_step(self) -> None:
@@ -46,9 +46,9 @@ class Shutdown:
             StoppedError: says which checkpoint there is.
         """
         if not self._begun:
-            channel.tell("begun", str(self._trainer.global_steps))
+            channel.put("begun", str(self._trainer.global_steps))
             self._begun = True
-        if signal := channel.told("signal"):
+        if signal := channel.get("signal"):
             done = self._trainer.global_steps - 1
             self._checkpointing.save_stopping(done)
             raise channel.StoppedError(f"{signal}: stopped after step {done}; {self._newest()}")
@@ -87,4 +87,4 @@ class Shutdown:
         """A process died: the driver ends the run."""
         logger.warning(why)
         self._log.keep()
-        channel.tell("dead", f"{why}; {self._newest()}")
+        channel.put("dead", f"{why}; {self._newest()}")

@@ -98,13 +98,13 @@ class StarvationGuard:
 
     def _on_sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
         """A batch with a played episode; batches without any are replaced."""
-        asked = {"global_steps": global_steps, "partition_id": partition_id, "batch_size": batch_size}
+        request = {"global_steps": global_steps, "partition_id": partition_id, "batch_size": batch_size}
         if partition_id == "val":
-            return self._sample(**asked)
+            return self._sample(**request)
         self._step_is(global_steps)
         while True:
             try:
-                batch, metrics = self._sample(**asked)
+                batch, metrics = self._sample(**request)
             except RuntimeError as error:
                 if internals.NO_TRAJECTORIES not in str(error):
                     raise
@@ -167,7 +167,7 @@ class StarvationGuard:
             f"step {self._step}: group filtering dropped {self._equal} groups, whose episodes all ended alike "
             f"({batches}), and kept {'some' if kept else 'none'}"
         )
-        if not kept and dropped and (name := channel.told("signal")):
+        if not kept and dropped and (name := channel.get("signal")):
             raise channel.StoppedError(f"{name}: {why}")
         if dropped > self._reported:
             self._reported = dropped

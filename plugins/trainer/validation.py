@@ -77,12 +77,12 @@ class Validation:
         share = sum(failed) / max(1, len(failed))
         if share > WARN_ABOVE:
             workers = internals.loop_workers(self._trainer.agent_loop_manager)
-            found = ray.get([worker.__ray_call__.remote(latest_failures) for worker in workers])
-            reasons = listed(reason for each in found for reason in each)
-            said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
+            failures = ray.get([worker.__ray_call__.remote(latest_failures) for worker in workers])
+            reasons = listed(reason for worker_reasons in failures for reason in worker_reasons)
+            message = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
             if share > STOP_ABOVE:
-                raise StarvedError(said)
-            logger.warning(said)
+                raise StarvedError(message)
+            logger.warning(message)
         return metrics
 
 

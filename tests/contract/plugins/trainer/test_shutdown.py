@@ -41,7 +41,7 @@ def build(queue, compose: Compose, tmp_path: Path) -> Iterator[Build]:
 
     yield made
     for entry in ("signal", "dead"):
-        channel.forget(entry)
+        channel.delete(entry)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_step_ends_with_a_checkpoint_and_the_next_one_does_not_begin(
     trainer = build(mode, "trainer.save_freq=100")
     trainer.step({}, {})
     assert saved(tmp_path) == []
-    channel.tell("signal", "SIGTERM")
+    channel.put("signal", "SIGTERM")
     trainer.step({}, {})
     assert saved(tmp_path) == ["global_step_4"]
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
@@ -81,7 +81,7 @@ def test_a_signal_after_the_step_still_saves_it(build: Build, tmp_path: Path, mo
     """During validation, or the transfer of weights."""
     trainer = build(mode, "trainer.save_freq=100")
     trainer.global_steps = 5
-    channel.tell("signal", "SIGINT")
+    channel.put("signal", "SIGINT")
     with pytest.raises(channel.StoppedError, match=r"^SIGINT: stopped after step 4; .* is global_step_4$"):
         trainer.on_step_begin()
     assert saved(tmp_path) == ["global_step_4"]
@@ -93,7 +93,7 @@ def test_nothing_is_saved_unasked_or_before_the_first_step(
 ):
     trainer = build("sync", f"trainer.save_freq={freq}")
     trainer.global_steps, trainer.checkpointing.saved = step, 0
-    channel.tell("signal", "SIGTERM")
+    channel.put("signal", "SIGTERM")
     if freq < 0:
         trainer.step({}, {})
     with pytest.raises(channel.StoppedError, match=rf"stopped after step {step - 1}; there is no checkpoint$"):
@@ -147,7 +147,7 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     dead, silent = examine(processes, 60)
     assert (sorted(dead), silent) == (sorted(names), [])
     trainer.shutdown.died("dead are: inference server 0")
-    assert channel.told("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
+    assert channel.get("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
 
 
 def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_path: Path):

@@ -283,12 +283,12 @@ def test_groups_that_all_end_alike_are_reported_and_stop_the_run(queue, build, c
 
 
 def test_a_signal_ends_a_step_that_keeps_no_group(queue, build):
-    channel.tell("signal", "SIGINT")
+    channel.put("signal", "SIGINT")
     try:
         with pytest.raises(channel.StoppedError, match=r"SIGINT: step 1: group filtering dropped .* and kept none"):
             sample(build("colocate_async", *FILTERED), endless(alike))
     finally:
-        channel.forget("signal")
+        channel.delete("signal")
 
 
 def test_losses_of_another_step_do_not_count(queue, build):
