@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from ray.exceptions import RayError
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.actor import updates
@@ -115,11 +116,10 @@ class TrainingLog:
 
     def _write_credit(self, step: CreditStep, fields: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         assert self.tables is not None
-        rows, credit, kl = step.rows, step.credit, None
+        rows, credit, kl = step.rows or _derived(step, fields), step.credit, None
+        if rows is None:
+            return {}
         if credit is None:
-            rows = rows or _derived(step, fields["rm_scores"])
-            if rows is None:
-                return {}
             credit, kl = of_verl(rows, fields, self._trainer.use_critic)
         elif self._trainer.config.algorithm.use_kl_in_reward:
             kl = rows.reward_before_kl - rows.steps.reward
@@ -189,15 +189,16 @@ class TrainingLog:
         done, _ = ray.wait([*self._pending], num_returns=len(self._pending), timeout=0)
         for ref in done:
             owner = self._pending.pop(ref)
-            with suppress(ray.exceptions.RayError):  # a process that died says so elsewhere
+            with suppress(RayError):  # a process that died says so elsewhere
                 self._counts[owner] = ray.get(ref)
 
 
-def _derived(step: CreditStep, scores: torch.Tensor) -> Rows | None:
+def _derived(step: CreditStep, columns: Mapping[str, torch.Tensor]) -> Rows | None:
     """The turns of rows without records, under an estimator of verl's; None if some rows have one."""
     if any(record_of(fields) is not None for fields in step.extra_fields):
         return None
-    return read_rows(step.keys, step.tags, step.extra_fields, step.response_mask, scores=scores, values=step.values)
+    read = step.keys, step.tags, step.extra_fields, step.response_mask
+    return read_rows(*read, scores=columns["rm_scores"], values=step.values)
 
 
 def _number(value: Any) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import RayError
 
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
@@ -53,7 +54,7 @@ def _answers(refs: list[Any]) -> tuple[list[Any], int, list[Any]]:
     for ref in ready:
         try:
             answers.append(ray.get(ref))
-        except ray.exceptions.RayError:
+        except RayError:
             dead += 1
     return answers, dead, late
 
