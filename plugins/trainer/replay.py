@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -118,16 +119,7 @@ class Replay:
             tq.kv_batch_put(
                 keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=tags
             )
-        return (
-            KVBatchMeta(
-                keys=[*batch.keys, *keys],
-                tags=[*batch.tags, *tags],
-                partition_id=batch.partition_id,
-                fields=batch.fields,
-                extra_info=batch.extra_info,
-            ),
-            ages,
-        )
+        return replace(batch, keys=[*batch.keys, *keys], tags=[*batch.tags, *tags]), ages
 
     def _remember(
         self,

@@ -678,7 +678,6 @@ MUTATIONS = [
     ("plugins/trainer/replay.py", ", not ended, self", ", ended, self"),
     ("plugins/trainer/replay.py", ' | {"uid": group, "session_id": last[group]}', ""),
     ("plugins/trainer/replay.py", "last[group] = max(last[group], int(", "last[group] = min(last[group], int("),
-    ("plugins/trainer/replay.py", "extra_info=batch.extra_info,", ""),
     ("plugins/trainer/replay.py", "ended is None or tasks[group] in served", "ended is None"),
     ("plugins/trainer/replay.py", "[one.clone() for one in value.unbind()]", "[*value.unbind()]"),
     ("plugins/trainer/replay.py", 'names <= {"mm_token_type_ids"}', "not names"),
