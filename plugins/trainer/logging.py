@@ -87,7 +87,7 @@ class TrainingLog:
 
     @contextmanager
     def of_run(self, players: Sequence[Any]) -> Iterator[None]:
-        """Whole when verl's loop inside ends; it may still have to say why the run stops."""
+        """Complete the log when verl's loop ends, also by an error: the log may hold why."""
         self.look_for(players)
         try:
             yield

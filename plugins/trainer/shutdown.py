@@ -30,7 +30,7 @@ class Shutdown:
 
     @contextmanager
     def of_step(self) -> Iterator[None]:
-        """Save if the step inside stops the run, and right after it before a stop: validation may take long."""
+        """Save if the step stops the run, and right after it if a signal came: validation may take too long."""
         try:
             yield
         except (StarvedError, channel.StoppedError):

@@ -42,7 +42,7 @@ POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of eve
 
 
 class TurnkeyTrainer(PPOTrainer):
-    """``base_mode`` is the mode of the stock trainer that a subclass extends, as ``super()`` finds it."""
+    """Comes before one of verl's three trainers in the bases of a subclass; ``base_mode`` is the mode of that one."""
 
     base_mode: ClassVar[str]
 
