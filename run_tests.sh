@@ -49,7 +49,7 @@ site() {
 # What moved in the installed verl, then the contract tests of what touches verl.
 against_verl() {
     "$venv/bin/turnkey" doctor --verl
-    "$venv/bin/python" -m pytest --durations=5 tests/contract/plugins/{test_registration.py,verl_api,credit,actor,rollout,trainer,stopping,checks}
+    "$venv/bin/python" -m pytest --durations=5 tests/contract/plugins/{test_registration.py,verl_api,credit,actor,rollout,trainer,shutdown,checks}
 }
 
 case "$parts" in *contract* | *e2e* | long) debian_packages ;; esac

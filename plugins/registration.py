@@ -59,7 +59,7 @@ def register_former_trainer(module: ModuleType) -> None:
 
 
 def register_trainers(module: ModuleType) -> None:
-    """The mixin over verl's three V1 trainers."""
+    """Ours for each of verl's three V1 trainers."""
 
     def register(name: str, cls: str) -> None:
         from verl_turnkey.plugins.trainer import trainer

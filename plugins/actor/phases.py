@@ -19,6 +19,7 @@ from verl.utils.seqlen_balancing import calculate_workload
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.losses import LossSpec
 from verl_turnkey.losses.seeupo import accumulated_ratio
 from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
@@ -91,6 +92,11 @@ def _part(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
         fields=batch.fields,
         extra_info=dict(batch.extra_info),
     )
+
+
+def compares_groups(loss: LossSpec | None) -> bool:
+    """Whether ``loss`` needs the log-ratios of its groups before each optimizer step."""
+    return loss is not None and GROUP_LOG_RATIO in loss.needs
 
 
 def reverse_turns(

@@ -22,7 +22,7 @@ from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecti
 from verl_turnkey.plugins.checks.kinds import unreadable
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.log.segments import new_segment
-from verl_turnkey.plugins.stopping.driver import guard_run
+from verl_turnkey.plugins.shutdown.driver import guard_run
 
 _HERE = str(Path(__file__).parent)
 

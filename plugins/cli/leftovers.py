@@ -7,7 +7,7 @@ import os
 from rich.console import Console
 from rich.table import Column, Table
 
-from verl_turnkey.plugins.stopping import leftovers
+from verl_turnkey.plugins.shutdown import leftovers
 
 
 def clean(*, remove: bool) -> int:

@@ -1,1 +1,1 @@
-"""The mixin over verl's three trainers and what it decides: batches, mini-batches, retries, validation."""
+"""The overrides of verl's three trainers, and the parts that they hand over to."""

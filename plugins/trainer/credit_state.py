@@ -44,7 +44,7 @@ def load(folder: Path, method: str, name: str = FILE) -> dict[str, float] | str:
         return f"there is no {file}"
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
-        found, state = held["method"], {str(key): float(value) for key, value in held["state"].items()}
+        saved_method, state = held["method"], {str(key): float(value) for key, value in held["state"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file}: expected the state of a method, got something else ({type(error).__name__}: {error}); "
@@ -52,4 +52,4 @@ def load(folder: Path, method: str, name: str = FILE) -> dict[str, float] | str:
         ) from error
     if not all(map(math.isfinite, state.values())):
         raise ConfigError(f"{file}: expected finite numbers, got {state}; without the file the method begins anew")
-    return state if found == method else f"{file} is of the method {found!r}"
+    return state if saved_method == method else f"{file} is of the method {saved_method!r}"

@@ -23,14 +23,14 @@ def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
     """
     rows = Counter(split_key(key)[1] for key in keys)
     alone = [key for key in keys if rows[split_key(key)[1]] == 1]
-    found: dict[str, str | None] = dict.fromkeys(keys)
+    reasons: dict[str, str | None] = dict.fromkeys(keys)
     if alone:
         fields = ["extra_fields", "response_mask"]
         data = tq.kv_batch_get(keys=alone, partition_id=partition_id, select_fields=fields)
         extra_fields, masks = data.pop("extra_fields").tolist(), data["response_mask"].unbind()
         for key, extra, mask in zip(alone, extra_fields, masks, strict=True):
-            found[key] = failure(extra, bool(mask.any()))
-    return found
+            reasons[key] = failure(extra, bool(mask.any()))
+    return reasons
 
 
 class PlayedOnly:

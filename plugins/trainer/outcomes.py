@@ -28,16 +28,16 @@ class Outcome:
 def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     """The played episodes of each group; a group whose episodes all failed has none."""
     reasons = failures(batch.keys, batch.partition_id)
-    found: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
+    by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
     last = last_rows([key for key in batch.keys if not reasons[key]])
     if last:
         wanted = ["rm_scores", "extra_fields"]
         data = tq.kv_batch_get(keys=last, partition_id=batch.partition_id, select_fields=wanted)
-        said = data.pop("extra_fields").tolist()
-        for key, scores, extra in zip(last, data["rm_scores"].unbind(), said, strict=True):
+        extra_fields = data.pop("extra_fields").tolist()
+        for key, scores, extra in zip(last, data["rm_scores"].unbind(), extra_fields, strict=True):
             group, episode, _ = split_key(key)
-            found[group].append(_outcome(episode, float(scores.sum()), extra))
-    return found
+            by_group[group].append(_outcome(episode, float(scores.sum()), extra))
+    return by_group
 
 
 def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> Outcome:

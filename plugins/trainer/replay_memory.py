@@ -108,12 +108,12 @@ class Buffer:
 
         They are forgotten with it, so that none is trained a third time. ``update``: which one of the step.
         """
-        found = [i for i, group in enumerate(self._groups) if group.step < step]
-        if not found or not number:
+        eligible = [i for i, group in enumerate(self._groups) if group.step < step]
+        if not eligible or not number:
             return []
-        weights = np.array([self._groups[i].spread for i in found])
+        weights = np.array([self._groups[i].spread for i in eligible])
         rng = np.random.default_rng((self._seed, step, update))
-        drawn = set(rng.choice(found, min(number, len(found)), replace=False, p=weights / weights.sum()).tolist())
+        drawn = set(rng.choice(eligible, min(number, len(eligible)), replace=False, p=weights / weights.sum()).tolist())
         chosen = [self._groups[i] for i in sorted(drawn)]
         self._groups = [group for i, group in enumerate(self._groups) if i not in drawn]
         return chosen

@@ -8,15 +8,18 @@ played episode trains nothing.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.credit.row_turns import split_key
-from verl_turnkey.plugins.stopping import channel
+from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.trainer.filtering import PlayedOnly, failures
 from verl_turnkey.plugins.verl_api import internals
 
@@ -61,31 +64,19 @@ class Patience:
 
 
 class StarvationGuard:
-    """Watches which groups a replay buffer drops, and which batches it returns, in a training step.
+    """Watches which groups a replay buffer, verl's or a user's, drops in a step, and which batches it returns.
 
-    Args:
-        buffer: verl's replay buffer, or a user's.
-        patience: see ``turnkey.env.patience``.
-        groups: of a batch. Twice as many may be lost because the agent loop raised, or because all their episodes
-            failed, before that counts as one failed attempt.
-        refill: requests that many further groups.
-        batches: how many batches of groups whose episodes all end alike group filtering may drop in a step
-            (``algorithm.filter_groups.max_num_gen_batches``); 0: :data:`ALIKE` in which no group was kept, if they took
-            longer than ``patience``.
-        pending_signal: returns the name of the signal that the run got, or None.
+    Twice as many groups as a batch has may be lost because the agent loop raised, or because all their episodes failed,
+    before that counts as one failed attempt. Group filtering may drop
+    ``algorithm.filter_groups.max_num_gen_batches`` batches of groups whose episodes all end alike; without that key
+    :data:`ALIKE` in which no group was kept, if they took longer than ``seconds``, which is ``turnkey.env.patience``.
     """
 
-    def __init__(
-        self,
-        buffer: Any,
-        patience: float,
-        groups: int,
-        refill: Callable[[int], Any],
-        batches: int = 0,
-        pending_signal: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self._patience, self._most, self._refill = Patience(patience), 2 * groups, refill
-        self._seconds, self._groups, self._batches, self._pending_signal = patience, groups, batches, pending_signal
+    def __init__(self, trainer: PPOTrainer, seconds: float) -> None:
+        config, buffer = trainer.config, trainer.replay_buffer
+        self._trainer, self._patience, self._seconds = trainer, Patience(seconds), seconds
+        self._groups, self._most = config.data.train_batch_size, 2 * config.data.train_batch_size
+        self._batches = max(0, OmegaConf.select(config, "algorithm.filter_groups.max_num_gen_batches") or 0)
         self._begin(0)
         self._buffer, self._sample = buffer, buffer.sample
         buffer.sample = self._on_sample
@@ -107,13 +98,13 @@ class StarvationGuard:
 
     def _on_sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
         """A batch with a played episode; batches without any are replaced."""
-        asked = {"global_steps": global_steps, "partition_id": partition_id, "batch_size": batch_size}
+        request = {"global_steps": global_steps, "partition_id": partition_id, "batch_size": batch_size}
         if partition_id == "val":
-            return self._sample(**asked)
+            return self._sample(**request)
         self._step_is(global_steps)
         while True:
             try:
-                batch, metrics = self._sample(**asked)
+                batch, metrics = self._sample(**request)
             except RuntimeError as error:
                 if internals.NO_TRAJECTORIES not in str(error):
                     raise
@@ -127,6 +118,11 @@ class StarvationGuard:
             number = len(batch) or "the"
             self._lose(f"all {number} episodes of a batch failed:\n{listed(reasons)}")
             self._refill(batch_size)
+
+    def _refill(self, prompts: int) -> None:
+        """Request prompts in place of those whose episodes all failed; verl gives multiples of ``gen_batch_size``."""
+        size = self._trainer.config.data.get("gen_batch_size") or self._groups
+        self._trainer._add_prompts_to_generate(math.ceil(prompts / size) * size)
 
     def _rowless(self, partition_id: str) -> KVBatchMeta:
         """An empty batch, after prompts without rows are cleared: verl's synchronous buffer raises an error on them."""
@@ -171,7 +167,7 @@ class StarvationGuard:
             f"step {self._step}: group filtering dropped {self._equal} groups, whose episodes all ended alike "
             f"({batches}), and kept {'some' if kept else 'none'}"
         )
-        if not kept and dropped and (name := self._pending_signal()):
+        if not kept and dropped and (name := channel.get("signal")):
             raise channel.StoppedError(f"{name}: {why}")
         if dropped > self._reported:
             self._reported = dropped

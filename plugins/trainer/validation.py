@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import ray
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout.worker import latest_failures
+from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
 from verl_turnkey.plugins.trainer.starvation import Patience, StarvedError, listed
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.validating import validation_metrics
@@ -27,63 +28,61 @@ WARN_ABOVE, STOP_ABOVE = 0.05, 0.5
 """shares of failed episodes"""
 
 
-class PlayedValidation:
-    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
+class Validation:
+    """Validation by the played episodes. ``seconds``: ``turnkey.env.patience``."""
 
-    config: Any
-    turnkey: TurnkeyConfig
-    agent_loop_manager: Any
-    global_steps: int
-    _save_stopping: Callable[[int], None]
+    def __init__(self, trainer: PPOTrainer, seconds: float, checkpointing: Checkpointing) -> None:
+        self._trainer, self._seconds, self._checkpointing = trainer, seconds, checkpointing
 
-    def _validate(self) -> dict[str, float]:
+    def validate(self, verls: Callable[[], dict[str, float]]) -> dict[str, float]:
         """verl's own, played again with pauses while most of its episodes fail.
 
         Raises:
             StarvedError: most failed for ``turnkey.env.patience`` seconds; the last trained step is saved.
         """
-        patience = Patience(self.turnkey.env.patience)
+        patience = Patience(self._seconds)
         try:
             while True:
                 try:
-                    return super()._validate()  # type: ignore[misc]
+                    return verls()
                 except StarvedError as error:
                     patience.lose(str(error))
         except StarvedError:
-            if self.global_steps:
-                self._save_stopping(self.global_steps)
+            if self._trainer.global_steps:
+                self._checkpointing.save_stopping(self._trainer.global_steps)
             raise
 
-    def _val_metrics_update(
+    def metrics(
         self,
-        data_sources: list[str],
-        sample_uids: list[str],
-        reward_extra_infos_dict: dict[str, list[Any]],
-        sample_turns: list[int],
+        verls: Callable[..., dict[str, float]],
+        sources: list[str],
+        uids: list[str],
+        infos: dict[str, list[Any]],
+        turns: list[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """verl's own metrics over the played episodes.
+        """The metrics of ``verls`` over the played episodes. The other arguments are those of verl's, a list each.
 
         Raises:
             StarvedError: more than half of the episodes failed.
         """
-        failed = failed_of(reward_extra_infos_dict, len(sample_uids))
-        infos = of_played(reward_extra_infos_dict, failed)
-        turns = [number for number, no in zip(sample_turns, failed, strict=True) if not no]
-        verls = super()._val_metrics_update  # type: ignore[misc]
-        metrics = validation_metrics(verls, data_sources, sample_uids, infos, turns, expected_acc_counts)
-        expected = set((expected_acc_counts or {}).values()) or {self.config.actor_rollout_ref.rollout.val_kwargs.n}
+        failed = failed_of(infos, len(uids))
+        infos = of_played(infos, failed)
+        turns = [number for number, no in zip(turns, failed, strict=True) if not no]
+        metrics = validation_metrics(verls, sources, uids, infos, turns, expected_acc_counts)
+        samples = self._trainer.config.actor_rollout_ref.rollout.val_kwargs.n
+        expected = set((expected_acc_counts or {}).values()) or {samples}
         if any(failed) and len(expected) == 1:
-            metrics = unsplit(metrics, data_sources, infos, expected.pop())
+            metrics = unsplit(metrics, sources, infos, expected.pop())
         share = sum(failed) / max(1, len(failed))
         if share > WARN_ABOVE:
-            workers = internals.loop_workers(self.agent_loop_manager)
-            found = ray.get([worker.__ray_call__.remote(latest_failures) for worker in workers])
-            reasons = listed(reason for each in found for reason in each)
-            said = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
+            workers = internals.loop_workers(self._trainer.agent_loop_manager)
+            failures = ray.get([worker.__ray_call__.remote(latest_failures) for worker in workers])
+            reasons = listed(reason for worker_reasons in failures for reason in worker_reasons)
+            message = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
             if share > STOP_ABOVE:
-                raise StarvedError(said)
-            logger.warning(said)
+                raise StarvedError(message)
+            logger.warning(message)
         return metrics
 
 

@@ -1,4 +1,4 @@
-"""What the trainer runs in every training process before training, and the wrapper of its calls to worker groups."""
+"""What the trainer runs in every process before training, and the wrapper of its calls to worker groups."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any
 
 import ray
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import loss, weighing
+from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 # Fields that no worker computes with; all others are sent, unknown names included.
@@ -28,6 +34,42 @@ NOT_FOR_WORKERS = frozenset(
         "turnkey_task",
     )
 )
+
+
+def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step: AdvantageStep) -> None:
+    """Check that every training process, on every node, has loaded the plugin; give them loss and weights."""
+    workers = trainer.actor_rollout_wg.workers
+    ray.get([worker.__ray_call__.remote(verify) for worker in workers])
+    if advantage_step.loss is not None:
+        chosen = (turnkey.modules, advantage_step.loss.name, advantage_step.loss_params)
+        ray.get([worker.__ray_call__.remote(configure, *chosen) for worker in workers])
+    if turnkey.update.weight_by != "token":
+        weigh(workers, trainer.critic_wg.workers if trainer.use_critic else [])
+
+
+def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -> list[Any]:
+    """The agent-loop workers of ``manager``, once every node has played the probe and each passed its checks."""
+    plays = trainer.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+    if plays and turnkey.env.probe and (file := probe.task_file(trainer.config)):
+        probe.probe_nodes(turnkey, file)
+    texts, before = loop_worker.recorded(trainer.config, turnkey)
+    workers = internals.loop_workers(manager)
+    if not workers:
+        logger.warning(
+            "the agent-loop manager %s has no agent_loop_workers: they are not checked before the first step; "
+            "metrics of hosts, reasons of failed validation episodes and the log's last episodes are missing",
+            type(manager).__name__,
+        )
+    ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
+    return workers
+
+
+def wrap_groups(trainer: PPOTrainer, before: Callable[[str, KVBatchMeta], None]) -> None:
+    """Put a :class:`WorkerCalls` in the place of each worker group; roles that share a group share the wrapper."""
+    wrappers: dict[int, WorkerCalls] = {}
+    for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
+        if (group := getattr(trainer, name, None)) is not None:
+            setattr(trainer, name, wrappers.setdefault(id(group), WorkerCalls(group, before)))
 
 
 def verify(worker: Any) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
-from verl_turnkey.plugins.stopping import leftovers
+from verl_turnkey.plugins.shutdown import leftovers
 
 LOG = "log.txt"
 

@@ -26,7 +26,7 @@ def _log_probs(trainer, batch):
     import transfer_queue as tq
     from verl.workers.utils.padding import response_from_nested
 
-    trainer._actor_log_probs(batch)
+    trainer.actor_update.log_probs(batch)
     fields = ["log_probs", "response_mask"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     return response_from_nested(data["log_probs"], data["response_mask"]).unbind()
@@ -49,7 +49,8 @@ def _spy_on(cls):
     def _update_actor(self, batch, metrics):
         optional = ["values", "returns"] if self.use_critic else []
         optional += ["ref_log_prob"] if self.use_reference_policy else []
-        optional += ["turnkey_staleness"] if self.loss is not None and "staleness" in self.loss.needs else []
+        loss = self.advantage_step.loss
+        optional += ["turnkey_staleness"] if loss is not None and "staleness" in loss.needs else []
         fields = ["responses", "advantages", "old_log_probs", "rollout_log_probs", "response_mask", "rm_scores"]
         fields += optional
         before = _rows(batch, *fields)

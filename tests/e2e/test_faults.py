@@ -21,7 +21,7 @@ from measured import Fault, own_tmp, suffered
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_sampler
 
-from verl_turnkey.plugins.stopping import leftovers
+from verl_turnkey.plugins.shutdown import leftovers
 from verl_turnkey.plugins.view.reading import read
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"

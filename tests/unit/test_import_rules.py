@@ -38,7 +38,7 @@ ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
 # plugins/ from the ground up: a file imports its own folder and what lies on lower floors.
 FLOORS = (
     ("verl_api", "config", "notices"),
-    ("log", "stopping"),
+    ("log", "shutdown"),
     ("view",),
     ("credit",),
     ("cpu", "rollout", "actor"),

@@ -347,7 +347,8 @@ def credit(made: Any, rollout: Rollout) -> Trained:
             write(batch, name, lambda key, i, number=number: number(places.token(key, i)))
         batch = made._compute_advantage(batch, done.metrics)
         done.columns = {name: places.by_step(read(batch, name)) for name in ("advantages", "returns")}
-        done.table = {name: getattr(made._table.steps, name) for name in ("reward", "tokens", "value", "step")}
+        table = made.advantage_step.table.steps
+        done.table = {name: getattr(table, name) for name in ("reward", "tokens", "value", "step")}
     return done
 
 

@@ -77,7 +77,7 @@ def test_credit_is_the_same(ray_queue, trainer, rollout, name):
     rollout = between_0_and_1(rollout) if bounded else rollout
     made = trainer("critic.enable=true", *([] if bounded else KL_IN_REWARD), recipe=name)
     steps = credit(made, rollout)
-    made.credit_state = {}  # what it remembers of the first would change the second
+    made.advantage_step.state = {}  # what it remembers of the first would change the second
     joined = credit(made, merged(rollout))
     check_columns(steps, joined)
     for column, values in steps.table.items():

@@ -78,8 +78,8 @@ def ready(made: Any, ranks: int = 1) -> tuple[KVBatchMeta, Policy]:
         batch = upsample_batch_to_divisible_size(batch, len(batch) + ranks + (-len(batch) % ranks), EOS)
     batch = advance(made, batch)
     policy = Policy()
-    made._dp_size = ranks
-    made.actor_rollout_wg = WorkerCalls(policy, made._before_call)
+    made.batching.ranks = ranks
+    made.actor_rollout_wg = WorkerCalls(policy, made.actor_update.before_call)
     return batch, policy
 
 
@@ -173,7 +173,7 @@ def test_ranks_without_padding_rows_get_some(queue, trainer):
 def test_rows_with_several_turns_cannot_go_in_reverse(queue, trainer):
     made = trainer(recipe="seeupo")
     batch, _ = ready(made)
-    made._table.turn[:] = 1
+    made.advantage_step.table.turn[:] = 1
     with pytest.raises(ConfigError, match="needs a row per turn"):
         made._update_actor(batch, {})
 
@@ -227,7 +227,7 @@ def test_staleness_counts_weight_versions(queue, trainer):
     assert set(read_rows(batch, "turnkey_staleness").values()) == {2.0}
     # A row that was generated across versions counts by its newest.
     across = [{"min_global_steps": 0, "max_global_steps": 3}, {"min_global_steps": 1, "max_global_steps": 2}]
-    made_of = loss_inputs.Batch(made._steps, {}, across, 4, torch.ones(2, 1), rejects=False)
+    made_of = loss_inputs.Batch(made.advantage_step.steps, {}, across, 4, torch.ones(2, 1), rejects=False)
     assert loss_inputs.staleness(made_of).tolist() == [0.0, 1.0]
 
 
@@ -254,8 +254,8 @@ def test_staleness_of_a_turn_is_that_of_its_own_weights(queue, trainer):
     assert found["a_0_0"] == [3.0 * m for m in mask] + [0.0] * 4 + [2.0 * m for m in mask]  # which says none: the row's
     assert found["a_1_0"] == [1.0 * m for m in mask]
     # One number per row, for a loss that takes no other.
-    per_row = dataclasses.replace(made.loss, per_row=True)
-    made_of = loss_inputs.Batch(made._steps, {}, batch.tags, 4, nested_mask(batch), rejects=False)
+    per_row = dataclasses.replace(made.advantage_step.loss, per_row=True)
+    made_of = loss_inputs.Batch(made.advantage_step.steps, {}, batch.tags, 4, nested_mask(batch), rejects=False)
     assert loss_inputs.columns(per_row, made_of)["turnkey_staleness"].tolist() == [2.0, 2.0]
 
 

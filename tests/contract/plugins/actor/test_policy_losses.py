@@ -395,14 +395,15 @@ def test_what_a_loss_accepts_and_nobody_gives_is_left_out(queue, trainer, monkey
     monkeypatch.setattr(registry, "_LOSSES", dict(registry._LOSSES))
     register_loss("mine", params=NoParams, accepts=("prior", "staleness", "rewards"))(lambda inputs, params: None)
     made = trainer()
-    made.loss, made.loss_params = losses()["mine"], NoParams()
+    loss = made.advantage_step.loss = losses()["mine"]
+    made.advantage_step.loss_params = NoParams()
     columns, _ = columns_of(made, EPISODES)
     assert set(columns) == {"turnkey_staleness", "turnkey_rewards"}
     mask = torch.nested.as_nested_tensor([torch.ones(3)], layout=torch.jagged)
-    nobody = loss_inputs.Batch(trainer()._steps, {}, [{"max_global_steps": 0}], 1, mask, rejects=False)
-    assert set(loss_inputs.columns(made.loss, nobody).keys()) == {"turnkey_staleness"}  # there is no table of steps
+    nobody = loss_inputs.Batch(trainer().advantage_step.steps, {}, [{"max_global_steps": 0}], 1, mask, rejects=False)
+    assert set(loss_inputs.columns(loss, nobody).keys()) == {"turnkey_staleness"}  # there is no table of steps
     rows = TensorDict({"turnkey_staleness": torch.ones(2)}, batch_size=2)
-    assert list(loss_inputs.read(rows, made.loss.inputs)) == ["staleness"]
+    assert list(loss_inputs.read(rows, loss.inputs)) == ["staleness"]
     assert loss_inputs.read(rows, ("prior",)) == {}
 
 

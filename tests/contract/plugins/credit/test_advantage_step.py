@@ -23,7 +23,7 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
-from verl_turnkey.plugins.trainer.credited import OF_GROUPS
+from verl_turnkey.plugins.trainer.advantage_step import OF_GROUPS
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS, WorkerCalls
 
 
@@ -520,11 +520,9 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
         )
     made = trainer("critic.ppo_mini_batch_size=1", "critic.enable=true")
     recorder = Recorder()
-    made.actor_rollout_wg = made.critic_wg = WorkerCalls(recorder, made._before_call)
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["extra_fields", "response_mask"])
-    extra_fields = data.pop("extra_fields").tolist()
-    made._parts = 4
-    made._count(batch, extra_fields, data["response_mask"], {})
+    made.actor_rollout_wg = made.critic_wg = WorkerCalls(recorder, made.actor_update.before_call)
+    made.batching.parts = 4
+    made.advantage_step.real_rows = real - 1  # one failed episode
     made._update_critic(batch, {})
     made._update_actor(batch, {})
     made.actor_rollout_wg.compute_log_prob(batch)
@@ -538,7 +536,7 @@ def test_worker_calls_choose_fields_and_mini_batches(queue, trainer, known_field
     for extra_info, updates in ((critic, 4), (actor, 2)):  # train_batch_size 4 / mini batch of 1 or 2
         assert "mini_batch_size" not in extra_info
         assert extra_info["num_mini_batch"] == updates
-        assert extra_info["global_batch_size"] == pytest.approx((real - 1) / updates)  # one failed episode
+        assert extra_info["global_batch_size"] == pytest.approx((real - 1) / updates)
     assert made.actor_rollout_wg.world_size == 1
 
 

@@ -126,7 +126,7 @@ def test_the_table_of_a_tool_loops_rows(queue, trainer, capture):
         "episode/length/max": 3,
         "episode/return/mean": 0.5,
     }
-    assert made._real_rows == 3
+    assert made.advantage_step.real_rows == 3
 
 
 def test_rewards_per_token_and_kl_go_to_their_turns(queue, trainer, capture):

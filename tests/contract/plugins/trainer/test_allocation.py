@@ -28,7 +28,7 @@ from contract_tools import (
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
-from verl_turnkey.plugins.trainer.allotment import Seen
+from verl_turnkey.plugins.trainer.allocation_rules import TaskHistory
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_groups.json"
@@ -112,7 +112,7 @@ def step(trainer: Any, number: int, tasks: str = "abcd") -> tuple[dict[str, int]
     trainer._submit_batch_to_rollout(prompts(number, tasks))
     items = tq.kv_list(PARTITION)[PARTITION]
     batch = batch_of({key: tag for key, tag in items.items() if not tag.get("is_prompt")})
-    trainer._asked._sampled, trainer._asked._prompts = list(found), len(tasks)
+    trainer.rollout_counter._sampled, trainer.rollout_counter._prompts = list(found), len(tasks)
     metrics: dict[str, float] = {}
     batch = advance(trainer, trainer._balance_batch(batch, metrics), metrics)
     tq.kv_clear(keys=list(tq.kv_list(PARTITION)[PARTITION]), partition_id=PARTITION)
@@ -140,8 +140,8 @@ def test_a_single_prompt_in_the_place_of_another_is_played_n_times(build):
     trainer = build("colocate_async")
     step(trainer, 1)
     assert step(trainer, 2, "a")[0] == {"a": 4}
-    assert len(trainer._seen) == 4
-    assert Counter(seen.episodes for seen in trainer._seen.values()) == {8.0: 1, 4.0: 3}
+    assert len(trainer.allocation.histories) == 4
+    assert Counter(history.episodes for history in trainer.allocation.histories.values()) == {8.0: 1, 4.0: 3}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -155,7 +155,7 @@ def test_a_resumed_run_divides_as_an_unbroken_one(build, tmp_path: Path, mode: s
     broken._save_checkpoint()
     resumed = build(mode, "trainer.resume_mode=auto", rule=rule)
     resumed._load_checkpoint()
-    assert resumed._seen == broken._seen != {}
+    assert resumed.allocation.histories == broken.allocation.histories != {}
     assert [step(resumed, number)[0] for number in (3, 4)] == expected[2:]
     assert expected[2] != expected[0]
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_without_what_was_seen_is_warned_of(build, tmp_path: Path, 
     (tmp_path / "global_step_1" / FILE).unlink()
     resumed = build("sync", "trainer.resume_mode=auto")
     resumed._load_checkpoint()
-    assert resumed._seen == {}
+    assert resumed.allocation.histories == {}
     assert "turnkey.groups knows nothing of the tasks played before" in caplog.text
 
 
@@ -178,7 +178,7 @@ def test_a_run_without_allocation_asks_and_writes_nothing(build, tmp_path: Path)
     trainer = build("sync", rule="even")
     assert step(trainer, 1)[0] == dict.fromkeys("abcd", 4)
     trainer._save_checkpoint()
-    assert trainer._seen == {}
+    assert trainer.allocation.histories == {}
     assert not (tmp_path / "global_step_1" / FILE).exists()
 
 
@@ -186,8 +186,8 @@ def test_what_was_left_out_of_the_update_is_remembered(build):
     trainer = build("sync", "turnkey.groups.keep=0.25")
     _, metrics = step(trainer, 1)
     assert metrics["episode/count"] == 4
-    assert sorted(seen.solved for seen in trainer._seen.values()) == [0, 1, 2, 4]
-    assert all(isinstance(seen, Seen) for seen in trainer._seen.values())
+    assert sorted(history.solved for history in trainer.allocation.histories.values()) == [0, 1, 2, 4]
+    assert all(isinstance(history, TaskHistory) for history in trainer.allocation.histories.values())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -201,27 +201,27 @@ def test_every_other_group_of_a_task_that_nobody_solves_has_a_hint(build, tmp_pa
             trainer = build(mode, *hints, rule="even")
             trainer._load_checkpoint()
         shares: dict[str, float] = {}
-        put_in = trainer._allot
+        put_in = trainer.allocation.allot
 
         def allot(batch: Any, put_in: Any = put_in, shares: dict[str, float] = shares) -> None:
             put_in(batch)
             shares |= dict(zip(tu.get(batch, "uid"), tu.get(batch, "turnkey_hint_share"), strict=True))
 
-        trainer._allot = allot
+        trainer.allocation.allot = allot
         played, metrics = step(trainer, number)
-        trainer._allot = put_in
+        trainer.allocation.allot = put_in
         assert played == dict.fromkeys("abcd", 4)
         hinted.append({uid[0]: round(float(share), 6) for uid, share in shares.items() if share})
         assert metrics["groups/hinted"] == len(hinted[-1]) / 4
     assert hinted == [{}, {"c": 0.6}, {}, {"c": 0.6}, {}]
-    assert sorted(seen.episodes for seen in trainer._seen.values()) == [12, 20, 20, 20]
+    assert sorted(history.episodes for history in trainer.allocation.histories.values()) == [12, 20, 20, 20]
 
 
 def test_a_task_without_a_hint_is_not_taken_for_one_with_it(build):
     trainer = build("sync", "turnkey.groups.hint_high=0.5", rule="even")
     said = [step(trainer, number, "ce")[1]["groups/hinted"] for number in range(1, 5)]
     assert said == [0, 0.5, 0, 0.5]  # c alone
-    assert sorted(seen.episodes for seen in trainer._seen.values()) == [8, 16]
+    assert sorted(history.episodes for history in trainer.allocation.histories.values()) == [8, 16]
 
 
 def test_a_hint_that_its_episodes_fail_of_is_not_shown_again_at_once(build):

@@ -19,7 +19,7 @@ from contract_tools import PARTITION, SEPARATE, Compose, Episode, Saves, advance
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError, Credit, modifying, register_modifier
-from verl_turnkey.plugins.trainer.checkpoints import CheckpointError
+from verl_turnkey.plugins.trainer.checkpointing import CheckpointError
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_credit.json"
@@ -68,11 +68,11 @@ def test_batches_continue_from_the_ones_before(build: Build):
     """Also inside one step: separate_async has several updates in each."""
     trainer = build("separate_async")
     train(trainer, BATCHES[0])
-    first = dict(trainer.credit_state)
+    first = dict(trainer.advantage_step.state)
     assert set(first) == {"first", "second"}
     train(trainer, BATCHES[1])
-    assert trainer.credit_state["first"] == first["first"] != 0
-    assert trainer.credit_state["second"] == pytest.approx(0.95**2 * first["second"] + (1 - 0.95**2) * 0.625)
+    assert trainer.advantage_step.state["first"] == first["first"] != 0
+    assert trainer.advantage_step.state["second"] == pytest.approx(0.95**2 * first["second"] + (1 - 0.95**2) * 0.625)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -91,9 +91,9 @@ def test_a_resumed_run_goes_on_like_an_unbroken_one(build: Build, tmp_path: Path
     resumed = build(mode, *how)
     resumed._load_checkpoint()
     assert resumed.global_steps == 2
-    assert resumed.credit_state == broken.credit_state
+    assert resumed.advantage_step.state == broken.advantage_step.state
     assert train(resumed, BATCHES[2]) == expected[2] != train(build(mode), BATCHES[2])
-    assert resumed.credit_state == unbroken.credit_state
+    assert resumed.advantage_step.state == unbroken.advantage_step.state
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -104,9 +104,9 @@ def test_a_run_that_stops_saves_what_it_remembers(build: Build, tmp_path: Path, 
     trainer.global_steps = 2
     train(trainer, BATCHES[1])
     trainer.on_sample_end = lambda: None  # puts the servers to sleep
-    trainer._save_stopping(1)
+    trainer.checkpointing.save_stopping(1)
     held = json.loads((tmp_path / "global_step_1" / FILE).read_text())
-    assert held == {"method": "rae", "state": trainer.credit_state}
+    assert held == {"method": "rae", "state": trainer.advantage_step.state}
 
 
 def test_the_state_is_there_before_verl_calls_the_checkpoint_complete(build: Build, tmp_path: Path):
@@ -121,7 +121,7 @@ def test_the_state_is_there_before_verl_calls_the_checkpoint_complete(build: Bui
     with pytest.raises(CheckpointError, match="disk is full"):
         trainer._save_checkpoint()
     assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()
-    assert trainer._saved is None
+    assert trainer.checkpointing.saved is None
 
 
 @pytest.mark.parametrize("other", ["none", "another"])
@@ -137,7 +137,7 @@ def test_a_checkpoint_without_the_state_is_warned_of_once(build: Build, tmp_path
     caplog.clear()
     resumed = build("sync")
     resumed._load_checkpoint()
-    assert (resumed.global_steps, resumed.credit_state) == (1, {})
+    assert (resumed.global_steps, resumed.advantage_step.state) == (1, {})
     why = "there is no" if other == "none" else "is of the method 'raae'"
     said = [record.getMessage() for record in caplog.records if record.name == "verl_turnkey"]
     assert len(said) == 1
@@ -160,14 +160,14 @@ def test_methods_that_remember_nothing_write_and_read_nothing(
     (folder / FILE).write_text(held)
     resumed = build("sync", *overrides, recipe=recipe)
     resumed._load_checkpoint()
-    assert (resumed.global_steps, resumed.credit_state) == (1, {})
+    assert (resumed.global_steps, resumed.advantage_step.state) == (1, {})
     assert [record for record in caplog.records if record.name == "verl_turnkey"] == []
 
 
 def test_a_run_from_scratch_says_nothing(build: Build, caplog):
     trainer = build("sync")
     trainer._load_checkpoint()
-    assert (trainer.global_steps, trainer.credit_state) == (0, {})
+    assert (trainer.global_steps, trainer.advantage_step.state) == (0, {})
     assert [record for record in caplog.records if record.name == "verl_turnkey"] == []
 
 
@@ -199,7 +199,7 @@ def test_modifiers_go_on_too(build: Build, tmp_path: Path, counter, recipe: str)
     trainer._save_checkpoint()
     resumed = build("sync", modify, recipe=recipe)
     resumed._load_checkpoint()
-    assert ("second" in resumed.credit_state) is (recipe == "rae")
+    assert ("second" in resumed.advantage_step.state) is (recipe == "rae")
     assert train(resumed, BATCHES[1])["a_0_0"] == 3
 
 
@@ -212,13 +212,13 @@ def test_the_trainer_falls_back_too(build: Build, tmp_path: Path, caplog, mode: 
         trainer.global_steps = step
         trainer._save_checkpoint()
         if step == 1:
-            held = dict(trainer.credit_state)
+            held = dict(trainer.advantage_step.state)
     broken = tmp_path / "global_step_2" / "actor" / "model_world_size_8_rank_5.pt"
     broken.write_bytes(broken.read_bytes()[:100])
     caplog.clear()
     resumed = build(mode)
     resumed._load_checkpoint()
-    assert (resumed.global_steps, resumed.credit_state) == (1, held)
+    assert (resumed.global_steps, resumed.advantage_step.state) == (1, held)
     (said,) = (record.getMessage() for record in caplog.records if record.name == "verl_turnkey")
     assert f"{broken} is truncated" in said
     broken = tmp_path / "global_step_1" / "data.pt"

@@ -198,8 +198,8 @@ def run(queue, compose: Compose, tokenizer, tmp_path: Path) -> Run:
         trainer.current_mode = HybridEngineMode.TRAINER
         trainer.ref_in_actor, trainer.distillation_config = config.actor_rollout_ref.model.lora_rank > 0, None
         actor, critic = Workers(), Workers()
-        trainer.actor_rollout_wg = trainer.ref_policy_wg = WorkerCalls(actor, trainer._before_call)
-        trainer.critic_wg = WorkerCalls(critic, trainer._before_call)
+        trainer.actor_rollout_wg = trainer.ref_policy_wg = WorkerCalls(actor, trainer.actor_update.before_call)
+        trainer.critic_wg = WorkerCalls(critic, trainer.actor_update.before_call)
         trainer._compute_metrics = lambda *_, **__: None
         trainer._load_checkpoint()
         done = Done(said, trainer, actor.trained, critic.trained, actor.called, set())
@@ -514,7 +514,7 @@ GRPO = ["+turnkey=base", "algorithm.adv_estimator=grpo"]
 def test_verls_estimator_sees_no_penalty(run: Run):
     done = run(*GRPO, "turnkey.rollout.invalid_action_penalty=0.5")
     check_step(done)
-    assert done.trainer.estimator is None
+    assert done.trainer.advantage_step.estimator is None
     assert done.header["estimator"] == "grpo (verl's)"
     assert done.header["reward"] == "1.0 x step"
 

@@ -10,8 +10,8 @@ import pytest
 import ray
 from contract_tools import hanging
 
-from verl_turnkey.plugins.trainer import hosts
-from verl_turnkey.plugins.trainer.hosts import HostMetrics, summary
+from verl_turnkey.plugins.trainer import metrics
+from verl_turnkey.plugins.trainer.metrics import HostMetrics, summary
 
 
 def reading(step: list[float], reset: list[float], **counts: int) -> dict[str, object]:
@@ -53,7 +53,7 @@ def test_hosts_that_did_nothing_have_no_latency():
 
 
 def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
-    monkeypatch.setattr(hosts, "SECONDS", 0.2)
+    monkeypatch.setattr(metrics, "SECONDS", 0.2)
     times = [{"model": 3.0, "environment": 1.0, "waiting": 0.0}, {"model": 5.0, "environment": 0.5, "waiting": 0.25}]
     answer, never, asked = ray.put(([ray.put(reading([0.01], [0.1], open=2))], times[:1])), hanging(), []
 

@@ -56,7 +56,7 @@ class Workers:
 def on_ranks(made: Any, ranks: int) -> Workers:
     workers = Workers(ranks)
     made.tokenizer = SimpleNamespace(eos_token_id=EOS)
-    made.actor_rollout_wg = made.critic_wg = WorkerCalls(workers, made._before_call)
+    made.actor_rollout_wg = made.critic_wg = WorkerCalls(workers, made.actor_update.before_call)
     return workers
 
 
@@ -188,7 +188,7 @@ def test_ranks_and_metrics_are_those_of_verls_own(by_length, trainer):
     on_ranks(made, 2)
     ours: dict[str, float] = {}
     made._balance_batch(copy(by_length), metrics=ours)
-    assert made._dp_size == 2
+    assert made.batching.ranks == 2
     assert ours["global_seqlen/balanced_max"] - ours["global_seqlen/balanced_min"] <= 8
     verls: dict[str, float] = {}
     PPOTrainerSync._balance_batch(made, copy(by_length), metrics=verls)

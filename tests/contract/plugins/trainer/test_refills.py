@@ -90,11 +90,11 @@ def test_a_manager_of_ones_own_needs_no_workers(ray_queue, trainer, monkeypatch,
             if validate:
                 tensordict_utils.assign_non_tensor_data(batch, "validate", True)
             manager.generate_sequences(batch)
-        self._hosts.ask()
-        steps.append(self._hosts.read())
-        self._flush_log()
-        self._keep_log()
-        steps.append(dict(self._processes()))
+        self.hosts.ask()
+        steps.append(self.hosts.read())
+        self.log.flush()
+        self.log.keep()
+        steps.append(dict(self.shutdown.processes()))
 
     monkeypatch.setattr(PPOTrainer, "fit", fit)
     made = trainer(f"turnkey.log.trajectories={tmp_path}")

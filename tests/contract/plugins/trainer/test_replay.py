@@ -128,7 +128,7 @@ def test_a_stored_episode_joins_the_group_and_leaves_with_it(made, mode):
     assert metrics["episode/count"] == 8
     assert metrics["episode/success_rate"] == 1 / 8
     assert metrics["episode/return/mean"] == 1 / 8
-    assert trainer._real_rows == 18
+    assert trainer.advantage_step.real_rows == 18
     clear(batch)
 
 
@@ -148,7 +148,7 @@ def test_unsolved_ones_join_a_solved_group_and_old_ones_nothing(made):
 def test_episodes_without_a_row_are_still_missed(made):
     trainer = made()
     clear(step(trainer, play({"a": ("t", [1.0, 0.0, 0.0, 0.0])}), 1)[0])
-    trainer._asked._prompts, trainer._asked._sampled = 1, ["b"]
+    trainer.rollout_counter._prompts, trainer.rollout_counter._sampled = 1, ["b"]
     batch, metrics = step(trainer, play({"b": ("t", [0.0, 0.0, 0.0])}), 2)
     assert metrics["groups/replayed"] == 1
     assert metrics["episode/missing"] == 1
@@ -223,8 +223,8 @@ def test_of_two_groups_of_a_task_one_gets_the_stored_episode(made):
 def test_a_stored_row_holds_no_more_memory_than_its_own(made):
     trainer = made()
     clear(step(trainer, play({"a": ("t", [1.0, 0.0, 0.0, 0.0])}), 1)[0])
-    [task] = trainer._memory._tasks
-    [stored] = trainer._memory.take(task, True, 2)
+    [task] = trainer.replay.memory._tasks
+    [stored] = trainer.replay.memory.take(task, True, 2)
     tensors = [value for row in stored.rows for value in row.values() if isinstance(value, torch.Tensor)]
     assert len(tensors) > 5
     assert all(value.untyped_storage().nbytes() == value.numel() * value.element_size() for value in tensors)
@@ -233,11 +233,11 @@ def test_a_stored_row_holds_no_more_memory_than_its_own(made):
 @pytest.mark.parametrize(("inputs", "stored"), [({"pixel_values": 1}, 0), ({"mm_token_type_ids": 1}, 1), ({}, 1)])
 def test_episodes_with_images_are_passed_over_and_that_is_said(made, monkeypatch, inputs, stored):
     said = []
-    monkeypatch.setattr("verl_turnkey.plugins.trainer.replayed.warn_once", said.append)
+    monkeypatch.setattr("verl_turnkey.plugins.trainer.replay.warn_once", said.append)
     trainer = made()
     batch = play({"a": ("t", [1.0])})
-    rows = trainer._read
-    read_rows = "verl_turnkey.plugins.trainer.replayed._rows"
+    rows = trainer.replay.read
+    read_rows = "verl_turnkey.plugins.trainer.replay._rows"
     monkeypatch.setattr(read_rows, lambda data: [{"multi_modal_inputs": inputs} for _ in range(data.batch_size[0])])
     assert len(rows(batch, {"a_0"})) == stored
     assert len(said) == 1 - stored
@@ -259,8 +259,8 @@ def test_none_is_the_default(made):
     batch, metrics = step(trainer, play({"b": ("t", [0.0, 0.0])}), 2)
     assert not [key for key, tag in real(batch).items() if tag.get("replayed")]
     assert not [name for name in metrics if name.startswith("groups/")]
-    assert trainer._memory is None
-    assert trainer._buffer is None
+    assert trainer.replay.memory is None
+    assert trainer.replay.buffer is None
     clear(batch)
 
 

@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls, trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.plugins.stopping import channel
+from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.trainer import starvation
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 from verl_turnkey.plugins.trainer.trainer import (
@@ -43,9 +43,9 @@ def test_trainers_take_the_place_of_verls(compose: Compose, cls, mode, buffer, o
     assert made.trainer_mode == config.trainer.v1.trainer_mode == mode
     assert type(made.replay_buffer) is buffer
     assert made.replay_buffer.poll_interval == 0.05
-    assert made.estimator.name == "gigpo"
-    assert made.credit_params.gamma == 0.95
-    assert made._mini_batches("actor") == mini_batches
+    assert made.advantage_step.estimator.name == "gigpo"
+    assert made.advantage_step.params.gamma == 0.95
+    assert made.batching.mini_batches("actor") == mini_batches
 
 
 @pytest.fixture
@@ -283,12 +283,12 @@ def test_groups_that_all_end_alike_are_reported_and_stop_the_run(queue, build, c
 
 
 def test_a_signal_ends_a_step_that_keeps_no_group(queue, build):
-    channel.tell("signal", "SIGINT")
+    channel.put("signal", "SIGINT")
     try:
         with pytest.raises(channel.StoppedError, match=r"SIGINT: step 1: group filtering dropped .* and kept none"):
             sample(build("colocate_async", *FILTERED), endless(alike))
     finally:
-        channel.forget("signal")
+        channel.delete("signal")
 
 
 def test_losses_of_another_step_do_not_count(queue, build):

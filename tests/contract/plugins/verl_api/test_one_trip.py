@@ -64,7 +64,7 @@ def test_the_mask_that_was_dealt_is_not_read_again(queue, trainer, calls):
     made.actor_rollout_wg, made.tokenizer = TwoRanks(), SimpleNamespace(eos_token_id=EOS)
     batch = made._balance_batch(fill(EPISODES), {})
     assert any(tag.get("is_padding") for tag in batch.tags)
-    keys, mask = made._mask
+    keys, mask = made.batching.mask
     assert dict(zip(keys, (row.long().tolist() for row in mask.unbind()), strict=True)) == read(batch, "response_mask")
     for reads in (False, True):
         calls.clear()
@@ -72,8 +72,8 @@ def test_the_mask_that_was_dealt_is_not_read_again(queue, trainer, calls):
         fields = next(names for name, names in calls if name == "kv_batch_get")
         assert ("response_mask" in fields) == reads
     made._balance_batch(batch, {})
-    assert made._dealt_mask(KVBatchMeta(keys=keys[:4], tags=batch.tags[:4], partition_id=PARTITION)) == {}
-    assert made._mask == ([], None)
+    assert made.batching.dealt_mask(KVBatchMeta(keys=keys[:4], tags=batch.tags[:4], partition_id=PARTITION)) == {}
+    assert made.batching.mask == ([], None)
 
 
 def test_verls_own_estimators_get_the_names_of_the_groups(queue, trainer, monkeypatch):

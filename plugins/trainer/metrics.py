@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import RayError
 
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
@@ -37,11 +38,11 @@ class HostMetrics:
         there, dead, late = _answers(refs)
         readings, gone, slow = _answers([reading for hosts, _ in there for reading in hosts])
         self._asked = {worker: ref for worker, ref in self._asked.items() if ref in late}
-        found = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
+        metrics = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
         if ended := [seconds for _, times in there for seconds in times]:
-            found |= {f"{TIMES}{name}": float(np.mean([each[name] for each in ended])) for name in ended[0]}
+            metrics |= {f"{TIMES}{name}": float(np.mean([each[name] for each in ended])) for name in ended[0]}
         silent = dead + gone + len(late) + len(slow)
-        return found | {f"{PREFIX}silent": float(silent)} if found or silent else {}
+        return metrics | {f"{PREFIX}silent": float(silent)} if metrics or silent else {}
 
 
 def _answers(refs: list[Any]) -> tuple[list[Any], int, list[Any]]:
@@ -53,7 +54,7 @@ def _answers(refs: list[Any]) -> tuple[list[Any], int, list[Any]]:
     for ref in ready:
         try:
             answers.append(ray.get(ref))
-        except ray.exceptions.RayError:
+        except RayError:
             dead += 1
     return answers, dead, late
 

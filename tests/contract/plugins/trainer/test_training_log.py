@@ -39,9 +39,9 @@ def log(folder: Path, segment: str = SEGMENT) -> list[str]:
 
 
 def table(made: Any, folder: Path, name: str) -> pd.DataFrame:
-    for ref in made._flush_log(5.0):
+    for ref in made.log.flush(5.0):
         ray.get(ref)
-    assert made._tables.drain(5.0)
+    assert made.log.tables.drain(5.0)
     return reading.read(folder, name)
 
 
@@ -60,7 +60,7 @@ class Trained:
             write(batch, "old_log_probs", lambda key, i: now[key][i] + number(places.token(key, i)))
             if made.use_reference_policy:
                 write(batch, "ref_log_prob", lambda key, i: now[key][i] + noise("ref", 0.4)(places.token(key, i)))
-            made._begin_log()
+            made.log.begin_step()
             batch = made._compute_advantage(batch, self.metrics)
             made._update_critic(batch, self.metrics)
             made._update_actor(batch, self.metrics)
@@ -120,7 +120,7 @@ def test_updates_are_those_of_plain_loops_and_join_each_trained_turn_once(
     assert len(joined) == len(found) == epochs * len(done.trained())
     assert set(found["epoch"]) == set(range(epochs))
     assert joined.groupby(["episode", "turn"])["epoch"].nunique().eq(epochs).all()
-    of_turn = made.loss is not None
+    of_turn = made.advantage_step.loss is not None
     for row in joined.to_dict("records"):
         expected = done.by_hand(step_of(row), of_turn)
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-4), row
@@ -136,7 +136,7 @@ def test_updates_are_those_of_plain_loops_and_join_each_trained_turn_once(
 )
 def test_updates_in_phases_have_each_turn_once_an_epoch(ready, rollout, tmp_path, recipe, overrides):
     made = ready(2, *log(tmp_path), *overrides, recipe=recipe)
-    assert made._in_phases
+    assert made.batching.in_phases
     done = Trained(made, rollout)
     joined = table(made, tmp_path, "credit").merge(table(made, tmp_path, "updates"), on=KEY, validate="one_to_many")
     found = {(step_of(row), row["epoch"]): row for row in joined.to_dict("records")}
@@ -162,7 +162,7 @@ def test_a_rank_that_holds_rows_for_another_records_nothing(tmp_path):
 def test_without_a_log_nothing_is_written_and_nothing_recorded(ready, rollout, tmp_path):
     made = ready(1)
     assert not {updates.ROW, updates.TURN} & Trained(made, rollout).fields
-    assert made._flush_log() == []
+    assert made.log.flush() == []
     made.logger = Loggers()
     made.logger.log(data={"a": 1.0}, step=1)
     assert made.logger.said == [(1, {"a": 1.0})]
@@ -172,7 +172,7 @@ def test_without_a_log_nothing_is_written_and_nothing_recorded(ready, rollout, t
 
 
 def credit_of(made: Any, folder: Path) -> pd.DataFrame:
-    assert made._tables.drain(5.0)
+    assert made.log.tables.drain(5.0)
     return reading.read(folder, "credit")
 
 
@@ -207,7 +207,7 @@ def test_a_step_of_several_batches_numbers_their_rows_on(queue, trainer, tmp_pat
     batch = fill(EPISODES)
     for step in (1, 2):
         made.global_steps = step
-        made._begin_log()
+        made.log.begin_step()
         advance(made, batch)
         advance(made, batch)
     found = credit_of(made, tmp_path)
@@ -291,9 +291,9 @@ def test_a_resumed_run_writes_its_steps_again_and_counts(queue, trainer, tmp_pat
         write_segment(tmp_path, name, {"resumed_from": steps[0] - 1})
         for step in steps:
             made.global_steps = step
-            made._begin_log()
+            made.log.begin_step()
             advance(made, batch)
-        assert made._tables.drain(5.0)
+        assert made.log.tables.drain(5.0)
     with pytest.warns(UserWarning, match="did steps 2 to 3 again"):
         found = reading.read(tmp_path, "credit")
     assert found.groupby(KEY).size().eq(1).all()
@@ -326,7 +326,7 @@ def test_every_number_that_verl_logs_is_in_the_table_of_steps(trainer, tmp_path)
     made.logger.log(data={**given, "text": "x", "list": [1.0], "none": None, "many": torch.ones(2)}, step=0)
     made.logger.log(data={"a": 7.0}, step=1)
     assert made.logger.finish(3) == "finished 3"
-    assert made._tables.drain(5.0)
+    assert made.log.tables.drain(5.0)
     found = reading.read(tmp_path, "steps")
     values = {(row["train_step"], row["name"]): row["value"] for row in found.to_dict("records")}
     own = {f"turnkey/log/{name}" for name in ("written", "lost", "seconds")}
@@ -346,7 +346,7 @@ def test_every_process_that_writes_looks_for_the_log(trainer, tmp_path):
 
     made = trainer(*log(tmp_path))
     made.actor_rollout_wg = SimpleNamespace(workers=[worker("rank0"), worker("rank1")])
-    made._look_for_log([worker("player")])
+    made.log.look_for([worker("player")])
     assert asked == [(name, look_for, str(tmp_path), SEGMENT) for name in ("player", "rank0", "rank1")]
 
 
@@ -362,7 +362,7 @@ def test_metrics_of_the_log_count_the_rows_of_all_processes(ready, rollout, tmp_
     made.agent_loop_manager.agent_loop_workers = players[::-1]  # they take turns at the first place
     late = hanging()
     players[0].__ray_call__.remote = lambda _: late
-    made._flush_log()
+    made.log.flush()
     made.logger.log(data={}, step=5)
     (_, said) = made._logger._inner.said[-1]
     assert said["turnkey/log/written"] == sum(written.values()) + 1010
@@ -392,5 +392,5 @@ def test_texts_of_long_ago_are_deleted_as_steps_are_logged(trainer, tmp_path):
     made = trainer(*log(tmp_path), "turnkey.log.keep_texts=3")
     made.logger = Loggers()
     made.logger.log(data={"a": 1.0}, step=29)
-    made._tidying.join(5.0)
+    made.log.tidying.join(5.0)
     assert sorted(int(path.name[5:]) for path in (tmp_path / "texts").iterdir()) == [0, 10, 20, 27, 28, 29]

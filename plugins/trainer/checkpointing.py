@@ -6,86 +6,77 @@ Resuming clears rows without prompts from the queue.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import transfer_queue as tq
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.advantage import EstimatorSpec, Modification
-from verl_turnkey.plugins.checks.checkpoints import choose, remembering
+from verl_turnkey.plugins.checks.checkpoints import choose
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
+from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
+from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 
-class Checkpoints:
-    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`."""
+class Checkpointing:
+    """verl's checkpoints with the state of the method and of the allocation."""
 
-    config: Any
-    global_steps: int
-    base_mode: str
-    use_critic: bool
-    estimator: EstimatorSpec | None
-    credit_params: Any
-    credit_modify: Sequence[Modification]
-    credit_state: Mapping[str, float]
-    """``Credit.state`` of the newest batch: what the next one begins with"""
-    _saved: int | None = None
-    """the step of the newest checkpoint"""
-    _written: tuple[Path, ...] = ()
-    """checkpoints of this start that had weights when the newest one was written"""
+    def __init__(self, trainer: PPOTrainer, advantage_step: AdvantageStep, allocation: Allocation) -> None:
+        self._trainer, self._step, self._allocation = trainer, advantage_step, allocation
+        self.saved: int | None = None
+        """the step of the newest checkpoint"""
+        self._written: tuple[Path, ...] = ()
+        """checkpoints of this start that had weights when the newest one was written"""
 
-    def _load_checkpoint(self) -> None:
+    def load(self, verls: Callable[[], None]) -> None:
         """verl's own on the newest whole checkpoint, then clears the rows that its batch left in the queue.
 
         verl writes a checkpoint when the prompts of the batch have left the queue, but its rows have not. Rows without
         prompts would never be sampled or cleared.
         """
-        if said := choose(self.config, use_critic=self.use_critic, remembers=bool(self._remembering())):
-            logger.warning(said)
-        super()._load_checkpoint()  # type: ignore[misc]
-        self._saved = self.global_steps
-        if self.global_steps:
-            self._load_credit_state()
-        items = (tq.kv_list("train") or {}).get("train", {}) if self.base_mode != "sync" else {}
+        trainer, remembering = self._trainer, self._step.remembering
+        if warning := choose(trainer.config, use_critic=trainer.use_critic, remembers=bool(remembering)):
+            logger.warning(warning)
+        verls()
+        self.saved = trainer.global_steps
+        if trainer.global_steps:
+            folder = credit_state.resumed_folder(trainer.config, trainer.global_steps)
+            self._allocation.load(folder)
+            if remembering and self._step.estimator is not None:
+                state = credit_state.load(folder, self._step.estimator.name)
+                if isinstance(state, str):
+                    logger.warning("%s: %s remembers nothing of the steps before", state, " and ".join(remembering))
+                else:
+                    self._step.state = state
+        items = (tq.kv_list("train") or {}).get("train", {}) if trainer.trainer_mode != "sync" else {}
         prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
         left = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
         if left:
             tq.kv_clear(keys=left, partition_id="train")
 
-    def _load_credit_state(self) -> None:
-        if self.estimator is None or not (names := self._remembering()):
-            return
-        folder = credit_state.resumed_folder(self.config, self.global_steps)
-        found = credit_state.load(folder, self.estimator.name)
-        if not isinstance(found, str):
-            self.credit_state = found
-        else:
-            logger.warning("%s: %s remembers nothing of the steps before", found, " and ".join(names))
-
-    def _remembering(self) -> list[str]:
-        return remembering(self.estimator, self.credit_params, self.credit_modify)
-
-    def _save_checkpoint(self) -> None:
+    def save(self, verls: Callable[[], None]) -> None:
         """verl's own, after the state of the method: verl's last file says that the checkpoint is complete.
 
         Raises:
             CheckpointError: a file could not be written; verl's tracker names the checkpoint before.
         """
-        if self._saved == self.global_steps:  # a run that has to stop did not wait for verl
+        step = self._trainer.global_steps
+        if self.saved == step:  # a run that has to stop did not wait for verl
             return
-        folder = credit_state.folder_of(self.config, self.global_steps)
+        folder = credit_state.folder_of(self._trainer.config, step)
         try:
             with kept(folder.parent / TRACKER):
-                if self._remembering():
-                    credit_state.save(folder, self.estimator.name, self.credit_state)
-                super()._save_checkpoint()  # type: ignore[misc]
+                if self._step.estimator is not None and self._step.remembering:
+                    credit_state.save(folder, self._step.estimator.name, self._step.state)
+                self._allocation.save(folder)
+                verls()
         except Exception as error:
             raise CheckpointError(unwritten(folder, error)) from error
-        self._saved = self.global_steps
+        self.saved = step
         self._drop_snapshots(folder)
 
     def _drop_snapshots(self, folder: Path) -> None:
@@ -101,20 +92,21 @@ class Checkpoints:
             shutil.rmtree(each / "transfer_queue", ignore_errors=True)
         self._written = (*(each for each in self._written if each not in gone), folder)
 
-    def _save_stopping(self, step: int) -> None:
+    def save_stopping(self, step: int) -> None:
         """Write a checkpoint of ``step``, the last completed one, unless it exists or the run writes none.
 
         Weights and the method's state are the newest ones: updates of the step that stopped are in both.
         """
-        if self.config.trainer.save_freq <= 0 or self._saved == step:
+        trainer = self._trainer
+        if trainer.config.trainer.save_freq <= 0 or self.saved == step:
             return
-        self.on_sample_end()  # verl saves after the servers have released their memory
-        now, self.global_steps = self.global_steps, step
+        trainer.on_sample_end()  # verl saves after the servers have released their memory
+        now, trainer.global_steps = trainer.global_steps, step
         try:
-            self._save_checkpoint()
+            trainer._save_checkpoint()
             logger.warning("wrote a checkpoint of step %d before stopping", step)
         finally:
-            self.global_steps = now
+            trainer.global_steps = now
 
 
 class CheckpointError(RuntimeError):

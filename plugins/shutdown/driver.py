@@ -27,9 +27,9 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import turnkey_config
-from verl_turnkey.plugins.stopping import channel
-from verl_turnkey.plugins.stopping.leftovers import RunFiles
-from verl_turnkey.plugins.stopping.own_folder import own_folder
+from verl_turnkey.plugins.shutdown import channel
+from verl_turnkey.plugins.shutdown.leftovers import RunFiles
+from verl_turnkey.plugins.shutdown.own_folder import own_folder
 from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -159,7 +159,7 @@ class Ending:
 
     def begin(self) -> None:
         for entry in channel.ENTRIES:
-            channel.forget(entry)
+            channel.delete(entry)
         self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         threading.Thread(target=self._talk, name="turnkey-stop", daemon=True).start()
 
@@ -200,10 +200,10 @@ class Ending:
             self._wake.clear()
             try:
                 if self._first is not None and not passed_on:
-                    channel.tell("signal", self._first[0].name)
+                    channel.put("signal", self._first[0].name)
                     passed_on = True
-                self._begun = self._begun or channel.told("begun") is not None
-                dead = channel.told("dead")
+                self._begun = self._begun or channel.get("begun") is not None
+                dead = channel.get("dead")
             except Exception:  # Ray is gone, and the main thread learns of it by itself
                 dead = None
             if dead is not None:

@@ -13,8 +13,8 @@ from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.stopping import channel
-from verl_turnkey.plugins.stopping.watchdog import examine
+from verl_turnkey.plugins.shutdown import channel
+from verl_turnkey.plugins.shutdown.watchdog import examine
 from verl_turnkey.plugins.view.reading import read
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -36,12 +36,12 @@ def build(queue, compose: Compose, tmp_path: Path) -> Iterator[Build]:
         trainer.checkpoint_manager = trainer.actor_rollout_wg = trainer.train_dataloader = Saves()
         trainer.agent_loop_manager = SimpleNamespace(agent_loop_workers=[])
         trainer.on_sample_end = lambda: None  # puts the servers to sleep
-        trainer.global_steps, trainer._saved, trainer.timing_raw = 4, 1, {}
+        trainer.global_steps, trainer.checkpointing.saved, trainer.timing_raw = 4, 1, {}
         return trainer
 
     yield made
     for entry in ("signal", "dead"):
-        channel.forget(entry)
+        channel.delete(entry)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_step_ends_with_a_checkpoint_and_the_next_one_does_not_begin(
     trainer = build(mode, "trainer.save_freq=100")
     trainer.step({}, {})
     assert saved(tmp_path) == []
-    channel.tell("signal", "SIGTERM")
+    channel.put("signal", "SIGTERM")
     trainer.step({}, {})
     assert saved(tmp_path) == ["global_step_4"]
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
@@ -81,7 +81,7 @@ def test_a_signal_after_the_step_still_saves_it(build: Build, tmp_path: Path, mo
     """During validation, or the transfer of weights."""
     trainer = build(mode, "trainer.save_freq=100")
     trainer.global_steps = 5
-    channel.tell("signal", "SIGINT")
+    channel.put("signal", "SIGINT")
     with pytest.raises(channel.StoppedError, match=r"^SIGINT: stopped after step 4; .* is global_step_4$"):
         trainer.on_step_begin()
     assert saved(tmp_path) == ["global_step_4"]
@@ -92,8 +92,8 @@ def test_nothing_is_saved_unasked_or_before_the_first_step(
     build: Build, stepping, tmp_path: Path, step: int, freq: int
 ):
     trainer = build("sync", f"trainer.save_freq={freq}")
-    trainer.global_steps, trainer._saved = step, 0
-    channel.tell("signal", "SIGTERM")
+    trainer.global_steps, trainer.checkpointing.saved = step, 0
+    channel.put("signal", "SIGTERM")
     if freq < 0:
         trainer.step({}, {})
     with pytest.raises(channel.StoppedError, match=rf"stopped after step {step - 1}; there is no checkpoint$"):
@@ -103,17 +103,17 @@ def test_nothing_is_saved_unasked_or_before_the_first_step(
 
 def test_progress_is_steps_their_phases_and_rollouts(build: Build):
     trainer = build("sync")
-    seen = [trainer._progress()]
+    seen = [trainer.shutdown.progress()]
     trainer.timing_raw["gen"] = 1.0
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     trainer.replay_buffer.partitions[PARTITION]["a_0_0"] = {}
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     trainer.replay_buffer.finished_keys[PARTITION].add("a")
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     trainer.global_steps += 1
-    seen.append(trainer._progress())
+    seen.append(trainer.shutdown.progress())
     assert len({str(each) for each in seen}) == len(seen)
-    assert trainer._progress() == seen[-1]
+    assert trainer.shutdown.progress() == seen[-1]
 
 
 @ray.remote(num_cpus=0)
@@ -140,14 +140,14 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     if mode == "separate_async":
         trainer.standalone_server_manager = servers(actors[5])
         names += ["inference server 1"]
-    processes = dict(trainer._processes())
+    processes = dict(trainer.shutdown.processes())
     assert list(processes) == names
     for actor in processes.values():
         ray.kill(actor)
     dead, silent = examine(processes, 60)
     assert (sorted(dead), silent) == (sorted(names), [])
-    trainer._died("dead are: inference server 0")
-    assert channel.told("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
+    trainer.shutdown.died("dead are: inference server 0")
+    assert channel.get("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
 
 
 def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_path: Path):
@@ -169,7 +169,7 @@ def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_p
     player, dead = Actor.remote(), Actor.remote()
     ray.get(player.__ray_call__.remote(plays, f"{tmp_path}/log", row | {"name": ["played"]}))
     ray.kill(dead)
-    trainer._tables.put("steps", 4, row | {"name": ["trained"]})
+    trainer.log.tables.put("steps", 4, row | {"name": ["trained"]})
     trainer.agent_loop_manager.agent_loop_workers = [dead, player]
-    trainer._died("dead are: agent-loop worker 0")
+    trainer.shutdown.died("dead are: agent-loop worker 0")
     assert sorted(read(tmp_path / "log", "steps")["name"]) == ["played", "trained"]

@@ -28,18 +28,18 @@ class StoppedError(RuntimeError):
     """The run stopped because it was asked to; the message says after which step."""
 
 
-def tell(entry: Entry, text: str) -> None:
+def put(entry: Entry, text: str) -> None:
     """Leave ``text`` for the other side."""
     internal_kv._internal_kv_put(_key(entry), text.encode(), namespace=NAMESPACE)
 
 
-def told(entry: Entry) -> str | None:
+def get(entry: Entry) -> str | None:
     """What the other side left."""
     found = internal_kv._internal_kv_get(_key(entry), namespace=NAMESPACE)
     return None if found is None else found.decode()
 
 
-def forget(entry: Entry) -> None:
+def delete(entry: Entry) -> None:
     """Remove what was left: a second run in the same job begins anew."""
     internal_kv._internal_kv_del(_key(entry), namespace=NAMESPACE)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import ray
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins.stopping import channel, driver
+from verl_turnkey.plugins.shutdown import channel, driver
 from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 WHAT, GRACE = sys.argv[1], float(sys.argv[2])
@@ -34,7 +34,7 @@ class Worker:
 class Runner:
     def run(self, config: DictConfig) -> None:
         if WHAT not in BEFORE:
-            channel.tell("begun", "1")
+            channel.put("begun", "1")
         if segment := os.environ.get("SEGMENT"):
             self.held = open(segment, "w")  # noqa: SIM115 - as long as this process lives
         if WHAT == "dies":
@@ -42,10 +42,10 @@ class Runner:
         if WHAT == "fails":
             raise ValueError("as it was")
         if WHAT in ("reports", "validates"):
-            channel.tell("dead", "dead are: inference server 0")
+            channel.put("dead", "dead are: inference server 0")
         while True:
             time.sleep(0.2)
-            if WHAT == "listens" and (name := channel.told("signal")):
+            if WHAT == "listens" and (name := channel.get("signal")):
                 (Path(config.trainer.default_local_dir) / TRACKER).write_text("3")
                 raise channel.StoppedError(f"{name}: stopped after step 3")
 
@@ -55,7 +55,7 @@ def run_ppo(config, task_runner_class) -> None:
     runner = task_runner_class.options(num_cpus=1).remote()
     call = runner.run.remote(config)
     if WHAT not in BEFORE:
-        while channel.told("begun") is None and not ray.wait([call], timeout=0.1)[0]:
+        while channel.get("begun") is None and not ray.wait([call], timeout=0.1)[0]:
             pass
         time.sleep(1.5)  # the driver looks once a second
     print("waiting", file=sys.stderr, flush=True)

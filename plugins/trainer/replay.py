@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import REPLAYED
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
@@ -26,69 +27,62 @@ from verl_turnkey.plugins.trainer.replay_memory import Buffer, Memory, Stored, S
 from verl_turnkey.plugins.trainer.spread import spread
 
 
-class Replayed:
-    """Mixin of :class:`verl_turnkey.plugins.trainer.trainer.TurnkeyTrainer`, behind the one that keeps groups."""
+class Replay:
+    """The stored episodes and groups; ``memory`` is None without ``replay``, ``buffer`` without ``buffer``."""
 
-    turnkey: TurnkeyConfig
-    config: DictConfig
-    global_steps: int
-    local_trigger_step: int
-    _memory: Memory | None = None
-    """None before the first batch, and without ``replay``"""
-    _buffer: Buffer | None = None
-    """None before the first batch, and without ``buffer``"""
+    def __init__(self, trainer: PPOTrainer, options: GroupsConfig) -> None:
+        self._trainer, self._options = trainer, options
+        age, seed = options.replay_age, trainer.config.data.get("seed") or 0
+        self.memory = Memory(options.replay, options.replay_tasks, age) if options.replay else None
+        self.buffer = Buffer(options.buffer, age, seed) if options.buffer else None
 
-    def _replay(
-        self, batch: KVBatchMeta, found: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
+    def extend(
+        self, batch: KVBatchMeta, by_group: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
     ) -> KVBatchMeta:
         """``batch`` with the stored episodes that join groups of it, and the stored groups that join it.
 
         Only then are the batch's own episodes stored, so that none is trained twice in a batch.
         """
-        groups, step = self.turnkey.groups, self.global_steps
-        if groups.replay and self._memory is None:
-            self._memory = Memory(groups.replay, groups.replay_tasks, groups.replay_age)
-        if groups.buffer and self._buffer is None:
-            self._buffer = Buffer(groups.buffer, groups.replay_age, self.config.data.get("seed") or 0)
-        tasks = dict(zip(found, task_keys(of_groups(batch, found, TASK_FIELDS)), strict=True))
-        spreads = {group: spread([each.score for each in played]) for group, played in found.items()}
+        step = self._trainer.global_steps
+        tasks = dict(zip(by_group, task_keys(of_groups(batch, by_group, TASK_FIELDS)), strict=True))
+        spreads = {group: spread([each.score for each in played]) for group, played in by_group.items()}
         joining: dict[str, Sequence[Stored]] = {}
-        if self._memory is not None:
-            self._memory.forget(step)
-            joining = self._opposite(self._memory, found, tasks)
-        if self._buffer is not None:
-            self._buffer.forget(step)
+        if self.memory is not None:
+            self.memory.forget(step)
+            joining = self._opposite(self.memory, by_group, tasks)
+        if self.buffer is not None:
+            self.buffer.forget(step)
             alike = sum(not each for each in spreads.values())
-            drawn = self._buffer.draw(alike, step, self.local_trigger_step)
+            drawn = self.buffer.draw(alike, step, self._trainer.local_trigger_step)
             joining = {f"{one.name}-{step}": one.episodes for one in drawn}
         extended, ages = self._put(batch, joining)
-        self._remember(batch, found, tasks, spreads)
-        if self._memory is not None:
-            metrics["groups/replayed"] = len(ages) / max(1, sum(map(bool, found.values())))
-            metrics["groups/replay_tasks"] = float(len(self._memory))
-        if self._buffer is not None:
-            metrics["groups/drawn"] = len(ages) / len(found)
-            metrics["groups/buffer"] = float(len(self._buffer))
+        self._remember(batch, by_group, tasks, spreads)
+        if self.memory is not None:
+            metrics["groups/replayed"] = len(ages) / max(1, sum(map(bool, by_group.values())))
+            metrics["groups/replay_tasks"] = float(len(self.memory))
+        if self.buffer is not None:
+            metrics["groups/drawn"] = len(ages) / len(by_group)
+            metrics["groups/buffer"] = float(len(self.buffer))
         if ages:
             metrics["groups/replay_age"] = float(np.mean([*chain(*ages.values())]))
         return extended
 
     def _opposite(
-        self, memory: Memory, found: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
+        self, memory: Memory, by_group: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
     ) -> dict[str, Sequence[Stored]]:
         """Stored episodes with the other outcome for groups in which all ended alike, where there are any.
 
         Of several groups of one task the first one gets them: nothing is trained twice in a batch.
         """
         joining: dict[str, Sequence[Stored]] = {}
-        given: set[str] = set()
-        for group, played in found.items():
+        served: set[str] = set()
+        for group, played in by_group.items():
             ended = all_ended([each.solved for each in played])
-            if ended is None or tasks[group] in given:
+            if ended is None or tasks[group] in served:
                 continue
-            if stored := memory.take(tasks[group], not ended, self.global_steps):
+            if stored := memory.take(tasks[group], not ended, self._trainer.global_steps):
                 joining[group] = stored
-                given.add(tasks[group])
+                served.add(tasks[group])
         return joining
 
     def _put(
@@ -115,7 +109,7 @@ class Replayed:
                     warn_once("a stored episode lacks fields that the rows of this batch have, and is not replayed")
                     continue
                 last[group] += 1
-                ages[group].append(self.global_steps - one.step)
+                ages[group].append(self._trainer.global_steps - one.step)
                 for index, (row, tag) in enumerate(zip(one.rows, one.tags, strict=True)):
                     keys.append(f"{group}_{last[group]}_{index}")
                     fresh = {name: copy.deepcopy(row[name]) for name in row if name in names}
@@ -125,45 +119,36 @@ class Replayed:
             tq.kv_batch_put(
                 keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=tags
             )
-        return (
-            KVBatchMeta(
-                keys=[*batch.keys, *keys],
-                tags=[*batch.tags, *tags],
-                partition_id=batch.partition_id,
-                fields=batch.fields,
-                extra_info=batch.extra_info,
-            ),
-            ages,
-        )
+        return replace(batch, keys=[*batch.keys, *keys], tags=[*batch.tags, *tags]), ages
 
     def _remember(
         self,
         batch: KVBatchMeta,
-        found: Mapping[str, Sequence[Outcome]],
+        by_group: Mapping[str, Sequence[Outcome]],
         tasks: Mapping[str, str],
         spreads: Mapping[str, float],
     ) -> None:
         """Store the newest solved and unsolved episodes of each task, and the groups whose rewards differ."""
         chosen: dict[str, dict[bool, list[str]]] = {}
-        if self._memory is not None:
-            most = self.turnkey.groups.replay
-            for group, played in found.items():
+        if self.memory is not None:
+            most = self._options.replay
+            for group, played in by_group.items():
                 won = [each.episode for each in played if each.solved >= 1]
                 lost = [each.episode for each in played if each.solved <= 0]
                 chosen[group] = {True: won[-most:], False: lost[-most:]}
         whole: list[str] = []
-        if self._buffer is not None:
-            whole = sorted(found, key=lambda group: -spreads[group])[: self.turnkey.groups.buffer]
-            whole = [group for group in found if group in whole and spreads[group]]
+        if self.buffer is not None:
+            whole = sorted(by_group, key=lambda group: -spreads[group])[: self._options.buffer]
+            whole = [group for group in by_group if group in whole and spreads[group]]
         wanted = {episode for ends in chosen.values() for episodes in ends.values() for episode in episodes}
-        stored = self._read(batch, wanted | {each.episode for group in whole for each in found[group]})
-        if self._memory is not None:
+        stored = self.read(batch, wanted | {each.episode for group in whole for each in by_group[group]})
+        if self.memory is not None:
             for group, ends in chosen.items():
                 kept = {end: [stored[one] for one in episodes if one in stored] for end, episodes in ends.items()}
-                self._memory.learn(tasks[group], kept[True], kept[False])
-        if self._buffer is not None:
-            alike = {group: [each.episode for each in found[group]] for group in whole}
-            self._buffer.learn(
+                self.memory.learn(tasks[group], kept[True], kept[False])
+        if self.buffer is not None:
+            alike = {group: [each.episode for each in by_group[group]] for group in whole}
+            self.buffer.learn(
                 [
                     StoredGroup(group, spreads[group], [stored[one] for one in episodes])
                     for group, episodes in alike.items()
@@ -171,7 +156,7 @@ class Replayed:
                 ]
             )
 
-    def _read(self, batch: KVBatchMeta, wanted: Collection[str]) -> dict[str, Stored]:
+    def read(self, batch: KVBatchMeta, wanted: Collection[str]) -> dict[str, Stored]:
         """The rows of episodes of ``batch``; those with images are not stored."""
         at = sorted(
             (i for i, key in enumerate(batch.keys) if split_key(key)[1] in wanted),
@@ -186,10 +171,10 @@ class Replayed:
             episode = split_key(batch.keys[i])[1]
             rows[episode].append(row)
             tags[episode].append(dict(batch.tags[i]))
-        found = {one: Stored(self.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
-        if len(found) < len(rows):
+        stored = {one: Stored(self._trainer.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
+        if len(stored) < len(rows):
             warn_once("episodes with images are not stored: turnkey.groups.replay and buffer pass them over")
-        return found
+        return stored
 
 
 def _rows(data: TensorDict) -> list[dict[str, Any]]:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.stopping.driver import guarded
-from verl_turnkey.plugins.stopping.own_folder import LOCK, own_folder
+from verl_turnkey.plugins.shutdown.driver import guarded
+from verl_turnkey.plugins.shutdown.own_folder import LOCK, own_folder
 
 OTHER = """
 import sys
-from verl_turnkey.plugins.stopping.own_folder import own_folder
+from verl_turnkey.plugins.shutdown.own_folder import own_folder
 with own_folder({"default_local_dir": sys.argv[1], "save_freq": 1}):
     print("holds", flush=True)
     sys.stdin.read()

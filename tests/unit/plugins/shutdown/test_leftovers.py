@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.stopping import leftovers
+from verl_turnkey.plugins.shutdown import leftovers
 
 LONG_AGO = 2 * leftovers.QUIET_SECONDS
 SESSION = "session_2026-01-02_03-04-05_678901_234"

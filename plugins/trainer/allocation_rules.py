@@ -19,7 +19,7 @@ FARTHEST = 4.0
 """the largest squared distance of two outcomes in [-1, 1]: what is not known counts as that"""
 
 
-class Seen(NamedTuple):
+class TaskHistory(NamedTuple):
     """What is remembered of a task."""
 
     episodes: float
@@ -32,32 +32,32 @@ class Seen(NamedTuple):
     """1: it was played last without a hint, and never solved then"""
 
 
-def learn(seen: Seen | None, solved: Sequence[float], decay: float) -> Seen:
-    """``seen`` after another group of the task; ``solved``: the success of each episode, in [0, 1], at least one."""
+def learn(history: TaskHistory | None, solved: Sequence[float], decay: float) -> TaskHistory:
+    """``history`` after another group of the task; ``solved``: the success of each episode, in [0, 1], at least one."""
     number, total = len(solved), float(sum(solved))
     unsolved = float(total == 0)
-    if seen is None or not seen.episodes:
-        return Seen(number, total, FARTHEST, unsolved)
-    distance = 2 * (total / number - seen.solved / seen.episodes)  # V_0.5's outcomes are -1 and 1
+    if history is None or not history.episodes:
+        return TaskHistory(number, total, FARTHEST, unsolved)
+    distance = 2 * (total / number - history.solved / history.episodes)  # V_0.5's outcomes are -1 and 1
     surprise = max(0.0, distance**2 - 1 / number)
-    return Seen(decay * seen.episodes + number, decay * seen.solved + total, surprise, unsolved)
+    return TaskHistory(decay * history.episodes + number, decay * history.solved + total, surprise, unsolved)
 
 
-def hint_share(seen: Seen | None, low: float, high: float) -> float:
+def hint_share(history: TaskHistory | None, low: float, high: float) -> float:
     """The share of its hint that a task shows: ADHint's, ``low + (high - low) * d``, d the share of failures so far.
 
     None but after a group without a hint of which no episode was solved: so every other group has none, and tells
     whether the task still needs one.
     """
-    if seen is None or not seen.unsolved:
+    if history is None or not history.unsolved:
         return 0.0
-    return low + (high - low) * (1 - seen.solved / seen.episodes)
+    return low + (high - low) * (1 - history.solved / history.episodes)
 
 
-def by_variance(tasks: Sequence[Seen | None], total: int, low: int, high: int) -> list[int]:
+def by_variance(tasks: Sequence[TaskHistory | None], total: int, low: int, high: int) -> list[int]:
     """``low`` each, and the rest in proportion to 4 p (1 - p), p the share of successes; never above ``high``."""
     counts = np.full(len(tasks), low)
-    weights = np.array([_weight(seen) for seen in tasks])
+    weights = np.array([_weight(history) for history in tasks])
     while left := total - int(counts.sum()):
         free = np.flatnonzero(counts < high)
         shares = left * weights[free] / weights[free].sum()
@@ -68,20 +68,20 @@ def by_variance(tasks: Sequence[Seen | None], total: int, low: int, high: int) -
     return counts.tolist()
 
 
-def _weight(seen: Seen | None) -> float:
-    if seen is None or not seen.episodes:
+def _weight(history: TaskHistory | None) -> float:
+    if history is None or not history.episodes:
         return 1.0
-    share = seen.solved / seen.episodes
+    share = history.solved / history.episodes
     return LEAST if share >= SOLVED else max(LEAST, 4 * share * (1 - share))
 
 
-def by_prior(tasks: Sequence[Seen | None], total: int, low: int, high: int) -> list[int]:
+def by_prior(tasks: Sequence[TaskHistory | None], total: int, low: int, high: int) -> list[int]:
     """``low`` each, and every further one where the baseline's mean squared error D2 / (k D2 + 1) falls most.
 
     That is V_0.5's w^2 / k + (1 - w)^2 D2 with w = D2 / (D2 + 1 / k). Equal ones go where there are fewest so far.
     """
     counts = [low] * len(tasks)
-    surprises = [FARTHEST if seen is None else seen.surprise for seen in tasks]
+    surprises = [FARTHEST if history is None else history.surprise for history in tasks]
 
     def entry(i: int) -> tuple[float, int, int]:
         k, d = counts[i], surprises[i]
@@ -97,7 +97,7 @@ def by_prior(tasks: Sequence[Seen | None], total: int, low: int, high: int) -> l
     return counts
 
 
-RULES: dict[str, Callable[[Sequence[Seen | None], int, int, int], list[int]]] = {
+RULES: dict[str, Callable[[Sequence[TaskHistory | None], int, int, int], list[int]]] = {
     "variance": by_variance,
     "prior": by_prior,
 }

@@ -76,8 +76,8 @@ def test_the_groups_that_differ_most_are_left_and_the_others_leave_the_queue(mad
     assert set(tq.kv_list(PARTITION)[PARTITION]) == set(batch.keys)
     assert batch.extra_info["temperature"] == 0.7
     # mini-batches of two groups, of six with separate_async: as many as the kept groups fill
-    assert trainer._mini_batches("actor") == (1 if mode == "separate_async" else (len(kept) + 1) // 2)
-    assert len(batch) % (2 * trainer._mini_batches("actor")) == 0
+    assert trainer.batching.mini_batches("actor") == (1 if mode == "separate_async" else (len(kept) + 1) // 2)
+    assert len(batch) % (2 * trainer.batching.mini_batches("actor")) == 0
     total = 0.5**0.5 + (1 / 3) ** 0.5 + 0.02**0.5
     assert metrics["groups/failed"] == pytest.approx(1 / 6)
     assert metrics["groups/kept"] == pytest.approx(len(kept) / 5)
@@ -105,7 +105,7 @@ def test_the_advantages_of_the_kept_groups_are_those_without_the_others(made):
 def test_episodes_that_left_no_row_are_missed_in_every_group_once(made):
     """A group that is left out is not missing; the episodes that it lacks are."""
     trainer, metrics = made("sync", "turnkey.groups.keep=0.2"), {}
-    trainer._asked._prompts, trainer._asked._sampled = len(BATCH), list(BATCH)
+    trainer.rollout_counter._prompts, trainer.rollout_counter._sampled = len(BATCH), list(BATCH)
     advance(trainer, trainer._balance_batch(fill(BATCH), metrics), metrics)
     assert metrics["episode/missing"] == 2  # of "near"
 
@@ -114,10 +114,10 @@ def test_all_groups_are_the_default_and_cost_nothing(made, monkeypatch):
     def read_nothing(*_: Any, **__: Any) -> None:
         raise AssertionError("the outcomes were read")
 
-    monkeypatch.setattr("verl_turnkey.plugins.trainer.kept.outcomes", read_nothing)
+    monkeypatch.setattr("verl_turnkey.plugins.trainer.group_selection.outcomes", read_nothing)
     trainer, metrics = made("sync"), {}
     assert groups(trainer._balance_batch(fill(BATCH), metrics)) == set(BATCH)
-    assert trainer._mini_batches("actor") == 6
+    assert trainer.batching.mini_batches("actor") == 6
     assert not [name for name in metrics if name.startswith("groups/")]
 
 

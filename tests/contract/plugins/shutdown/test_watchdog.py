@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from verl_turnkey.plugins.stopping.watchdog import Watchdog, examine
+from verl_turnkey.plugins.shutdown.watchdog import Watchdog, examine
 
 
 @ray.remote(num_cpus=0)

@@ -1,0 +1,154 @@
+"""verl's advantage step with the credit of steps, and what further columns the batch gets there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.losses.registry import weighs
+from verl_turnkey.plugins.actor import loss_inputs, weighing
+from verl_turnkey.plugins.checks.checkpoints import remembering
+from verl_turnkey.plugins.config import schema
+from verl_turnkey.plugins.credit import supplied
+from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
+from verl_turnkey.plugins.credit.metrics import OF_EPISODES
+from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
+from verl_turnkey.plugins.credit.rows import Rows, failure
+from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
+from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.trainer.logging import TrainingLog
+from verl_turnkey.plugins.verl_api.one_trip import OneTrip, penalties_of
+
+#: verl's estimators that compare a row with the others of its group.
+OF_GROUPS = (
+    *("grpo", "grpo_passk", "grpo_vectorized", "gpg", "opo"),
+    *("reinforce_plus_plus_baseline", "rloo", "rloo_vectorized"),
+)
+
+
+class AdvantageStep:
+    """The method and the loss of a run, what the method remembers, and the steps of the current batch."""
+
+    def __init__(self, trainer: PPOTrainer, batching: Batching, log: TrainingLog) -> None:
+        self._trainer, self._config, self._batching, self._log = trainer, trainer.config, batching, log
+        turnkey = schema.turnkey_config(self._config)
+        self._weight_by = turnkey.update.weight_by
+        self.estimator, self.loss = schema.estimator_of(self._config), schema.loss_of(self._config)
+        self.params = schema.credit_params(self._config, turnkey)
+        self.loss_params = schema.loss_params(self._config, turnkey)
+        self.modify = schema.credit_modify(self._config, turnkey)
+        self._columns = () if self.estimator is None else self.estimator.columns(self.params, self.modify)
+        self.remembering = remembering(self.estimator, self.params, self.modify)
+        """what of the method goes on from batch to batch: names of estimator and modifiers"""
+        self.state: Mapping[str, float] = {}
+        """``Credit.state`` of the newest batch: what the next one begins with"""
+        self.table: Rows | None = None
+        self.real_rows = 0
+        """rows of played episodes in the current batch"""
+        self.updates: list[dict[str, float]] = []
+        """metrics of the updates of this step"""
+
+    def compute(self, batch: KVBatchMeta, metrics: dict[str, Any], verls: Callable[..., Any]) -> KVBatchMeta:
+        """verl's own advantage step, inside a :class:`CreditStep` that holds the records.
+
+        verl reads and writes the queue there; what is ours goes with it.
+        """
+        trip = OneTrip(batch, self._fields(), self._groups_of(batch) | self._batching.dealt_mask(batch))
+        extra_fields, mask = trip.data.pop("extra_fields").tolist(), trip.data["response_mask"]
+        has_tokens = (token_counts(mask) > 0).tolist()
+        real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        played = [i for i in real if failure(extra_fields[i], has_tokens[i]) is None]
+        self.real_rows = len(played)
+        step = CreditStep(
+            params=self.params,
+            modify=self.modify,
+            keys=batch.keys,
+            tags=batch.tags,
+            extra_fields=extra_fields,
+            response_mask=mask,
+            scores=trip.data.get("rm_scores", None) if self._config.algorithm.use_kl_in_reward else None,
+            values=trip.data.get("values", None),
+            lists=listed_per_turn(self._config.actor_rollout_ref.rollout),
+            data=trip.data,
+            state=self.state,
+        )
+        compared = None if self.estimator is not None else self._compared(batch.keys, real, played)
+        with credit_step(step), penalties_of(len(played)), trip.for_verl(compared):
+            verls(batch, metrics)
+        if step.rows is None and step.has_records:
+            step.read()
+        self.state = step.state
+        metrics.update(step.metrics)
+        self.updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
+        self.table = step.rows
+        if step.rows is not None and step.credit is not None:
+            metrics.update(self._batching.advantage_metrics(step.rows, step.credit.advantage))
+        now = trip.now
+        trip.written |= self._log.credit(step, now)
+        trip.written |= weighing.columns(batch.keys, self._weight_by, mask, now, step.rows)
+        trip.written |= self._loss_columns(batch, step, now)
+        return trip.put()
+
+    def steps(self) -> Rows:
+        """The table of steps of the current batch.
+
+        Raises:
+            ConfigError: its rows have no records.
+        """
+        if self.table is None:
+            raise ConfigError(
+                f"algorithm.adv_estimator={self._config.algorithm.adv_estimator} on rows without records: the policy "
+                "loss or turnkey.update.order asks for the steps of each episode, so take an estimator of this package "
+                "or an agent loop that writes records (turnkey_env)"
+            )
+        return self.table
+
+    def _compared(self, keys: Sequence[str], real: list[int], played: list[int]) -> list[int]:
+        """The rows that verl's estimator computes advantages of; all others get 0.
+
+        They are of played episodes. Where failures left a single one of a group, an estimator that compares with the
+        group has nothing to compare: verl would take the bare score for the advantage, or stop (``grpo_passk``).
+        """
+        if self._config.algorithm.adv_estimator not in OF_GROUPS:
+            return played
+        group_of = [split_key(key)[0] for key in keys]
+        episodes = Counter(group for group, _ in {split_key(keys[i])[:2] for i in played})
+        alone = {group_of[i] for i in {*real} - {*played} if episodes[group_of[i]] == 1}
+        return [i for i in played if group_of[i] not in alone]
+
+    def _fields(self) -> list[str]:
+        """The fields of the queue that we read."""
+        fields = ["extra_fields", "response_mask", *supplied.fields(self._columns)]
+        if self._config.algorithm.use_kl_in_reward or self.estimator is None:
+            fields.append("rm_scores")
+        if self._trainer.use_critic:
+            fields.append("values")
+        if self.loss is not None and weighs(self.loss, self.loss_params):
+            fields.append("old_log_probs")
+        return fields
+
+    def _groups_of(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
+        """With an estimator of ours a number for each row's group in the place of verl's ``uid``.
+
+        verl takes seconds to unpack 100,000 texts, and hands them on to the estimator alone; ours reads the keys.
+        """
+        if self.estimator is None:
+            return {}
+        numbers: dict[str, int] = {}
+        uid = [numbers.setdefault(split_key(key)[0], len(numbers)) for key in batch.keys]
+        return {"uid": torch.tensor(uid)}
+
+    def _loss_columns(self, batch: KVBatchMeta, step: CreditStep, now: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        if self.loss is None:
+            return {}
+        rejects = bool(OmegaConf.select(self._config, "algorithm.rollout_correction.rollout_rs"))
+        extra = step.credit.extra if step.credit is not None else {}
+        made_of = (self.steps, extra, batch.tags, self._trainer.global_steps, step.response_mask, rejects)
+        return loss_inputs.all_columns(self.loss, self.loss_params, loss_inputs.Batch(*made_of), now)

@@ -1,0 +1,92 @@
+"""How often each task is played, when not all alike (``turnkey.groups.allocation``), and with how much of its hint.
+
+verl's agent-loop worker plays a prompt ``__rollout_n__`` times where the prompt says so. What is remembered of the
+tasks is in the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
+
+from verl_turnkey.plugins.checks.checkpoints import GROUPS
+from verl_turnkey.plugins.checks.groups import COLUMN
+from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
+from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.rollout import hints
+from verl_turnkey.plugins.trainer import credit_state
+from verl_turnkey.plugins.trainer.allocation_rules import RULES, TaskHistory, hint_share, learn
+from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
+
+
+class Allocation:
+    """What is remembered of every task that was played, and what follows for those of a batch."""
+
+    def __init__(self, config: DictConfig, options: GroupsConfig) -> None:
+        self._config, self._options = config, options
+        self.histories: dict[str, TaskHistory] = {}
+        """by the key of the task"""
+        self.metrics: dict[str, float] = {}
+        """of the newest batch of prompts"""
+
+    def allot(self, batch: TensorDict) -> None:
+        """Write into ``batch`` how often each of its prompts is played, ``rollout.n`` on average, and its hint."""
+        groups, n = self._options, self._config.actor_rollout_ref.rollout.n
+        if not groups.remembers:
+            return
+        fields = {name: list(tu.get(batch, name)) for name in TASK_FIELDS if name in batch.keys()}  # noqa: SIM118
+        tasks = [self.histories.get(key) for key in task_keys(fields)]
+        metrics = {"groups/known": float(np.mean([history is not None for history in tasks]))}
+        if groups.allocation != "even":
+            counts = RULES[groups.allocation](tasks, n * len(tasks), *groups.bounds(n))
+            tu.assign_non_tensor_stack(batch, COLUMN, counts)
+            metrics |= {"groups/episodes/min": float(min(counts)), "groups/episodes/max": float(max(counts))}
+        if groups.hint_high:
+            texts = tu.get(batch, hints.COLUMN) if hints.COLUMN in batch.keys() else [""] * len(tasks)  # noqa: SIM118
+            shares = [
+                hint_share(history, groups.hint_low, groups.hint_high) if hints.words(text) else 0.0
+                for history, text in zip(tasks, texts, strict=True)
+            ]
+            tu.assign_non_tensor_stack(batch, hints.SHARE, shares)
+            metrics["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
+        if len(tasks) > 1:  # one that replaces another says little
+            self.metrics = metrics
+
+    def learn(self, batch: KVBatchMeta, by_group: Mapping[str, list[Outcome]]) -> None:
+        """Remember how the groups of ``batch`` ended, those that are not trained as well."""
+        fields = of_groups(batch, by_group, (*TASK_FIELDS, hints.SHARE))
+        shares = fields.pop(hints.SHARE, [0.0] * len(by_group))
+        for episodes, key, share in zip(by_group.values(), task_keys(fields), shares, strict=True):
+            solved = [min(max(each.solved, 0.0), 1.0) for each in episodes]
+            history = self.histories.get(key)
+            if share and history is not None:
+                # What was done with a hint says nothing of what is done without; and it may be why all episodes failed.
+                self.histories[key] = history._replace(unsolved=0.0)
+            elif solved:
+                self.histories[key] = learn(history, solved, self._options.decay)
+
+    def save(self, folder: Path) -> None:
+        """Write what is remembered into the checkpoint ``folder``."""
+        if self._options.remembers:
+            flat = {
+                f"{key} {name}": v for key, history in self.histories.items() for name, v in history._asdict().items()
+            }
+            credit_state.save(folder, "allocation", flat, GROUPS)
+
+    def load(self, folder: Path) -> None:
+        """Remember what the checkpoint ``folder`` holds."""
+        if not self._options.remembers:
+            return
+        state = credit_state.load(folder, "allocation", GROUPS)
+        if isinstance(state, str):
+            logger.warning("%s: turnkey.groups knows nothing of the tasks played before", state)
+            return
+        keys = dict.fromkeys(name.split()[0] for name in state)
+        self.histories = {key: TaskHistory(*(state[f"{key} {name}"] for name in TaskHistory._fields)) for key in keys}
