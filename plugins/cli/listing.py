@@ -85,6 +85,28 @@ def keys(markdown: Markdown = False) -> None:
     _show("keys", markdown)
 
 
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="show this one: every value and its source")] = None,
+    markdown: Markdown = False,
+) -> None:
+    """List the published settings, or show those of one preset."""
+    if name is None:
+        _show("presets", markdown)
+        return
+    from verl_turnkey.advantage.params import did_you_mean
+    from verl_turnkey.plugins.cli import tables
+    from verl_turnkey.plugins.config.presets import names, read
+
+    if name not in names():
+        raise typer.BadParameter(f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey presets` lists them")
+    preset = read(name)
+    typer.echo(f"{preset.title}\n\n    {' '.join(preset.switches)}\n")
+    tables.show(tables.settings(preset), markdown)
+    for word, source in preset.sources.items():
+        typer.echo(f"{word}: {source}")
+
+
 def _show(name: str, markdown: bool) -> None:
     from verl_turnkey.plugins.cli import tables  # it imports all methods and losses, which other commands do not need
 
