@@ -44,7 +44,8 @@ def overview() -> str:
     """Markdown: one short row per estimator."""
     rows = ["| switch | tier | what it does | needs | source |", "|---|---|---|---|---|"]
     for name, spec in _by_tier():
-        rows.append(f"| `+turnkey={name}` | {spec.tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
+        switch = f"[`+turnkey={name}`](methods/{name}.md)"
+        rows.append(f"| {switch} | {spec.tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
 
@@ -112,18 +113,6 @@ def environments() -> str:
         needs = "; ".join(need.what for need in adapter.needs) or "-"
         name, switch = f"[{adapter.name}]({adapter.page})", f"`{adapter.switch}`"
         rows.append(f"| {name} | {adapter.summary} | {switch} | {package} | {needs} |")
-    return "\n".join(rows) + "\n"
-
-
-def first_runs() -> str:
-    """Markdown: the command that trains on each environment."""
-    from verl_turnkey.envs.catalog import ADAPTERS
-
-    rows = ["| environment | command | beside the package |", "|---|---|---|"]
-    for adapter in ADAPTERS:
-        needs = "; ".join(need.what for need in adapter.needs) or "-"
-        command = f"turnkey train {adapter.recipe or adapter.id} --model MODEL"
-        rows.append(f"| [{adapter.name}]({adapter.page}) | `{command}` | {needs} |")
     return "\n".join(rows) + "\n"
 
 
@@ -235,12 +224,11 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", methods),
+    ("docs/methods.md", "methods", overview),
     ("docs/modifiers.md", "modifiers", modifiers),
     ("docs/losses.md", "losses", losses),
     ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
-    ("docs/first-run.md", "envs", first_runs),
     ("docs/configuration.md", "keys", keys),
     ("docs/trajectory_log.md", "log", log),
 )
