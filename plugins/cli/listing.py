@@ -58,7 +58,7 @@ def methods(
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
     markdown: Markdown = False,
 ) -> None:
-    """List the methods. Shows the switch of each, its parameters and the columns that it needs."""
+    """List the methods. Shows the switch of each, its tier, its parameters and the columns that it needs."""
     _show("overview" if short else "methods", markdown)
 
 
