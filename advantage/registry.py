@@ -68,7 +68,7 @@ class EstimatorSpec:
     the batch before, empty at the start. ``before``: columns ``extra.<name>`` that describe the state before the step:
     ``turnkey_env`` takes them from what the environment said of that state, all others from its answer to the step.
     ``bounded_outcomes``: it refuses outcomes out of bounds or gives them no credit, and verl's KL penalty in the reward
-    would move them there.
+    would move them there. ``tier``: a key of :data:`TIERS`.
     Params whose values decide on further columns have a property ``also_needs``; on whether a stateful one remembers
     anything, ``remembers``.
     """
@@ -83,6 +83,7 @@ class EstimatorSpec:
     stateful: bool = False
     before: tuple[str, ...] = ()
     bounded_outcomes: bool = False
+    tier: str = "from_paper"
 
     def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
         """The columns that it cannot do without under ``params``, and those of the modifiers."""
@@ -96,6 +97,13 @@ class EstimatorSpec:
 
 
 _ESTIMATORS: dict[str, EstimatorSpec] = {}
+
+#: What a method's numbers were compared with, the strongest first; the default is the last.
+TIERS = {
+    "core": "agrees with recorded outputs of released code; has end-to-end runs and measured evidence",
+    "reproduced": "agrees with recorded outputs of the authors' code",
+    "from_paper": "follows the equations of its paper; no outputs of the authors' code to compare with",
+}
 
 #: Arguments of :func:`compute_credit`, which no parameter can be called.
 RESERVED = ("name", "batch", "state", "modify")
@@ -112,6 +120,7 @@ def register_estimator(
     bounded_outcomes: bool = False,
     paper: str = "",
     summary: str = "",
+    tier: str = "from_paper",
 ) -> Callable[[Estimator], Estimator]:
     """Decorate ``fn(batch: StepBatch, params) -> Credit`` to make it the estimator ``name``.
 
@@ -119,8 +128,10 @@ def register_estimator(
 
     Raises:
         ValueError: the name is taken, ``params`` is not a frozen dataclass or has a field called as an argument of
-            :func:`compute_credit`, or ``needs`` or ``before`` names an unknown column.
+            :func:`compute_credit`, ``needs`` or ``before`` names an unknown column, or ``tier`` is unknown.
     """
+    if tier not in TIERS:
+        raise ValueError(f"estimator {name!r}: tier: expected one of {', '.join(map(repr, TIERS))}, got {tier!r}")
     if name in _ESTIMATORS:
         holder = _ESTIMATORS[name].fn
         raise ValueError(
@@ -136,8 +147,19 @@ def register_estimator(
             raise ValueError(f"estimator {name!r}: before names {column!r}, expected extra.<name>")
 
     def register(fn: Estimator) -> Estimator:
-        told = paper, summary, fn, stateful, tuple(before), bounded_outcomes
-        _ESTIMATORS[name] = EstimatorSpec(name, params, tuple(needs), tuple(gives), *told)
+        _ESTIMATORS[name] = EstimatorSpec(
+            name,
+            params,
+            tuple(needs),
+            tuple(gives),
+            paper,
+            summary,
+            fn,
+            stateful=stateful,
+            before=tuple(before),
+            bounded_outcomes=bounded_outcomes,
+            tier=tier,
+        )
         return fn
 
     return register

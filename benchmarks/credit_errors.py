@@ -1,7 +1,7 @@
 """How large are variance and bias of a method's advantages, and what becomes of them where states are rarely met twice?
 
     python benchmarks/credit_errors.py run NAME=FOLDER ...    # models or checkpoints of the quickstart's task
-    python benchmarks/credit_errors.py pages                  # the tables of docs/benchmarks.md again
+    python benchmarks/credit_errors.py pages                  # the tables of results/README.md again
 
 Against exact values, on the batches of ``credit_quality.py``.
 """
@@ -43,7 +43,7 @@ from verl_turnkey.plugins.cli.tables import between
 from verl_turnkey.plugins.eval.checkpoint import resolve
 
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parent / "results" / "README.md"
 EVERY = 3
 """of the different starts, one in so many: a situation is met again in several batches"""
 BLOCKS = 10

@@ -48,6 +48,7 @@ class GigpoParams:
     needs=("anchor",),
     paper="GiGPO, arXiv:2505.10978",
     summary="compares each trajectory with its group, and each step with all steps taken from the same state",
+    tier="core",
 )
 def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     """Group-in-group advantage of every step.

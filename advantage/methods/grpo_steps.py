@@ -33,6 +33,7 @@ class GrpoStepsParams:
     params=GrpoStepsParams,
     paper="GRPO, arXiv:2402.03300",
     summary="compares each trajectory's outcome with its group; all its steps get the same advantage",
+    tier="core",
 )
 def grpo_steps(batch: StepBatch, params: GrpoStepsParams) -> Credit:
     """``A(i, t) = (R_i - mean_g) / F_g - penalty(i, t)``: every step carries the advantage of its trajectory.

@@ -52,6 +52,7 @@ class HaeParams:
     gives=("subgoal_advantages", "switch_advantages", "high_returns", "term_returns"),
     paper="HiPER, arXiv:2602.16165",
     summary="separate advantages for an agent's subgoals, its decisions to switch them, and its actions; three critics",
+    tier="reproduced",
 )
 def hae(batch: StepBatch, params: HaeParams) -> Credit:
     """Hierarchical advantage estimation over segments: the turns from a SWITCH, or the first turn, to the next one.

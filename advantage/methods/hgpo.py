@@ -54,6 +54,7 @@ class HgpoParams:
     needs=("anchor",),
     paper="HGPO, arXiv:2602.22817",
     summary="compares each step with the steps from the same state, and with those that also share its history",
+    tier="core",
 )
 def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
     """Hierarchy-of-groups advantage of every step.

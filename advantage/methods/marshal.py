@@ -45,6 +45,7 @@ class MarshalParams:
     before=("extra.role",),
     paper="MARSHAL, arXiv:2510.15414",
     summary="sums each role's rewards from the turn on, and compares them with the other turns of that role; self-play",
+    tier="reproduced",
 )
 def marshal(batch: StepBatch, params: MarshalParams) -> Credit:
     """Turn-level advantage, normalized for each role.

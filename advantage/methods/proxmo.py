@@ -70,6 +70,7 @@ class ProxmoParams:
     needs=("anchor",),
     paper="ProxMO, arXiv:2602.19225",
     summary="weights outcomes by the success rate, and compares each step with the steps in states of similar text",
+    tier="core",
 )
 def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     """Proximity-based advantage of every step.

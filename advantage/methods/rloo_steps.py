@@ -24,6 +24,7 @@ class RlooStepsParams:
     params=RlooStepsParams,
     paper="RLOO, arXiv:2402.14740",
     summary="compares each trajectory's outcome with the mean of the others of its group; no division by a deviation",
+    tier="core",
 )
 def rloo_steps(batch: StepBatch, params: RlooStepsParams) -> Credit:
     """``A(i, t) = R_i - mean of the other R_j of the group - penalty(i, t)``: the leave-one-out baseline.

@@ -31,6 +31,7 @@ class SeeupoParams:
     params=SeeupoParams,
     paper="SeeUPO, arXiv:2602.06554",
     summary="normalizes the outcome by group and batch; for updates turn by turn, from the last to the first",
+    tier="reproduced",
 )
 def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
     """``M_{T+1}``: the advantage of every turn, before the trainer multiplies it by the accumulated ratio.

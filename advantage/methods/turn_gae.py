@@ -33,6 +33,7 @@ class TurnGaeParams:
     needs=("value",),
     paper="Turn-PPO, arXiv:2512.17008",
     summary="generalised advantage estimation over turns, with the critic's value before each turn",
+    tier="core",
 )
 def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
     """GAE with one value per turn.

@@ -3,7 +3,7 @@
     python benchmarks/evidence/run.py run methods --core 0    # train what is missing; once for each core that is free
     python benchmarks/evidence/run.py left methods            # what is missing
     python benchmarks/evidence/run.py one methods doorkey gigpo --lr 0.001 --seed 0    # one run again: a line's command
-    python benchmarks/evidence/run.py pages                   # write the tables of docs/benchmarks.md from the lines
+    python benchmarks/evidence/run.py pages                   # write the tables of results/README.md from the lines
 
 Each run starts from the warm-started model of its task and seed and leaves a line in benchmarks/results, from which the
 tables are made; its folder is under runs/evidence. After an interruption finished runs are kept; one of the stack goes

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md that are made from kept lines."""
+"""The tables of benchmarks/results/README.md that are made from kept lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from verl_turnkey.plugins.view import report, stats
 from verl_turnkey.plugins.view.compare import FEWEST, TRAINING, compare
 from verl_turnkey.plugins.view.runs import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "results" / "README.md"
+PICTURE = Path(__file__).parents[2] / "docs" / "evidence.png"
 SHARE_OF_BEST = 0.8
 UNFORKED = ("grpo_steps", "gigpo")
 """on independent episodes; the first one is what the credit of trees is without forks"""
@@ -59,7 +60,7 @@ def draw() -> None:
         if len({line["variant"] for line in chosen}) > 1:
             found = compare([_as_run(line) for line in chosen], metric="val success", by=["method"])
             panels.append({**found, "metric": f"{task}: success in validation"})
-    report.draw(panels, PAGE.with_name("evidence.png"))
+    report.draw(panels, PICTURE)
 
 
 def by_task(study: str, kept: Sequence[Line] | None, make: Callable[[str, Sequence[Line]], Iterable[str]]) -> str:

@@ -58,7 +58,7 @@ def methods(
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
     markdown: Markdown = False,
 ) -> None:
-    """List the methods. Shows the switch of each, its parameters and the columns that it needs."""
+    """List the methods. Shows the switch of each, its tier, its parameters and the columns that it needs."""
     _show("overview" if short else "methods", markdown)
 
 
@@ -83,6 +83,28 @@ def losses(markdown: Markdown = False) -> None:
 def keys(markdown: Markdown = False) -> None:
     """List all keys under turnkey, with their defaults."""
     _show("keys", markdown)
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="show this one: every value and its source")] = None,
+    markdown: Markdown = False,
+) -> None:
+    """List the published settings, or show those of one preset."""
+    if name is None:
+        _show("presets", markdown)
+        return
+    from verl_turnkey.advantage.params import did_you_mean
+    from verl_turnkey.plugins.cli import tables
+    from verl_turnkey.plugins.config.presets import names, read
+
+    if name not in names():
+        raise typer.BadParameter(f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey presets` lists them")
+    preset = read(name)
+    typer.echo(f"{preset.title}\n\n    {' '.join(preset.switches)}\n")
+    tables.show(tables.settings(preset), markdown)
+    for word, source in preset.sources.items():
+        typer.echo(f"{word}: {source}")
 
 
 def _show(name: str, markdown: bool) -> None:

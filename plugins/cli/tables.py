@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
+from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -29,22 +30,46 @@ WRITERS = {
 
 
 def methods() -> str:
-    """Markdown: one row per estimator."""
-    rows = [f"| switch | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|"]
-    for name, spec in sorted(shipped().items()):
-        needs = _needs(spec)
+    """Markdown: one row per estimator, the core ones first."""
+    rows = [f"| switch | tier | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|---|"]
+    for name, spec in _by_tier():
         switch = f"[`+turnkey={name}`](methods/{name}.md)"
-        rows.append(f"| {switch} | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
+        rows.append(
+            f"| {switch} | {spec.tier} | {spec.summary} | {_parameters(spec)} | {_needs(spec)} | {spec.paper} |"
+        )
     return "\n".join(rows) + "\n"
 
 
 def overview() -> str:
     """Markdown: one short row per estimator."""
-    rows = ["| switch | what it does | needs | source |", "|---|---|---|---|"]
-    for name, spec in sorted(shipped().items()):
-        needs = _needs(spec)
-        rows.append(f"| [`+turnkey={name}`](docs/methods/{name}.md) | {spec.summary} | {needs} | {spec.paper} |")
+    rows = ["| switch | tier | what it does | needs | source |", "|---|---|---|---|---|"]
+    for name, spec in _by_tier():
+        switch = f"[`+turnkey={name}`](methods/{name}.md)"
+        rows.append(f"| {switch} | {spec.tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
+
+
+def core_methods() -> str:
+    """Markdown: one short row per core estimator, and how many others there are."""
+    rows = ["| switch | what it does | needs | source |", "|---|---|---|---|"]
+    core = [(name, spec) for name, spec in _by_tier() if spec.tier == "core"]
+    for name, spec in core:
+        rows.append(f"| [`+turnkey={name}`](docs/methods/{name}.md) | {spec.summary} | {_needs(spec)} | {spec.paper} |")
+    return "\n".join([*rows, "", f"and [{len(shipped()) - len(core)} more](docs/methods.md)."]) + "\n"
+
+
+def tiers() -> str:
+    """Markdown: what each tier of methods means, and how many are in it."""
+    rows = [
+        f"| {tier} | {sum(spec.tier == tier for spec in shipped().values())} | {meaning} |"
+        for tier, meaning in TIERS.items()
+    ]
+    return "\n".join(["| tier | methods | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def _by_tier() -> list[tuple[str, EstimatorSpec]]:
+    order = list(TIERS)
+    return sorted(shipped().items(), key=lambda item: (order.index(item[1].tier), item[0]))
 
 
 def modifiers() -> str:
@@ -88,18 +113,6 @@ def environments() -> str:
         needs = "; ".join(need.what for need in adapter.needs) or "-"
         name, switch = f"[{adapter.name}]({adapter.page})", f"`{adapter.switch}`"
         rows.append(f"| {name} | {adapter.summary} | {switch} | {package} | {needs} |")
-    return "\n".join(rows) + "\n"
-
-
-def first_runs() -> str:
-    """Markdown: the command that trains on each environment."""
-    from verl_turnkey.envs.catalog import ADAPTERS
-
-    rows = ["| environment | command | beside the package |", "|---|---|---|"]
-    for adapter in ADAPTERS:
-        needs = "; ".join(need.what for need in adapter.needs) or "-"
-        command = f"turnkey train {adapter.recipe or adapter.id} --model MODEL"
-        rows.append(f"| [{adapter.name}]({adapter.page}) | `{command}` | {needs} |")
     return "\n".join(rows) + "\n"
 
 
@@ -152,40 +165,22 @@ def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def presets() -> str:
-    """Markdown: a section per preset, with every value and where it is from."""
+    """Markdown: one row per preset."""
     from verl_turnkey.plugins.config import presets
 
-    return "\n".join(
-        _preset(preset, presets.read(preset.base) if preset.base else None) for preset in presets.shipped()
-    )
-
-
-def _preset(preset: Preset, base: Preset | None) -> str:
-    known, notes = (base.settings, base.sources) if base else ((), {})
-    lines = [f"### {preset.name}", "", f"{preset.title}.", "", "```bash", " ".join(preset.switches), "```", ""]
-    lines += [f"As [{base.name}]({_anchor(base)})."] if base else []
-    rows = [f"| `{one.key}` | `{scalar(one.value)}` | {one.source} |" for one in preset.settings if one not in known]
-    rows += [] if base else [f"| `{key}` | not found | |" for key in preset.not_found]
-    if rows:
-        lines += [*([""] if base else []), "| key | value | source |", "|---|---|---|", *rows]
-    if own := [f"- {word}: {text}" for word, text in preset.sources.items() if notes.get(word) != text]:
-        lines += ["", *own]
-    return "\n".join(lines) + "\n"
-
-
-def _anchor(preset: Preset) -> str:
-    return f"#{preset.name.replace('.', '')}"
-
-
-def preset_names() -> str:
-    """Markdown: the presets by method."""
-    from verl_turnkey.plugins.config import presets
-
-    by_method: dict[str, list[str]] = {}
+    rows = ["| preset | method | settings of | environment | loss |", "|---|---|---|---|---|"]
     for preset in presets.shipped():
-        by_method.setdefault(str(preset.method), []).append(f"[{preset.name}]({_anchor(preset)})")
-    rows = [f"| [`{name}`](methods/{name}.md) | {', '.join(links)} |" for name, links in sorted(by_method.items())]
-    return "\n".join(["| method | presets |", "|---|---|", *rows]) + "\n"
+        rows.append(
+            f"| {preset.name} | {preset.method} | {preset.title} | {preset.env or 'any'} | {preset.loss or 'any'} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def settings(preset: Preset) -> str:
+    """Markdown: every value of a preset and its source."""
+    rows = [f"| `{setting.key}` | `{scalar(setting.value)}` | {setting.source} |" for setting in preset.settings]
+    rows += [f"| `{key}` | not found | |" for key in preset.not_found]
+    return "\n".join(["| key | value | source |", "|---|---|---|", *rows]) + "\n"
 
 
 def show(table: str, markdown: bool) -> None:
@@ -205,7 +200,7 @@ def on_terminal(markdown: str, width: int | None = None) -> str:
     head, _, *rows = [[plain(cell) for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
     below = head.index(PARAMETERS) if PARAMETERS in head else None
     names = [name for i, name in enumerate(head) if i != below]
-    shares = [None, 3, 1, 1] if len(names) > 3 else [None, 3, 2] if below else [None, 1, 2]
+    shares = [*[None] * (len(names) - 3), 3, 1, 1] if len(names) > 3 else [None, 3, 2] if below else [None, 1, 2]
     columns = (Column(name, no_wrap=not i, overflow="fold", ratio=shares[i]) for i, name in enumerate(names))
     table = Table(*columns, box=SIMPLE_HEAD, expand=True, highlight=False, padding=(0, 1, 1 if below else 0, 0))
     for row in rows:
@@ -226,17 +221,15 @@ def plain(cell: str) -> str:
 
 #: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.
 PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ("README.md", "methods", overview),
+    ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
-    ("docs/methods.md", "methods", methods),
+    ("docs/methods.md", "tiers", tiers),
+    ("docs/methods.md", "methods", overview),
     ("docs/modifiers.md", "modifiers", modifiers),
     ("docs/losses.md", "losses", losses),
     ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
-    ("docs/first-run.md", "envs", first_runs),
     ("docs/configuration.md", "keys", keys),
-    ("docs/presets.md", "names", preset_names),
-    ("docs/presets.md", "presets", presets),
     ("docs/trajectory_log.md", "log", log),
 )
 

@@ -100,7 +100,7 @@ BARE = {"max_turns": "turnkey.rollout.max_turns", "model_path": "actor_rollout_r
 
 # What a line of verl-agent's means otherwise although it has the keys of verl.
 MORE = """
-What else differs from verl-agent, whose published settings are presets (docs/presets.md):
+What else differs from verl-agent, whose published settings are presets (`turnkey presets`):
   actor_rollout_ref.actor.ppo_mini_batch_size counts rows there and tasks here: set turnkey.update.mini_batches
   a success in ALFWorld and WebShop is worth 10 there and 1 here: 'turnkey.rewards=[{name: step, weight: 10}]'"""
 _VERL_AGENT = ("env.", "algorithm.gigpo", "algorithm.hgpo", "actor_rollout_ref.actor.use_invalid")

@@ -27,7 +27,7 @@ class GroupsConfig:
     decay: float = 1.0
     """allocation: weight of a task's earlier episodes each time it is played; 1: all count alike"""
     hint_low: float = 0.0
-    """as hint_high, of a task that is nearly always solved else"""
+    """hint share for tasks that are almost always solved without a hint"""
     hint_high: float = 0.0
     """share of its hint that a never solved task shows, after nobody solved it without; 0: no hints (ADHint)"""
     replay: int = 0

@@ -1,6 +1,6 @@
 """The files of published settings, ``recipe/config/turnkey/preset``: what each sets, and where every value is from.
 
-Sources are comments of the files, and the page ``docs/presets.md`` is made of them:
+Sources are comments of the files, which `turnkey presets NAME` prints:
 
 - ``# <word>: <text>`` above the settings says what a source is (a paper; a file of a repository at a commit);
 - ``key: value  # <word>, ...`` says where a value is from;

@@ -61,7 +61,8 @@ def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
         yield from _absent(root, f"docs/methods/{name}.md", f"write the page of the estimator {name}")
         yield from _absent(root, f"recipe/config/turnkey/{name}.yaml", "run `turnkey tables`")
         yield from _without(root, "docs/methods.md", f"](methods/{name}.md)", "run `turnkey tables`")
-        yield from _without(root, "README.md", f"](docs/methods/{name}.md)", "run `turnkey tables`")
+        if name in shipped() and shipped()[name].tier == "core":
+            yield from _without(root, "README.md", f"](docs/methods/{name}.md)", "run `turnkey tables`")
         if not any(_says(test, name) and _against(test, name) for test in _tests([root / tests])):
             yield (
                 f"{tests} compares {name!r} with nothing: compare numbers of compute_credit({name!r}, ...) with "

@@ -236,6 +236,6 @@ def test_only_seeds_that_start_differently_are_taken():
 
 
 def test_the_page_has_the_tables_of_the_kept_results():
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
     for part in credit_quality.tables(json.loads(credit_quality.RESULTS.read_text())).split("\n\n"):
         assert part in page

@@ -1,4 +1,4 @@
-"""The scripts that docs/benchmarks.md names and that have no file of tests of their own, at their smallest."""
+"""The scripts that benchmarks/results/README.md names and that have no file of tests of their own, at their least."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What holds for every estimator, whatever it computes."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -299,3 +300,9 @@ def test_columns_that_are_not_needed_may_be_missing(name):
     batch = StepBatch(group=["g"] * 2, trajectory=[0, 1], step=[0, 0], reward=[1.0, 0.0], extra=extra, **needed)
     params = {"success_rate": "clamped_score"} if name == "proxmo" else {}
     assert compute_credit(name, batch, **params).advantage[0] > 0
+
+
+@pytest.mark.parametrize("name", [name for name, spec in estimators().items() if spec.tier != "from_paper"])
+def test_tiers_above_from_paper_are_compared_with_recorded_outputs(name):
+    module = estimators()[name].fn.__module__.rpartition(".")[2]
+    assert 'cases("' in (Path(__file__).parent / "methods" / f"test_{module}.py").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError, Credit, StepBatch, compute_credit, estimators, register_estimator
 from verl_turnkey.advantage import registry as registry_module
+from verl_turnkey.advantage.registry import TIERS
 
 ROWS = {"group": ["g", "g"], "trajectory": ["a", "b"], "step": [0, 0], "reward": [0.0, 1.0]}
 
@@ -36,6 +37,8 @@ def test_estimators_lists_the_specs():
     for spec in found.values():
         assert spec.paper
         assert spec.summary
+        assert spec.tier in TIERS
+    assert [name for name, spec in found.items() if spec.tier == "reproduced"] == ["hae", "marshal", "seeupo"]
     found.clear()
     assert estimators(), "the caller's copy is not the registry"
 
@@ -115,6 +118,8 @@ def test_a_taken_name_is_refused():
     ):
         register_estimator("gigpo", params=NoParams)(mine)
     register_estimator("mine", params=NoParams)(mine)
+    with pytest.raises(ValueError, match=r"'tiered': tier: expected one of 'core', 'reproduced', .* got 'best'"):
+        register_estimator("tiered", params=NoParams, tier="best")
     with pytest.raises(ValueError, match=r"'mine' is already registered"):
         register_estimator("mine", params=NoParams)
 

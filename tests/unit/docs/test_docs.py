@@ -148,6 +148,15 @@ def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_col
         assert f"`{column}`" in page
 
 
+@pytest.mark.parametrize("method", sorted(recipes.shipped()))
+def test_the_page_of_a_method_names_its_tier(method):
+    assert f"[{recipes.shipped()[method].tier}](../methods.md#tiers)" in text(f"docs/methods/{method}.md")
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").split()) <= 900
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_links_lead_somewhere(name):
     page = ROOT / name
@@ -215,6 +224,16 @@ def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
     page = {float(number) for number in re.findall(r"[+-]?\d+(?:\.\d+)?", text(f"docs/methods/{method}.md"))}
     assert len(numbers) >= 5
     assert not numbers - page, f"docs/methods/{method}.md: its snippet prints numbers that stand nowhere on the page"
+
+
+def test_the_numbers_of_the_concept_page_are_what_its_snippet_prints():
+    (code,) = blocks("docs/concepts.md", "python")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, "docs/concepts.md", "exec"), {})
+    assert printed.getvalue().splitlines() == re.findall("^# (.*)$", code, re.MULTILINE)
+    picture = re.findall(r">([+-]\d\.\d\d)<", text("docs/turns.svg"))
+    credit = [float(number) for number in re.findall(r"-?\d+\.\d+", printed.getvalue().splitlines()[1])]
+    assert [float(number) for number in picture] == credit
 
 
 def test_the_clone_of_the_environment_page_goes_its_own_way():

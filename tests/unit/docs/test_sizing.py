@@ -1,4 +1,4 @@
-"""The example of docs/running-for-real.md is what the hosts compute on such a node."""
+"""The example of docs/operations.md is what the hosts compute on such a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from verl_turnkey.envs.adapters.alfworld.env import ALFWorldText
 from verl_turnkey.envs.hosting import capacity
 
-PAGE = Path(__file__).parents[3] / "docs" / "running-for-real.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def test_the_node_of_the_page(monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch,
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs"])
+@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
 def test_tables_are_for_a_terminal_or_for_a_page(command):
     shown = CliRunner().invoke(app, [command], catch_exceptions=False).output
     page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
@@ -77,6 +78,18 @@ def test_environments_fit_80_columns(monkeypatch):
     assert max(map(len, lines)) <= 80
     assert "turnkey/ALFWorld-v0  +turnkey/env=alfworld" in lines
     assert len(lines) < 90
+
+
+def test_a_preset_is_shown_with_switches_values_and_sources():
+    shown = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b"], catch_exceptions=False).output
+    assert "+turnkey=gigpo +turnkey/env=webshop +turnkey/preset=gigpo_webshop_7b" in shown
+    assert re.search(r"turnkey\.credit\.gamma +0\.95 ", shown)
+    assert "paper: GiGPO, arXiv:2505.10978" in shown
+    page = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b", "--markdown"], catch_exceptions=False).output
+    assert "| `turnkey.credit.gamma` | `0.95` |" in page
+    unknown = CliRunner().invoke(app, ["presets", "gigpo_webshp_7b"])
+    assert unknown.exit_code == 2
+    assert "did you mean 'gigpo_webshop_7b'?" in unknown.output
 
 
 def test_a_narrow_terminal_shows_the_whole_table():
