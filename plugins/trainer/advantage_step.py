@@ -15,6 +15,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.actor import loss_inputs, weighing
 from verl_turnkey.plugins.checks.checkpoints import remembering
+from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
@@ -24,6 +25,7 @@ from verl_turnkey.plugins.credit.rows import Rows, failure
 from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.logging import TrainingLog
+from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
 from verl_turnkey.plugins.verl_api.one_trip import OneTrip, penalties_of
 
 #: verl's estimators that compare a row with the others of its group.
@@ -47,6 +49,7 @@ class AdvantageStep:
         self._columns = () if self.estimator is None else self.estimator.columns(self.params, self.modify)
         self.remembering = remembering(self.estimator, self.params, self.modify)
         """what of the method goes on from batch to batch: names of estimator and modifiers"""
+        self._foreign_loops = training_loops(self._config) != {"turnkey_env"}  # whose records others write
         self.state: Mapping[str, float] = {}
         """``Credit.state`` of the newest batch: what the next one begins with"""
         self.table: Rows | None = None
@@ -88,6 +91,8 @@ class AdvantageStep:
         metrics.update(step.metrics)
         self.updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
         self.table = step.rows
+        if self._foreign_loops and step.rows is not None and step.rows.recorded:
+            warn_of_other_outcomes(step.rows, trip.data["rm_scores"])
         if step.rows is not None and step.credit is not None:
             metrics.update(self._batching.advantage_metrics(step.rows, step.credit.advantage))
         now = trip.now
@@ -126,7 +131,7 @@ class AdvantageStep:
     def _fields(self) -> list[str]:
         """The fields of the queue that we read."""
         fields = ["extra_fields", "response_mask", *supplied.fields(self._columns)]
-        if self._config.algorithm.use_kl_in_reward or self.estimator is None:
+        if self._config.algorithm.use_kl_in_reward or self.estimator is None or self._foreign_loops:
             fields.append("rm_scores")
         if self._trainer.use_critic:
             fields.append("values")

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.trainer.filtering import failures
 
 
@@ -43,6 +47,26 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
 def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> Outcome:
     acc = (extra.get("reward_extra_info") or {}).get("acc")
     return Outcome(episode, score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
+
+
+def warn_of_other_outcomes(rows: Rows, scores: torch.Tensor) -> None:
+    """Warn once where an agent loop's records and verl's outcome say different things of the same episodes.
+
+    ``scores``: verl's rewards per token, jagged; the last row of an episode has those of the episode.
+    """
+    steps = rows.steps
+    recorded = np.zeros(steps.trajectory.max(initial=-1) + 1)
+    np.add.at(recorded, steps.trajectory, rows.reward_before_kl)
+    last = np.zeros(len(recorded), dtype=np.int64)
+    np.maximum.at(last, steps.trajectory, rows.row)
+    outcome = np.array([float(row.sum()) for row in scores.unbind()])[last]
+    if (other := np.abs(recorded - outcome) > 1e-3 * (1 + np.abs(outcome))).any():
+        first = int(other.argmax())
+        warn_once(
+            f"the rewards in the records of {int(other.sum())} of {len(recorded)} episodes do not add up to verl's "
+            f"outcome (the first: {recorded[first]:g} and {outcome[first]:g}). Methods learn from the records, "
+            "validation and verl's metrics show the outcome: set reward_score of the output to the sum of its rewards"
+        )
 
 
 def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) -> dict[str, list[Any]]:
