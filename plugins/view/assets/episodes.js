@@ -110,7 +110,7 @@ export function episodes({ run, part, params }) {
       {
         key: "env_return",
         label: "env return",
-        className: "num slim",
+        className: "num mid",
         title: "sum of the environment's rewards",
         cell: (e) => number(run.of("env_return", e)),
       },
