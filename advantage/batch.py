@@ -247,10 +247,10 @@ class StepBatch:
 class Credit:
     """What an estimator returns.
 
-    ``advantage`` (S,) float64, in the row order of the batch; ``returns`` (S,) float64, the target of a critic, or
-    None; ``metrics``, what the method wants logged; ``extra``, further columns (S,) that a policy loss may ask for by
-    name (an estimator declares them in ``gives``); ``state``, of an estimator that is ``stateful``: what the next batch
-    begins with, numbers by name, for the caller to keep and to save with its checkpoints.
+    ``advantage`` (S,) float64, in the row order of the batch; ``returns`` (S,) float64, the value target of a
+    critic, or None; ``metrics``, what the method wants logged; ``extra``, further columns (S,) that a policy loss may
+    ask for by name (an estimator declares them in ``gives``); ``state``, of an estimator that is ``stateful``: what the
+    next batch begins with, numbers by name, for the caller to keep and to save with its checkpoints.
 
     Why a step got its credit, by name and (S,) each, as far as the method says: ``parts``, which add up to
     ``advantage``; ``levels``, further quantities behind them, such as weights and values of states; ``groups``, whom a

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+from verl_turnkey.plugins.log.former_names import current_value
 from verl_turnkey.plugins.verl_api import internals
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
@@ -32,8 +33,9 @@ LOSS, CORRECTION, FILTER = (
 )
 IS_LEVELS = ("token", "sequence")
 BYPASS_LOSSES = ("ppo_clip", "reinforce")
-METRICS = ("reward", "acc", "episode_return", "episode_length", "invalid_rate", "unparsed_rate")
-"""what the agent loop turnkey_env tells of each episode, beside ``reward/<component>``"""
+METRICS = ("reward", "acc", "env_return", "episode_length", "invalid_rate", "unparsed_rate")
+"""what the agent loop turnkey_env reports of each episode, beside ``composed_return.<component>``; ``reward`` is verl's
+name of the composed return"""
 
 
 def check_algorithm(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
@@ -169,21 +171,27 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
 
 
 def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
-    """Refuse a metric that no episode has; what verl's own loops tell is known to their reward functions alone."""
+    """Refuse a metric that no episode has; what verl's own loops tell is known to their reward functions alone.
+
+    A former name of a metric of ``turnkey_env`` is replaced by the current one.
+    """
     if not OmegaConf.select(config, f"{FILTER}.enable"):
         return
     metric = OmegaConf.select(config, f"{FILTER}.metric")
+    if metric and "turnkey_env" in loops and (current := current_value(str(metric))) != metric:
+        OmegaConf.update(config, f"{FILTER}.metric", metric := current)
     known = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
     if not metric:
         refuse(
             "filter-metric-missing",
             f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric={known[0]}",
         )
-    if {*loops} == {"turnkey_env"} and metric not in known and not str(metric).startswith("reward/"):
+    if {*loops} == {"turnkey_env"} and metric not in known and not str(metric).startswith("composed_return."):
         refuse(
             "unknown-filter-metric",
             f"there is no {FILTER}.metric={metric!r} with the agent loop turnkey_env and verl "
-            f"{internals.verl_version()}{closest(str(metric), known)}; choices: {', '.join(known)}, reward/<component>",
+            f"{internals.verl_version()}{closest(str(metric), known)}; choices: {', '.join(known)}, "
+            "composed_return.<component>",
         )
 
 

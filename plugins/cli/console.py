@@ -28,15 +28,16 @@ FAILURE_LINES = 40
 EVERY = 60.0
 """seconds between two signs of life where no terminal shows a clock"""
 COLUMNS = (
-    ("success", ("episode/success_rate",), "{:.2f}"),
-    ("return", ("episode/env_return/mean", "episode/return/mean"), "{:.2f}"),
-    ("turns", ("episode/length/mean",), "{:.1f}"),
-    ("invalid", ("episode/invalid_rate",), "{:.0%}"),
-    ("with credit", ("credit/advantage/share_nonzero",), "{:.0%}"),
-    ("failed", ("episode/failed",), "{:.0f}"),
-    ("seconds", ("timing_s/step",), "{:.0f}"),
+    ("success", "episode/success_rate", "{:.2f}"),
+    ("env return", "episode/env_return/mean", "{:.2f}"),
+    ("composed return", "episode/composed_return/mean", "{:.2f}"),
+    ("turns", "episode/length/mean", "{:.1f}"),
+    ("invalid", "episode/invalid_rate", "{:.0%}"),
+    ("with credit", "credit/advantage/share_nonzero", "{:.0%}"),
+    ("failed", "episode/failed", "{:.0f}"),
+    ("seconds", "timing_s/step", "{:.0f}"),
 )
-"""label, names of the metric, format; of failed episodes only where there are any"""
+"""label, metric, format; of failed episodes only where there are any"""
 
 
 class Reader:
@@ -71,8 +72,8 @@ class Reader:
     def step(self, number: int, metrics: Mapping[str, float]) -> Iterable[str]:
         """The line of a step, and that of its validation."""
         cells = []
-        for label, names, form in COLUMNS:
-            value = next((metrics[name] for name in names if name in metrics), None)
+        for label, name, form in COLUMNS:
+            value = metrics.get(name)
             if value is not None and (label != "failed" or value):
                 cells.append(f"{label} {form.format(value)}")
         if cells and "episode/length/mean" in metrics:

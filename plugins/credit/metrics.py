@@ -10,10 +10,9 @@ import numpy as np
 
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.notices import failure_kind, warn_once
 
-REWARD = "reward/"
-"""prefix of the reward components in verl's ``reward_extra_info``"""
 BREAK = "turnkey_break"
 """extra field of a row: why it does not extend the row before it"""
 CACHED = "turnkey_cached"
@@ -37,14 +36,16 @@ def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappi
         name
         for info in said.values()
         for name in info
-        if name.startswith((REWARD, BRANCHING)) or name == "unparsed_rate"
+        if name.startswith((COMPONENT, BRANCHING)) or name == "unparsed_rate"
     }
-    return {
-        name if name.startswith(BRANCHING) else f"episode/{name}": float(
-            np.mean([info[name] for info in said.values() if name in info])
-        )
-        for name in sorted(names)
-    }
+    means = {name: float(np.mean([info[name] for info in said.values() if name in info])) for name in sorted(names)}
+    return {_metric_name(name): mean for name, mean in means.items()}
+
+
+def _metric_name(name: str) -> str:
+    if name.startswith(BRANCHING):
+        return name
+    return f"episode/{name}/mean" if name.startswith(COMPONENT) else f"episode/{name}"
 
 
 def warn_of_branches(metrics: Mapping[str, float]) -> None:
@@ -79,8 +80,10 @@ def episode_metrics(rows: Rows) -> dict[str, float]:
         metrics |= {
             "episode/length/mean": float(length.mean()),
             "episode/length/max": float(length.max()),
-            "episode/return/mean": float(np.bincount(index, weights=rows.reward_before_kl[first]).mean()),
+            "episode/composed_return/mean": float(np.bincount(index, weights=rows.reward_before_kl[first]).mean()),
         }
+    if played and rows.reward is not None:
+        metrics["episode/env_return/mean"] = float(np.bincount(index, weights=rows.reward[first]).mean())
     if played and "valid" in steps.given:
         metrics["episode/invalid_rate"] = float(1.0 - steps.valid[first].mean())
     return metrics

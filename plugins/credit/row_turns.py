@@ -16,13 +16,15 @@ from verl_turnkey.losses.turns import Turns, like
 class Found:
     """The steps that a batch of rows holds, one entry per step in each list.
 
-    ``row``: position of its row in the batch; ``turn``: position of its turn in the row; ``columns``: columns of a
-    StepBatch; ``extra``: its further columns by name, and ``text``; ``version``: newest weights version, nan if
-    unknown; ``branch``: of its rollout, empty where none can fork; ``failed``: trajectory -> why it has no steps.
+    ``row``: position of its row in the batch; ``turn``: position of its turn in the row; ``reward``: the environment's,
+    empty if unknown; ``columns``: columns of a StepBatch; ``extra``: its further columns by name, and ``text``;
+    ``version``: newest weights version, nan if unknown; ``branch``: of its rollout, empty where none can fork;
+    ``failed``: trajectory -> why it has no steps.
     """
 
     row: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
     columns: dict[str, Sequence[Any]] = field(default_factory=dict)
     extra: dict[str, Sequence[Any]] = field(default_factory=dict)
     version: list[float] = field(default_factory=list)

@@ -42,8 +42,10 @@ class Rows:
     """the step that each run is of, S for none"""
     turns: Turns
     """the response tokens of each step: ``index`` is jagged like the response mask, and S on tokens of no step"""
+    reward: np.ndarray | None
+    """(S,) the environment's rewards; None: the steps do not come from records"""
     reward_before_kl: np.ndarray
-    """(S,) rewards as the agent loop gave them; ``steps.reward`` has verl's KL penalty in it"""
+    """(S,) composed rewards as the agent loop gave them; ``steps.reward`` has verl's KL penalty in it"""
     version: np.ndarray
     """(S,) float64: the newest weights version that wrote a step's tokens, nan where its record does not say"""
     branch: np.ndarray
@@ -128,6 +130,7 @@ def read_rows(
         runs=runs,
         of_run=of_run,
         turns=turns,
+        reward=np.array(found.reward, dtype=np.float64) if recorded else None,
         reward_before_kl=reward,
         version=np.array(found.version or [np.nan] * len(row), dtype=np.float64),
         branch=np.array(found.branch or [0] * len(row), dtype=np.int64),
@@ -166,6 +169,7 @@ def _read_records(
     found.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}
     found.extra = _extra_columns(steps, before)
     found.version = [step.get("version", np.nan) for step in steps]
+    found.reward = [step["reward"] for step in steps]
     return found
 
 

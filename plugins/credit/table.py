@@ -71,7 +71,7 @@ def credit_columns(
         "turn_in_row": rows.turn,
     }
     columns = {name: column.astype(np.int32) for name, column in columns.items()}
-    numeric = {"advantage": credit.advantage, "return": credit.returns, "kl": kl}
+    numeric = {"advantage": credit.advantage, "value_target": credit.returns, "kl": kl}
     numeric["value"] = steps.value if "value" in steps.given else None
     numeric |= {f"part.{name}": part for name, part in credit.parts.items()}
     numeric |= {f"level.{name}": level for name, level in credit.levels.items()}

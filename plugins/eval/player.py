@@ -19,6 +19,7 @@ from verl.experimental.agent_loop.agent_loop import (
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.eval.completions import Completions, SeededTurns
 from verl_turnkey.plugins.eval.identity import text_digest
+from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.log.segments import new_segment
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
@@ -87,22 +88,20 @@ class Player:
 
 
 def outcome(outputs: list[Any]) -> dict[str, Any]:
-    """What the rows of a played episode say of it: ``success``, ``return`` of the environment, ``score`` (the composed
-    rewards), turns, rates, the sum of each reward component, tokens of the model and their digest, by which two plays
-    can be told to be the same, and seconds."""
+    """The result of a played episode, from its rows: ``success``, ``env_return``, ``composed_return`` and the sum of
+    each component, turns, rates, tokens of the model, their digest (equal for equal responses), and seconds."""
     info = outputs[-1].extra_fields["reward_extra_info"]
     last = outputs[-1].extra_fields["turnkey"]["steps"][-1]
     written = [token for row in outputs for token, own in zip(row.response_ids, row.response_mask, strict=True) if own]
-    rewards = {name.partition("/")[2]: value for name, value in info.items() if name.startswith("reward/")}
     return {
         "success": bool(info["acc"]),
-        "return": info["episode_return"],
-        "score": outputs[-1].reward_score,
+        "env_return": info["env_return"],
+        "composed_return": outputs[-1].reward_score,
+        **{name: value for name, value in info.items() if name.startswith(COMPONENT)},
         "turns": int(info["episode_length"]),
         "truncated": bool(last["truncated"]),
         "invalid_rate": info["invalid_rate"],
         "unparsed_rate": info["unparsed_rate"],
-        "rewards": rewards,
         "tokens": len(written),
         "digest": text_digest(str(written)),
         "seconds": round(sum(output.metrics.generate_sequences + output.metrics.tool_calls for output in outputs), 3),

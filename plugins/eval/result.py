@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.notices import failure_kind
 from verl_turnkey.plugins.view import stats
 
@@ -18,8 +19,8 @@ MOST_FAILED = 0.01
 """share of failed samples above which a result is incomplete"""
 FEW_TASKS = 20
 MEANS = {
-    "return": "return of the environment",
-    "score": "reward",
+    "env_return": "env return",
+    "composed_return": "composed return",
     "turns": "turns",
     "truncated": "truncated",
     "invalid_rate": "invalid actions",
@@ -53,17 +54,14 @@ def result(
     numbers = [len(each) for each in played.values()]
     total = len(tasks) * asked
     missing = total - sum(numbers) - len(failures)
+    parts = _components(next(iter(played.values()), [{}])[0])
     return {
         "complete": missing == 0 and len(failures) <= MOST_FAILED * total,
         "samples": sum(numbers),
         "samples_per_task": asked,
         "success": _interval(stats.success(solved, numbers)) if played else None,
         "pass_at": {str(k): found for k in powers(asked) if (found := _pass_at(solved, numbers, k))},
-        **{name: _mean([[sample[name] for sample in each] for each in played.values()]) for name in MEANS},
-        "rewards": {
-            label: _mean([[sample["rewards"][label] for sample in each] for each in played.values()])
-            for label in next(iter(played.values()), [{"rewards": {}}])[0]["rewards"]
-        },
+        **{name: _mean([[sample[name] for sample in each] for each in played.values()]) for name in (*MEANS, *parts)},
         "failed": {
             "samples": len(failures),
             "share": len(failures) / total,
@@ -75,6 +73,10 @@ def result(
             for i, task in enumerate(tasks)
         ],
     }
+
+
+def _components(found: Mapping[str, Any]) -> list[str]:
+    return [name for name in found if name.startswith(COMPONENT)]
 
 
 def powers(n: int) -> list[int]:
@@ -104,8 +106,8 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     shown = [("success", found["success"], True)]
     shown += [(f"pass@{k}", each, True) for k, each in found["pass_at"].items() if k != "1"]
     shown += [(words, found[name], name in SHARES) for name, words in MEANS.items()]
-    if len(found["rewards"]) > 1:
-        shown += [(f"reward: {label}", each, False) for label, each in found["rewards"].items()]
+    if len(parts := _components(found)) > 1:
+        shown += [(f"composed return: {name.removeprefix(COMPONENT)}", found[name], False) for name in parts]
     return [(what, *_shown(each, share)) for what, each, share in shown if each is not None]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.eval.identity import differing, eval_id
+from verl_turnkey.plugins.log.former_names import current_sample
 
 IDENTITY, SAMPLES, RESULT, LOG = "eval.json", "samples.jsonl", "result.json", "turnkey_log"
 LOCK = ".lock"
@@ -103,7 +104,8 @@ class Samples:
         text = self._file.read()
         whole = text.rfind(b"\n") + 1
         self._file.truncate(whole)  # an earlier call may have died in the middle of a line
-        self.done = {sample["key"]: sample for sample in map(json.loads, text[:whole].splitlines())}
+        samples = (current_sample(json.loads(line)) for line in text[:whole].splitlines())
+        self.done = {sample["key"]: sample for sample in samples}
 
 
 def _at(fields: Mapping[str, Any], name: str) -> Any:

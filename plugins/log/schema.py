@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STEP = re.compile(r"step=(\d+)")
 """a partition's folder"""
+COMPONENT = "composed_return."
+"""prefix, in metrics and results, of the sum of a component of ``turnkey.rewards`` over an episode"""
 
 
 class Column(NamedTuple):
@@ -70,8 +72,8 @@ TABLES = {
             seconds_env       float    in calls of the environment
             seconds_waiting   float    for a place to run the environment
             turns             int32    number of steps
-            return            float    sum of the environment's rewards
-            score             float    what verl sees: sum of the composed rewards
+            env_return        float    sum of the environment's rewards
+            composed_return   float    sum of the composed rewards, which verl sees as the score; null: it failed
             success           bool     solved the task; null: the episode failed
             truncated         bool     cut by a limit
             failed            string   the reason why it does not train; null: it did not fail
@@ -87,15 +89,15 @@ TABLES = {
             row               int32    the training row that holds it: <uid>_<session>_<row>
             turn_in_row       int32    its place there
             trained_by        string   the episode that trains a turn of several branches; null: this one
-            state_key         string   state the action was taken in; equal keys in a group are compared
-            next_key          string   state it led to, where that is known
+            anchor            string   key of the state the action was taken in; equal ones in a group are compared
+            next_anchor       string   key of the state it led to, where that is known
             action            string   what the parser understood; null: none
             valid             bool     the action was one
             parse_note        string   what was wrong with it
             penalty           float    subtracted from the advantage
-            env_reward        float    the environment's
-            reward            float    what the estimator sees
-            reward.*          float    of each component of turnkey.rewards
+            reward            float    the environment's
+            composed_reward   float    sum of turnkey.rewards, which the estimator sees; null: the episode failed
+            composed_reward.* float    value of each component of turnkey.rewards, by label; of those with column, too
             extra             string   further columns of the step that a method may read, JSON; null: none
             terminated        bool     the environment ended after it
             truncated         bool     a limit ended the episode after it
@@ -133,7 +135,7 @@ TABLES = {
             group.*           int32    number of the comparison group at this level in this step; -1: none
             size.*            int32    how many turns are in that group
             value             float    the critic's, before the turn; null: no critic
-            return            float    the critic's target
+            value_target      float    what the critic is fitted to; null: the method gives none
             kl                float    KL penalty, subtracted from the reward; null: none
         """),
     ),

@@ -11,7 +11,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from verl_turnkey.advantage import make_record
 from verl_turnkey.envs.rewards import Composition, RewardError, RewardStep, Seat, Shaped, column_clash
-from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED, REWARD
+from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED
+from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 
 
@@ -181,11 +182,11 @@ class Episode:
         return {
             "acc": float(self.success),
             "failed": float(not records),
-            "episode_return": float(sum(record["reward"] for record in records)),
+            "env_return": float(sum(record["reward"] for record in records)),
             "episode_length": float(len(records)),
             "invalid_rate": sum(not record["valid"] for record in records) / turns,
             "unparsed_rate": sum(step.unparsed for step in self.steps) / turns,
-            **{f"{REWARD}{label}": value for label, value in self.rewards.items()},
+            **{f"{COMPONENT}{label}": value for label, value in self.rewards.items()},
             **{f"{BRANCHING}{name}": value for name, value in self.branching.items()},
         }
 

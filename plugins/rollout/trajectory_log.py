@@ -207,8 +207,8 @@ class Logged:
             "seconds_env": episode.seconds_start + sum(turn.seconds_env for turn in turns),
             "seconds_waiting": episode.seconds_waiting,
             "turns": len(turns),
-            "return": sum(turn.record["reward"] for turn in turns),
-            "score": None if self.failed else sum(turn.record["composed_reward"] for turn in turns),
+            "env_return": sum(turn.record["reward"] for turn in turns),
+            "composed_return": None if self.failed else sum(turn.record["composed_reward"] for turn in turns),
             "success": None if self.failed else episode.success,
             "truncated": bool(turns) and turns[-1].record["truncated"],
             "failed": self.failed,
@@ -217,27 +217,27 @@ class Logged:
 
     def _turns(self) -> dict[str, list[Any]]:
         columns = [self._turn(turn, t) for t, turn in enumerate(self.turns)]
-        parts = {f"reward.{label}": list(values) for label, values in self.episode.parts.items()}
+        parts = {f"composed_reward.{label}": list(values) for label, values in self.episode.parts.items()}
         return {name: [each[name] for each in columns] for name in columns[0]} | parts
 
     def _turn(self, turn: _Turn, t: int) -> dict[str, Any]:
         record, extra = turn.record, dict(turn.record["extra"])
         extra.pop("text", None)  # the observation, which is among the texts
         extra.pop("images", None)
-        next_key = extra.pop("next_anchor", None)
+        next_anchor = extra.pop("next_anchor", None)
         row, place = self.rows.get(record["step"], (None, None))
         return {
             "row": row,
             "turn_in_row": place,
             "trained_by": self.trained_by(t),
-            "state_key": str(record["anchor"]),
-            "next_key": next_key,
+            "anchor": str(record["anchor"]),
+            "next_anchor": next_anchor,
             "action": record["action"],
             "valid": record["valid"],
             "parse_note": turn.invalid,
             "penalty": record["penalty"],
-            "env_reward": record["reward"],
-            "reward": record.get("composed_reward"),
+            "reward": record["reward"],
+            "composed_reward": record.get("composed_reward"),
             "extra": json.dumps(extra, sort_keys=True) if extra else None,
             "terminated": record["terminated"],
             "truncated": record["truncated"],

@@ -68,6 +68,6 @@ def _metrics(played: list[Outcome], spreads: dict[str, float], kept: list[str]) 
         "groups/kept_spread": sum(spreads[group] for group in kept) / total if total else 0.0,
         "groups/spread/mean": float(np.mean([*spreads.values()])),
         "groups/without_spread": float(np.mean([value == 0 for value in spreads.values()])),
-        "groups/score/mean": float(np.mean([each.score for each in played])),
+        "groups/composed_return/mean": float(np.mean([each.score for each in played])),
         "groups/solved": float(np.mean([each.solved for each in played])),
     }

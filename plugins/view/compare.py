@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_turnkey.plugins.log.former_names import current_metric
 from verl_turnkey.plugins.view import stats
 from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, changes, fall, told
 from verl_turnkey.plugins.view.groups import Group, group, seed
@@ -102,12 +103,12 @@ def compare(
 
 
 def choose(runs: Sequence[Run], asked: str | None) -> str:
-    """The full name of a metric.
+    """The full name of a metric; a former name stands for the current one.
 
     Raises:
         LookupError: a run has none of that name, or a short name stands for several.
     """
-    for short in [asked] if asked else METRICS:
+    for short in [current_metric(asked)] if asked else METRICS:
         if short not in METRICS:
             for run in runs:
                 run.curve(short)

@@ -49,7 +49,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
     seen = Seen(run)
     made = [
         ("Success", "share of episodes", share, both(success)),
-        ("Return", "sum of the environment's rewards", None, both(episodes["return"])),
+        ("Env return", "sum of the environment's rewards", None, both(episodes["env_return"])),
         ("Length", "turns per episode", None, both(episodes["turns"])),
         ("Invalid actions", "share of turns", from_zero, [_means("training", invalid, of_turn[train_turn])]),
         (
@@ -61,7 +61,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
                 _drawn("commonest action", seen.commonest),
             ],
         ),
-        ("Groups without signal", "share of groups", share, [_drawn("all score alike", seen.without_signal)]),
+        ("Groups without signal", "share of groups", share, [_drawn("same composed return", seen.without_signal)]),
         ("Credit", "mean size by part", from_zero, parts),
         ("Clipped", "share", from_zero, [_metric(steps, CLIPPED) or clipped]),
         ("KL", "", from_zero, [_metric(steps, KL) or kl]),

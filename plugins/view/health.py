@@ -91,7 +91,7 @@ def collapse(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def no_signal(seen: Seen) -> Iterator[Finding]:
-    """Groups whose episodes all have the same score: a comparison within them says nothing."""
+    """Groups whose episodes all have the same composed return: a comparison within them says nothing."""
     groups, limit = seen.groups, 0.4
     if steps := _tail(seen.without_signal, limit):
         now = groups[groups["global_step"].isin(steps) & groups["same"]]
@@ -107,7 +107,7 @@ def no_signal(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "no_signal",
             f"{_percent(len(now) / all_of)} of the groups have no signal {_range(steps)}: every episode has the same "
-            f"score ({kind}){advice}",
+            f"composed return ({kind}){advice}",
             f"more than {_percent(limit)} of a step's groups",
             steps,
         )
@@ -116,10 +116,10 @@ def no_signal(seen: Seen) -> Iterator[Finding]:
 @rule
 def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
     """Methods that compare turns from the same state need states that several turns of a group were in."""
-    later = seen.turns[(seen.turns["turn"] > 0) & seen.turns["state_key"].notna()]
+    later = seen.turns[(seen.turns["turn"] > 0) & seen.turns["anchor"].notna()]
     if not len(later):
         return
-    alike = later.groupby(["group", "state_key"])["turn"].transform("size")
+    alike = later.groupby(["group", "anchor"])["turn"].transform("size")
     per_step = seen.by_step(alike > 1, later["step"])
     limit = 0.1
     if steps := _tail(per_step, limit, above=False):

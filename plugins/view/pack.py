@@ -52,14 +52,14 @@ OF_EPISODE = [
     "seconds_env",
     "seconds_waiting",
     "turns",
-    "return",
-    "score",
+    "env_return",
+    "composed_return",
     "success",
     "truncated",
     "failed",
     "failed_kind",
 ]
-NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_key"}
+NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_anchor"}
 REPEATING = {
     "parent",
     "trained_by",
@@ -71,7 +71,7 @@ REPEATING = {
     "host",
     "failed",
     "failed_kind",
-    "state_key",
+    "anchor",
     "action",
     "parse_note",
     "extra",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from verl_turnkey.plugins.log.former_names import current_columns
 from verl_turnkey.plugins.log.schema import STEP, TABLES, families, schema
 from verl_turnkey.plugins.log.segments import SEGMENT, read_segments
 
@@ -25,6 +26,8 @@ class Part(NamedTuple):
 
 def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -> pd.DataFrame:
     """The rows of a table, with ``step`` and ``segment`` beside its columns; columns that no file has are null.
+
+    Columns and metrics of a log of version 1 have the names of version 2.
 
     What a later start of the trainer did again replaces what an earlier one had. A warning names what was replaced, and
     every file that cannot be read or is not ours.
@@ -100,7 +103,7 @@ def _rows(part: Part, table: str) -> pa.Table | None:
 
     try:
         with parquet.ParquetFile(part.path) as file:  # read_table would take a column out of the folder's name
-            rows = file.read()
+            rows = current_columns(table, file.read())
         own = tuple(name for name in rows.column_names if name.startswith(families(table)))
         known = schema(table, own)
         columns = {n: rows[n].cast(known.field(n).type) if n in known.names else rows[n] for n in rows.column_names}

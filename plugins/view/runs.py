@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_turnkey.plugins.log.former_names import current_metric
+
 Steps = dict[int, dict[str, float]]
 """step -> metric -> value"""
 
@@ -38,7 +40,7 @@ class Run:
     step: NDArray[np.int64]
     """(N,) increasing"""
     metrics: Mapping[str, NDArray[np.float64]]
-    """name -> (N,), NaN where it was not logged"""
+    """current name -> (N,), NaN where it was not logged"""
     config: Mapping[str, Any]
     """dotted key -> value, as composed by Hydra; empty where the folder holds none"""
 
@@ -118,8 +120,9 @@ def nearest(name: str, names: Mapping[str, Any]) -> str:
 
 def _table(steps: Steps) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
     order = sorted(steps)
-    names = sorted({name for data in steps.values() for name in data})
-    return np.array(order), {name: np.array([steps[s].get(name, math.nan) for s in order]) for name in names}
+    current = [{current_metric(name): value for name, value in steps[step].items()} for step in order]
+    names = sorted({name for data in current for name in data})
+    return np.array(order), {name: np.array([data.get(name, math.nan) for data in current]) for name in names}
 
 
 def _go_on(steps: Steps, start: Steps) -> None:

@@ -28,7 +28,7 @@ class Seen:
         )
         self.episodes = self.ways[run.first_ways[train.index]]
         before = run.turns.shift(1)
-        same = [run.turns[name] == before[name] for name in ("at", "action", "state_key")]
+        same = [run.turns[name] == before[name] for name in ("at", "action", "anchor")]
         there = run.own & run.turns["at"].isin(train.index)
         turns = run.turns.assign(repeats=same[0] & same[1] & same[2])[there]
         self.turns = turns.assign(
@@ -54,10 +54,13 @@ class Seen:
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """Groups with several finished episodes: whether all have the ``same`` score, and whether one was ``won``."""
+        """Groups with several finished episodes: whether all have the ``same`` return, and whether one was ``won``."""
         ok = self.ways[~self.ways["failed"]]
         groups = ok.groupby(["global_step", "group"]).agg(
-            size=("score", "size"), low=("score", "min"), high=("score", "max"), won=("success", "max")
+            size=("composed_return", "size"),
+            low=("composed_return", "min"),
+            high=("composed_return", "max"),
+            won=("success", "max"),
         )
         groups = groups[groups["size"] > 1]  # one episode alone is compared with nothing
         return groups.assign(same=groups["low"] == groups["high"]).reset_index()

@@ -61,9 +61,9 @@ class Run:
                 "group": episode["group"],
                 "trajectory": step["episode"],
                 "global_step": episode["global_step"],
-                "anchor": step["state_key"],
+                "reward": step["composed_reward"],
                 "success": episode["success"],
-                "extra": {"next_anchor": step["next_key"], **json.loads(step["extra"] or "{}")},
+                "extra": {"next_anchor": step["next_anchor"], **json.loads(step["extra"] or "{}")},
             }
             for episode in self.episodes("train")
             if not episode["failed"]

@@ -197,7 +197,7 @@ def test_metrics_are_those_of_all_updates(separate: Run) -> None:
             if not padding
         ]
         assert metrics["episode/length/mean"] == pytest.approx(len(keys) / 16)
-        assert metrics["episode/return/mean"] == pytest.approx(
+        assert metrics["episode/composed_return/mean"] == pytest.approx(
             sum(played[key]["reward"] for key in keys) / 16, abs=1e-6
         )
     [accuracy] = [value for key, value in separate.metrics[3].items() if key.startswith("val-core/doorkey/acc")]

@@ -77,7 +77,7 @@ def test_values_are_those_of_the_policy(run: Run) -> None:
     """What an estimate says is to come is, on average over all states, what comes."""
     come: list[float] = []
     for episode in run.episodes("train"):
-        rewards = [each["reward"] for each in episode["steps"]]
+        rewards = [each["composed_reward"] for each in episode["steps"]]
         come += [sum(rewards[t:]) for t in range(len(rewards))]
     said = [each["extra"]["turn_value"] for each in run.steps()]
     assert len(said) == len(come) > 30
@@ -171,7 +171,7 @@ def test_each_turn_of_a_tree_is_trained_once_with_the_credit_of_its_method(fores
             "group": episode["group"],
             "trajectory": episode["episode"],
             "step": turn["turn"],
-            "reward": turn["reward"],
+            "reward": turn["composed_reward"],
             "penalty": turn["penalty"],
             "prompt_tokens": turn["prompt_tokens"],
             **json.loads(turn["extra"]),

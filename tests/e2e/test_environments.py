@@ -137,11 +137,11 @@ def test_components_are_logged_by_name(alfworld: Run) -> None:
         for episode in alfworld.episodes("train")
         if episode["global_step"] == 1
     ]
-    assert alfworld.metrics[1]["episode/reward/going"] == pytest.approx(0.1 * np.mean(went))
+    assert alfworld.metrics[1]["episode/composed_return.going/mean"] == pytest.approx(0.1 * np.mean(went))
     assert sum(went) > 0
 
 
 @pytest.mark.long
 def test_walks_find_coins(textworld: Run) -> None:
     assert max(textworld.metrics[step]["episode/success_rate"] for step in range(1, STEPS + 1)) > 0
-    assert textworld.metrics[1]["episode/return/mean"] == textworld.metrics[1]["episode/success_rate"]
+    assert textworld.metrics[1]["episode/composed_return/mean"] == textworld.metrics[1]["episode/success_rate"]

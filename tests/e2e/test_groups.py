@@ -113,7 +113,7 @@ def due(metric: str, run: Run) -> list[int]:
             found.append(len({task for task, of in ends if len(of) == 1 and (task, not next(iter(of))) in known}))
             known |= {(task, end) for task, of in ends for end in of}
         else:
-            differ = sum(len({each["score"] for each in one}) > 1 for one in groups.values())
+            differ = sum(len({each["composed_return"] for each in one}) > 1 for one in groups.values())
             found.append(min(len(groups) - differ, waiting))
             waiting = min(BUFFER, waiting - found[-1] + differ)
     return found

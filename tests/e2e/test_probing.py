@@ -104,12 +104,12 @@ def test_credit_is_that_of_what_was_measured(run: Run, step: int) -> None:
 def test_outcomes_are_places(run: Run, step: int) -> None:
     paid: dict[str, list[float]] = {}
     for each in (e for e in run.episodes("train") if e["global_step"] == step):
-        paid.setdefault(each["group"], []).append(sum(turn["reward"] for turn in each["steps"]))
+        paid.setdefault(each["group"], []).append(sum(turn["composed_reward"] for turn in each["steps"]))
     assert len(paid) == 4
     for places in paid.values():
         np.testing.assert_allclose(sorted(places), np.arange(ROLLOUTS) / (ROLLOUTS - 1), atol=1e-9)
-    assert run.metrics[step]["episode/reward/arena"] == pytest.approx(0.5)
-    assert run.metrics[step]["episode/reward/arena_calls"] == 3.0
+    assert run.metrics[step]["episode/composed_return.arena/mean"] == pytest.approx(0.5)
+    assert run.metrics[step]["episode/composed_return.arena_calls/mean"] == 3.0
 
 
 def test_probabilities_are_those_of_the_model(run: Run, model: Path) -> None:

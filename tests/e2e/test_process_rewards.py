@@ -153,7 +153,7 @@ def test_components_that_give_columns_are_logged(run: Run, step: int) -> None:
     episodes = len({each["trajectory"] for each in steps})
     for label, column in (("scorer", "turn_score"), ("judge", "opinion"), ("doubt", "entropy")):
         mean = sum(each[column] for each in steps) / episodes
-        assert run.metrics[step][f"episode/reward/{label}"] == pytest.approx(mean)
+        assert run.metrics[step][f"episode/composed_return.{label}/mean"] == pytest.approx(mean)
     assert np.isfinite(run.metrics[step]["actor/grad_norm"])
     assert run.metrics[step]["actor/grad_norm"] > 0
 

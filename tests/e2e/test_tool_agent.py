@@ -109,4 +109,4 @@ def test_nothing_is_reported_that_verls_loop_does_not_say(run: Run) -> None:
         f"episode/{name}" for name in ("count", "failed", "missing", "length/mean", "length/max", "return/mean")
     }
     assert run.metrics[1]["episode/count"] == 32
-    assert 1 <= run.metrics[1]["episode/return/mean"] <= 2
+    assert 1 <= run.metrics[1]["episode/composed_return/mean"] <= 2

@@ -94,7 +94,7 @@ def test_rebel_moves_log_ratios_towards_differences_of_outcomes(model: Path, tmp
         if not padding:
             trajectory = key.rsplit("_", 1)[0]
             change[trajectory] = change.get(trajectory, 0.0) + ((after - before) * mask).sum().item()
-    outcome = {e["episode"]: e["score"] for e in run.episodes("train")}
+    outcome = {e["episode"]: e["composed_return"] for e in run.episodes("train")}
     product = 0.0
     for group in {key.rsplit("_", 1)[0] for key in change}:
         members = [key for key in change if key.rsplit("_", 1)[0] == group]

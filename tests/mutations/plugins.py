@@ -145,7 +145,7 @@ MUTATIONS = [
     ),
     ("plugins/view/training.py", '~flag(run.episodes["validation"])', '~flag(run.episodes["truncated"])'),
     ("plugins/view/health.py", '(seen.turns["turn"] > 0) & ', ""),
-    ("plugins/view/training.py", '("at", "action", "state_key")', '("at", "action")'),
+    ("plugins/view/training.py", '("at", "action", "anchor")', '("at", "action")'),
     ("plugins/view/collapse.py", " & (highest >= LEAST)", ""),
     ("plugins/view/collapse.py", "range(2, len(value) - 1)", "range(1, len(value))"),
     ("plugins/view/collapse.py", "abs(after - before) <= 2 * noise or ", ""),

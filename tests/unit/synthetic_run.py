@@ -180,11 +180,11 @@ def _group(tables, rng, step, size, limit, skill, hostile, task, validation, mor
             reward = (1.0 if won else 0.0) + shaped
             tables["turns"].append(
                 {
-                    "episode": key, "turn": turn, "row": turn, "turn_in_row": 0, "state_key": state,
+                    "episode": key, "turn": turn, "row": turn, "turn_in_row": 0, "anchor": state,
                     "action": (action if not hostile else action + HOSTILE[turn % 3]) if valid else None,
                     "valid": valid, "parse_note": None if valid else "no <action> tag",
-                    "penalty": 0.0 if valid else 0.1, "env_reward": float(won), "reward": reward,
-                    "reward.env": float(won), "reward.chore": shaped,
+                    "penalty": 0.0 if valid else 0.1, "reward": float(won), "composed_reward": reward,
+                    "composed_reward.env": float(won), "composed_reward.chore": shaped,
                     "terminated": won, "truncated": not won and turn == limit - 1, "weights": step - 1,
                     "prompt_tokens": 180 + 60 * turn, "prompt_cut": turn > 40,
                     "response_tokens": len(response) // 4 % 400,
@@ -202,7 +202,7 @@ def _group(tables, rng, step, size, limit, skill, hostile, task, validation, mor
                 "env": "example/Household-v0", "kwargs": json.dumps({"chores": len(chores)}), "seed": task,
                 "package": "example 1.0", "weights_min": step - 1, "weights_max": step - 1, "host": "node-1",
                 "started": 1.7e9 + 60.0 * step, "seconds_model": 1.1 * turn, "seconds_env": 0.02 * turn,
-                "seconds_waiting": 0.1, "turns": turn, "return": total, "score": total,
+                "seconds_waiting": 0.1, "turns": turn, "env_return": float(won), "composed_return": total,
                 "success": None if failed else won, "truncated": not won and not failed,
                 "failed": f"step {turn} took longer than 30 s" if failed else None,
                 "failed_kind": ("timeout" if session % 3 else "process") if failed else None,
@@ -221,20 +221,20 @@ def _credit(tables, step, rng, row) -> None:
             groups[episode["group"]].append(episode)
     anchors = 0
     for number, members in enumerate(groups.values()):
-        scores = np.array([episode["score"] for episode in members])
+        scores = np.array([episode["composed_return"] for episode in members])
         outcome = (scores - scores.mean()) / (scores.std() + 1e-6)
         same = defaultdict(list)
         rows = []
         for episode, level in zip(members, outcome, strict=True):
             ahead = 0.0
             for turn in reversed(turns_of[episode["episode"]]):
-                ahead = turn["reward"] + DISCOUNT * ahead
+                ahead = turn["composed_reward"] + DISCOUNT * ahead
                 rows.append((turn, ahead, float(level)))
-                same[turn["state_key"]].append(ahead)
+                same[turn["anchor"]].append(ahead)
         code = {state: anchors + i for i, state in enumerate(same)}
         anchors += len(code)
         for turn, ahead, level in rows:
-            others = np.array(same[turn["state_key"]])
+            others = np.array(same[turn["anchor"]])
             here = (ahead - others.mean()) / (others.std() + 1e-6) if len(others) > 1 and others.std() > 0 else 0.0
             lost = -turn["penalty"]
             tables["credit"].append(
@@ -243,8 +243,8 @@ def _credit(tables, step, rng, row) -> None:
                     "turn_in_row": 0, "advantage": level + here + lost, "part.episode_level": level,
                     "part.step_level": here, "part.penalty": lost, "group.episode_level": number,
                     "size.episode_level": len(rows),
-                    "group.step_level": code[turn["state_key"]], "size.step_level": len(others), "value": None,
-                    "return": ahead, "kl": float(rng.gamma(1, 0.002)),
+                    "group.step_level": code[turn["anchor"]], "size.step_level": len(others), "value": None,
+                    "value_target": ahead, "kl": float(rng.gamma(1, 0.002)),
                 }
             )  # fmt: skip
             ratio = float(np.exp(rng.normal(0, 0.05)))
@@ -276,7 +276,7 @@ def _save(folder: Path, tables: dict[str, list[dict[str, Any]]], step: int) -> N
         rows = tables[name]
         if not rows:
             continue
-        further = tuple(key for key in rows[0] if key.startswith(("reward.", "part.", "group.", "size.")))
+        further = tuple(key for key in rows[0] if key.startswith(("composed_reward.", "part.", "group.", "size.")))
         shape = schema(name, further)
         columns = {field.name: [_clean(row.get(field.name)) for row in rows] for field in shape}
         where = folder / name / f"step={step:06d}"

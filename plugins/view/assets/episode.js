@@ -109,8 +109,8 @@ function head(run, e, beside, place, members) {
     ["step", number(run.of("global_step", e))],
     ["seed", run.of("seed", e) ?? "–"],
     ["turns", number(run.of("turns", e))],
-    ["return", number(run.of("return", e))],
-    ["score", number(run.of("score", e))],
+    ["env return", number(run.of("env_return", e))],
+    ["composed return", number(run.of("composed_return", e))],
     [
       "weights",
       run.of("weights_min", e) === run.of("weights_max", e)

@@ -108,11 +108,11 @@ export function episodes({ run, part, params }) {
       { key: "outcome", label: "outcome", className: "result", cell: (e) => outcome(run, e) },
       { key: "turns", label: "turns", className: "num slim", cell: (e) => number(run.of("turns", e)) },
       {
-        key: "return",
-        label: "return",
-        className: "num slim",
+        key: "env_return",
+        label: "env return",
+        className: "num mid",
         title: "sum of the environment's rewards",
-        cell: (e) => number(run.of("return", e)),
+        cell: (e) => number(run.of("env_return", e)),
       },
       {
         key: "invalid",

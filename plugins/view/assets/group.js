@@ -85,11 +85,11 @@ function memberTable(run, part, members) {
       h("td", {}, h("a", { href: link("episode", run.of("episode", e)) }, named(run, e))),
       h("td", {}, outcome(run, e)),
       h("td", { class: "num" }, number(run.of("turns", e))),
-      h("td", { class: "num" }, number(run.of("return", e))),
+      h("td", { class: "num" }, number(run.of("env_return", e))),
       h("td", { class: "far" }, bars(run, part, e, 300, 26)),
     ),
   );
-  const heads = ["", "outcome", "turns", "return"].map((name, i) =>
+  const heads = ["", "outcome", "turns", "env return"].map((name, i) =>
     h("th", { scope: "col", class: i > 1 ? "num" : null }, name),
   );
   return h(

@@ -29,12 +29,12 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
     const result = run.outcome(e);
     const start = group.start.get(e);
     const name = (t) => {
-      const state = group.at("state_key", start + t);
+      const state = group.at("anchor", start + t);
       return state === null ? `:${group.owner(start + t) ?? start + t}` : merged ? state : `${t}:${state}`;
     };
     for (let t = 0; t < run.counts[e]; t++) {
       const i = start + t;
-      const here = node(`s${name(t)}`, "state", group.at("state_key", i));
+      const here = node(`s${name(t)}`, "state", group.at("anchor", i));
       if (group.owner(i) === null) {
         here.turns.push(i);
         here.sum += t;
@@ -42,7 +42,7 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
       here.first = Math.min(here.first, t);
       here.text ??= t ? group.text("observation", i - 1) : null;
       const last = t === run.counts[e] - 1;
-      const next = last ? node(result, result) : node(`s${name(t + 1)}`, "state", group.at("state_key", i + 1));
+      const next = last ? node(result, result) : node(`s${name(t + 1)}`, "state", group.at("anchor", i + 1));
       const action = group.at("action", i) ?? "no action";
       const credit = run.credit(part, run.first[e] + t);
       const map = next === here ? here.stays : edges;

@@ -10,7 +10,7 @@ import { named } from "./ways.js";
 export function states(group) {
   const found = new Map();
   for (let i = 0; i < group.rows; i++) {
-    const state = group.at("state_key", i);
+    const state = group.at("anchor", i);
     if (state === null || group.owner(i) !== null) continue;
     if (!found.has(state)) found.set(state, []);
     found.get(state).push(i);
@@ -89,7 +89,7 @@ function parts(run, group, all, i) {
     );
   });
   const meant = (name, text) => (run.meanings[name] ? h("span", { title: run.meanings[name] }, told(text)) : text);
-  const further = ["value", "return", "kl", "ratio", "ratio_max", "clip_share", "entropy"].map((name) => [
+  const further = ["value", "value_target", "kl", "ratio", "ratio_max", "clip_share", "entropy"].map((name) => [
     name.replace("_", " "),
     group.at(name, i),
   ]);
@@ -120,11 +120,11 @@ function parts(run, group, all, i) {
 }
 
 function rewards(group, i) {
-  const total = group.at("reward", i);
+  const total = group.at("composed_reward", i);
   if (total === null) return null;
   const named = group
-    .family("reward.")
-    .map((name) => [name, group.at(`reward.${name}`, i)])
+    .family("composed_reward.")
+    .map((name) => [name, group.at(`composed_reward.${name}`, i)])
     .filter(([, value]) => value !== null);
   const terms = named.length ? ` = ${named.map(([name, value]) => `${number(value)} ${name}`).join(" + ")}` : "";
   const penalty = group.at("penalty", i);
@@ -137,7 +137,8 @@ function rewards(group, i) {
   return h(
     "p",
     { class: "cost" },
-    h("span", {}, `reward ${number(total)}`, told(terms)),
+    h("span", {}, `reward ${number(group.at("reward", i))}`),
+    h("span", {}, `composed reward ${number(total)}`, told(terms)),
     penalty ? h("span", {}, `penalty ${number(penalty)}`) : null,
     group.at("prompt_tokens", i) === null
       ? null
@@ -154,7 +155,7 @@ function rewards(group, i) {
 /** The other turns of the group that were in the same state. */
 function compared(run, part, group, i, seen) {
   const mine = group.owner(i) ?? i;
-  const others = (seen.get(group.at("state_key", i)) ?? []).filter((each) => each !== mine);
+  const others = (seen.get(group.at("anchor", i)) ?? []).filter((each) => each !== mine);
   if (!others.length) return null;
   const box = h(
     "details",

@@ -130,11 +130,17 @@ def test_groups_are_not_filtered_by_what_an_older_verl_does_not_know(driver: Dri
     line = "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric="
     driver(f"{line}reward")
     monkeypatch.delattr("verl.trainer.ppo.v1.replay_buffer.FILTER_GROUPS_REWARD_METRIC")
-    with pytest.raises(Exception, match=r"metric='reward' .* verl \d.*; choices: acc, episode_return"):
+    with pytest.raises(Exception, match=r"metric='reward' .* verl \d.*; choices: acc, env_return"):
         driver(f"{line}reward")
     with pytest.raises(Exception, match=r"set algorithm\.filter_groups\.metric=acc"):
         driver(f"{line}null")
     driver(f"{line}acc")
+
+
+def test_a_former_name_of_the_metric_of_filtered_groups_is_its_current_one(driver: Driver):
+    line = "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric="
+    assert "replaces groups with the same env_return" in " ".join(driver(f"{line}episode_return").split())
+    assert "the same composed_return.step" in " ".join(driver(f"{line}reward/step").split())
 
 
 ALL_WARNED = [*WARNED, *FURTHER_WARNED]

@@ -93,7 +93,7 @@ def test_advantages_by_row_key_with_a_failed_row_first(queue, trainer):
     assert metrics["episode/count"] == 6
     assert metrics["episode/failed"] == metrics["episode/failed/EnvironmentFailure"] == 1
     assert metrics["episode/length/mean"] == 2.0
-    assert metrics["episode/return/mean"] == pytest.approx((1 + 0.25 + 0 + 0.5 + 0) / 5)
+    assert metrics["episode/composed_return/mean"] == pytest.approx((1 + 0.25 + 0 + 0.5 + 0) / 5)
     assert metrics["episode/invalid_rate"] == pytest.approx(1 / 10)
     assert metrics["credit/share_steps_in_anchor_groups"] == pytest.approx(9 / 10)
 
@@ -143,7 +143,9 @@ def test_kl_in_the_reward_belongs_to_its_step(queue, trainer):
     rewards = read(after, "token_level_rewards")
     assert sum(rewards["a_1_2"]) == pytest.approx(1.0 + penalty("a_1_2"))
     assert metrics["actor/reward_kl_penalty_coeff"] == 0.5
-    assert metrics["episode/return/mean"] == pytest.approx((1 + 0.25 + 0 + 0.5 + 0) / 5)  # the environment's alone
+    assert metrics["episode/composed_return/mean"] == pytest.approx(
+        (1 + 0.25 + 0 + 0.5 + 0) / 5
+    )  # without the KL penalty
 
 
 def test_rollout_correction_weights_and_rejection(queue, trainer):
@@ -437,7 +439,8 @@ def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
     rows = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, mask, kl=kl)
     assert rows.reward_before_kl.tolist() == [0.0, 3.0]
     assert rows.steps.reward.tolist() == [-1.0, 2.0]
-    assert episode_metrics(rows)["episode/return/mean"] == 1.5
+    metrics = episode_metrics(rows)
+    assert (metrics["episode/composed_return/mean"], metrics["episode/env_return/mean"]) == (1.5, 3.0)
 
 
 def test_texts_of_a_record_become_the_text_column():

@@ -124,7 +124,7 @@ def test_the_table_of_a_tool_loops_rows(queue, trainer, capture):
         "episode/failed/other": 1,
         "episode/length/mean": 2,
         "episode/length/max": 3,
-        "episode/return/mean": 0.5,
+        "episode/composed_return/mean": 0.5,
     }
     assert made.advantage_step.real_rows == 3
 
@@ -146,7 +146,7 @@ def test_rewards_per_token_and_kl_go_to_their_turns(queue, trainer, capture):
     found = table(capture[0], "reward")
     assert found["a_0", 0][0] == pytest.approx(1 + 2 + 4 + 8 + 16 - 0.5 * (0.1 + 0.2))
     assert found["a_0", 1][0] == pytest.approx(32 + 64 - 0.5 * 0.5)
-    assert metrics["episode/return/mean"] == pytest.approx(127 / 2)  # without the penalty
+    assert metrics["episode/composed_return/mean"] == pytest.approx(127 / 2)  # without the penalty
 
 
 def test_turn_gae_on_a_tool_loops_rows(queue, trainer):

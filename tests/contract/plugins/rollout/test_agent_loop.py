@@ -36,7 +36,7 @@ from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.view.reading import read
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
-INFO = {*METRICS, "failed", "reward/step"} - {"reward"}
+INFO = {*METRICS, "failed", "composed_return.step"} - {"reward"}
 """what group filtering may compare, which has a reward of its own"""
 
 
@@ -119,11 +119,11 @@ def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
         assert info == {
             "acc": 0.0,
             "failed": 0.0,
-            "episode_return": 0.0,
+            "env_return": 0.0,
             "episode_length": 4.0,
             "invalid_rate": 0.25,
             "unparsed_rate": 0.0,  # "dance" is an action, only none of this environment's
-            "reward/step": 0.0,
+            "composed_return.step": 0.0,
         }
         assert all(type(value) is float for value in info.values())
 
@@ -190,7 +190,7 @@ def test_success_is_on_every_row(play):
     for row in outputs:
         assert row.reward_score == 1.0
         assert row.extra_fields["reward_extra_info"]["acc"] == 1.0
-        assert row.extra_fields["reward_extra_info"]["episode_return"] == 1.0
+        assert row.extra_fields["reward_extra_info"]["env_return"] == 1.0
 
 
 def test_two_sessions_of_a_task_begin_alike_and_two_tasks_do_not(play):
@@ -664,7 +664,10 @@ def test_a_conversation_that_dies_is_one_masked_row(play, tmp_path):
     assert "the step is broken" in reason(outputs)
     assert whys(outputs) == [None]
     found = logged(tmp_path)
-    assert [(turn["turn"], turn["row"], turn["reward"]) for turn in found.turns] == [(0, None, None), (1, None, None)]
+    assert [(turn["turn"], turn["row"], turn["composed_reward"]) for turn in found.turns] == [
+        (0, None, None),
+        (1, None, None),
+    ]
 
 
 def test_the_log_of_a_conversation_says_where_each_turn_is_trained(play, tmp_path):
@@ -800,7 +803,7 @@ def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns,
     assert words in found.episode["failed"]
     assert found.episode["failed_kind"] not in (None, "other")
     assert found.episode["env"] == "contract/Awkward-v0"
-    assert (found.episode["success"], found.episode["score"]) == (None, None)
+    assert (found.episode["success"], found.episode["composed_return"]) == (None, None)
     # what was played before is not trained on, but can be read
     assert found.episode["turns"] == len(found.turns) == len(found.texts) == max(0, len(turns) - 1)
 
@@ -945,7 +948,7 @@ def test_each_episode_is_in_the_tables_of_the_log(play, tmp_path: Path):
     }  # fmt: skip
     assert episode["task"] == task.to_json()
     assert (episode["weights_min"], episode["weights_max"], episode["turns"]) == (7, 7, 3)
-    assert (episode["return"], episode["score"], episode["success"]) == (0.5, 0.5 - 1.5, True)
+    assert (episode["env_return"], episode["composed_return"], episode["success"]) == (0.5, 0.5 - 1.5, True)
     assert (episode["truncated"], episode["failed"], episode["failed_kind"]) == (False, None, None)
     assert before <= episode["started"] <= time.time()
     assert episode["host"] == socket.gethostname()
@@ -955,12 +958,12 @@ def test_each_episode_is_in_the_tables_of_the_log(play, tmp_path: Path):
         assert (turn["turn"], turn["row"], turn["turn_in_row"]) == (t, t, 0)
         same = ("action", "valid", "terminated", "truncated")
         assert {name: turn[name] for name in same} == {name: record[name] for name in same}
-        assert (turn["state_key"], turn["env_reward"]) == (str(record["anchor"]), record["reward"])
-        assert turn["reward"] == pytest.approx(record["composed_reward"])
-        assert (turn["reward.step"], turn["reward.short"]) == (record["reward"], -0.5)
+        assert (turn["anchor"], turn["reward"]) == (str(record["anchor"]), record["reward"])
+        assert turn["composed_reward"] == pytest.approx(record["composed_reward"])
+        assert (turn["composed_reward.step"], turn["composed_reward.short"]) == (record["reward"], -0.5)
         assert turn["penalty"] == pytest.approx(record["penalty"])
         assert turn["weights"] == 7
-        assert turn["next_key"] == record["extra"]["next_anchor"]
+        assert turn["next_anchor"] == record["extra"]["next_anchor"]
         assert json.loads(turn["extra"]) == {name: v for name, v in record["extra"].items() if name != "next_anchor"}
         assert (turn["prompt_tokens"], turn["response_tokens"]) == (len(script.prompts[t]), len(script.answers[t]))
     assert [turn["penalty"] > 0 for turn in found.turns] == [False, True, False]
@@ -1048,11 +1051,11 @@ def test_rewards_are_the_weighted_sum_of_the_components(play):
     for row in outputs:
         assert row.reward_score == 5.0
         info = row.extra_fields["reward_extra_info"]
-        assert info["episode_return"] == 0.5
-        assert {key: value for key, value in info.items() if key.startswith("reward/")} == {
-            "reward/step": 5.0,
-            "reward/length": -1.0,
-            "reward/solved": 1.0,
+        assert info["env_return"] == 0.5
+        assert {key: value for key, value in info.items() if key.startswith("composed_return.")} == {
+            "composed_return.step": 5.0,
+            "composed_return.length": -1.0,
+            "composed_return.solved": 1.0,
         }
 
 
@@ -1071,7 +1074,7 @@ def test_verls_reward_function_is_paid_as_a_component(play, tmp_path: Path):
         "+reward.custom_reward_function.reward_kwargs.right=win",
     )
     assert [step["composed_reward"] for step in steps(outputs)] == [0.0, 0.5 + 10 * 3.0]
-    assert outputs[0].extra_fields["reward_extra_info"]["reward/verl"] == 30.0
+    assert outputs[0].extra_fields["reward_extra_info"]["composed_return.verl"] == 30.0
 
 
 def test_success_is_the_environments_whatever_the_rewards_are(play):
@@ -1099,7 +1102,7 @@ def test_columns_of_components_reach_the_methods_and_not_the_reward(play):
     assert [step["extra"]["tool_calls"] for step in found] == [1.0, 0.0, 0.0]
     assert [step["composed_reward"] for step in found] == [0.0, 0.0, 0.5]
     info = outputs[0].extra_fields["reward_extra_info"]
-    assert (info["reward/step"], info["reward/scorer"]) == (0.5, 1.5)
+    assert (info["composed_return.step"], info["composed_return.scorer"]) == (0.5, 1.5)
     assert outputs[0].reward_score == 0.5
 
 
@@ -1132,7 +1135,9 @@ def test_a_component_that_fails_costs_its_episode(play, tmp_path: Path):
     rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{module}:broken'}}]"
     (row,) = play(["win"], awkward(), rewards)[0]
     assert "no such book" in row.extra_fields["turnkey"]["failed"]
-    assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "reward/broken"], 0.0) | {"failed": 1.0}
+    assert row.extra_fields["reward_extra_info"] == dict.fromkeys([*INFO, "composed_return.broken"], 0.0) | {
+        "failed": 1.0
+    }
 
 
 def test_components_whose_sum_is_too_large_cost_their_episode(play):

@@ -45,9 +45,9 @@ def test_rollouts_are_paid_their_places(play, more):
         assert paid[leaf] == pytest.approx([10 * own[0], 10 * own[1] + place / 3])
     infos = [rows[-1].extra_fields["reward_extra_info"] for rows in groups]
     # Three games seed and three are the bracket's, each in both orders; what was asked before is not sent again.
-    assert sum(info["reward/arena_calls"] for info in infos) == 12
+    assert sum(info["composed_return.arena_calls"] for info in infos) == 12
     assert server.calls == len({json.dumps(question) for question in server.questions}) < 12
-    assert sorted(info["reward/arena"] for info in infos) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert sorted(info["composed_return.arena"] for info in infos) == pytest.approx([0, 1 / 3, 2 / 3, 1])
 
 
 def test_a_rollout_that_fails_takes_no_part(play):
@@ -59,7 +59,7 @@ def test_a_rollout_that_fails_takes_no_part(play):
         )  # fmt: skip
     failed = [rows for rows in groups if rows[0].extra_fields["turnkey"]["failed"]]
     assert len(failed) == 1
-    assert failed[0][0].extra_fields["reward_extra_info"]["reward/arena_calls"] == 0
+    assert failed[0][0].extra_fields["reward_extra_info"]["composed_return.arena_calls"] == 0
     paid = {ended(rows): table(rows).reward.tolist()[-1] for rows in groups if rows not in failed}
     assert paid == {"LR": 0.0, "RL": 0.5, "RR": 1.0}
 

@@ -230,7 +230,7 @@ def test_each_turn_of_a_tree_is_trained_once(play, bushy, prompt, layout):
     # verl gives all rows of a rollout the numbers of the last one: those of the first way through.
     last = outputs[-1]
     assert "branch" not in last.extra_fields["turnkey"]
-    assert last.extra_fields["reward_extra_info"]["episode_return"] == last.reward_score
+    assert last.extra_fields["reward_extra_info"]["env_return"] == last.reward_score
     # Each path has its whole outcome, also one that begins at a fork.
     outcome = dict(zip(batch.extra["branch"].tolist(), batch.extra["leaf_outcome"].tolist(), strict=True))
     assert sorted(outcome) == list(range(8))
@@ -265,7 +265,7 @@ def test_verl_gives_all_rows_of_a_rollout_the_numbers_of_its_first_way_through(p
     asyncio.run(Worker()._agent_loop_postprocess(outputs, False, **row))
     assert len(put[0]["keys"]) == len(outputs) == 12
     assert {row.reward_score for row in outputs} == {trunk}
-    assert {row.extra_fields["reward_extra_info"]["episode_return"] for row in outputs} == {trunk}
+    assert {row.extra_fields["reward_extra_info"]["env_return"] for row in outputs} == {trunk}
 
 
 def test_the_turns_of_a_branch_that_failed_are_those_of_one_that_went_on_from_it(play, bushy, monkeypatch):

@@ -84,7 +84,7 @@ def test_the_groups_that_differ_most_are_left_and_the_others_leave_the_queue(mad
     assert metrics["groups/kept_spread"] == pytest.approx(1.0 if share is None else share / total)
     assert metrics["groups/spread/mean"] == pytest.approx(total / 5)
     assert metrics["groups/without_spread"] == pytest.approx(2 / 5)
-    assert metrics["groups/score/mean"] == pytest.approx((2 + 4 + 1 + 0.6) / 15)
+    assert metrics["groups/composed_return/mean"] == pytest.approx((2 + 4 + 1 + 0.6) / 15)
     assert metrics["groups/solved"] == pytest.approx((2 + 4 + 1 + 0.6) / 15)
     batch = advance(trainer, batch, metrics)
     assert metrics["episode/count"] == sum(len(BATCH[name]) for name in kept)
@@ -133,5 +133,5 @@ def test_rows_without_a_record_are_judged_by_verls_rewards(made):
     batch = type(fill({}))(keys=list(items), tags=list(items.values()), partition_id=PARTITION)
     metrics: dict[str, float] = {}
     assert groups(trainer._balance_batch(batch, metrics)) == {"a"}
-    assert metrics["groups/score/mean"] == 5 / 4
+    assert metrics["groups/composed_return/mean"] == 5 / 4
     assert metrics["groups/solved"] == 3 / 4  # without acc the score, cut to 1

@@ -127,7 +127,7 @@ def test_a_stored_episode_joins_the_group_and_leaves_with_it(made, mode):
     # of the eight that were played
     assert metrics["episode/count"] == 8
     assert metrics["episode/success_rate"] == 1 / 8
-    assert metrics["episode/return/mean"] == 1 / 8
+    assert metrics["episode/composed_return/mean"] == 1 / 8
     assert trainer.advantage_step.real_rows == 18
     clear(batch)
 

@@ -106,7 +106,7 @@ def test_dead_environments_are_a_share_and_no_short_games(validate, caplog):
     assert metrics["val-aux/lake/acc_success_only/mean@1"] == 1.0
     assert metrics["val-aux/lake/failed/mean@1"] == pytest.approx(0.4)
     assert metrics["val-aux/lake/episode_length/mean@1"] == LENGTH
-    assert metrics["val-aux/lake/episode_return/mean@1"] == 1.0
+    assert metrics["val-aux/lake/env_return/mean@1"] == 1.0
     assert metrics["val-aux/lake/reward/mean@1"] == 1.0
     assert metrics["val-aux/num_turns/min"] == 2 * LENGTH
     [record] = caplog.records

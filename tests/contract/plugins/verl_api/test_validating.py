@@ -12,7 +12,7 @@ INFOS = {
     "acc": [1.0, None, 0.0, 1.0],
     "episode_length": [4.0, None, 10.0, 7.0],
     "failed": [0.0, 1.0, 0.0, 0.0],
-    "episode_return": [0.5, 0.25, 0.0, 1.0],
+    "env_return": [0.5, 0.25, 0.0, 1.0],
 }
 
 
@@ -23,7 +23,7 @@ def test_a_failed_episode_has_no_length_and_is_not_solved():
     assert lake["acc_success_only"]["mean@1"] == pytest.approx((1.0 + 0.0) / 2)
     assert lake["episode_length"]["mean@1"] == pytest.approx((4 + 10) / 2)
     assert lake["failed"]["mean@2"] == 0.5
-    assert lake["episode_return"]["mean@2"] == pytest.approx((0.5 + 0.25) / 2)
+    assert lake["env_return"]["mean@2"] == pytest.approx((0.5 + 0.25) / 2)
     assert found["Grid"]["episode_length"]["mean@1"] == 7
 
 

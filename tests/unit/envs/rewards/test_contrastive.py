@@ -76,7 +76,7 @@ def test_the_script_of_the_page(tmp_path):
     log = Tables(tmp_path, "20260102T030405_00ff", "p")
     played = [(0.75, None, True), (None, "x", True), (2.0, None, True), (9.0, None, False)]
     for n, (score, failed, validation) in enumerate(played):
-        row = {"episode": f"u_{n}", "task": "one", "score": score, "failed": failed, "validation": validation}
+        row = {"episode": f"u_{n}", "task": "one", "composed_return": score, "failed": failed, "validation": validation}
         log.put("episodes", 1, {name: [value] for name, value in row.items()})
     assert log.drain(30.0)
     [script] = [block for block in PAGE.split("```python\n") if block.startswith("# baseline.py")]

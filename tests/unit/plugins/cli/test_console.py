@@ -19,7 +19,8 @@ print("noise of vLLM")
 print("\\x1b[36m(TaskRunnerV1 pid=12)\\x1b[0m WARNING:verl_turnkey.rollout: a group of one", file=sys.stderr)
 print("WARNING:verl_turnkey:  a group of one", file=sys.stderr)
 print("(TaskRunnerV1 pid=12) step:0 - val-core/x/acc/mean@1:np.float64(0.25)")
-step = "episode/success_rate:0.5 - episode/length/mean:4.0 - episode/invalid_rate:0.125 - timing_s/step:9.6"
+step = "episode/success_rate:0.5 - episode/env_return/mean:0.5 - episode/length/mean:4.0 - episode/invalid_rate:0.125"
+step += " - timing_s/step:9.6"
 print(f"(TaskRunnerV1 pid=12) step:1 - {step} - episode/failed:0")
 print(f"(TaskRunnerV1 pid=12) step:2 - {step} - episode/failed:3 - val-core/x/acc/mean@1:0.75")
 """
@@ -36,8 +37,8 @@ def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeyp
     assert set(shown[:3]) == {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
     assert shown[3:] == [
         "validation after step 0: success 0.250",
-        "step 1/2  success 0.50  turns 4.0  invalid 12%  seconds 10",
-        "step 2/2  success 0.50  turns 4.0  invalid 12%  failed 3  seconds 10",
+        "step 1/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  seconds 10",
+        "step 2/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  failed 3  seconds 10",
         "validation after step 2: success 0.750",
         "validation: success 0.250 after step 0, 0.750 after step 2",
         "log: run/train.log; each turn: turnkey view run; evaluate: turnkey eval run",

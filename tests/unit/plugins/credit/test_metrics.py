@@ -29,7 +29,7 @@ def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) 
         metrics |= {
             "episode/length/mean": float(np.mean(lengths)),
             "episode/length/max": float(max(lengths)),
-            "episode/reward/terminal": solved / len(lengths),
+            "episode/composed_return.terminal/mean": solved / len(lengths),
             "credit/step/mean": float(credit.mean()),
             "credit/anchor_group_size/mean": len(credit) / groups,
             "credit/share_steps_in_anchor_groups": 0.5,
@@ -53,7 +53,7 @@ def test_each_is_a_mean_of_what_it_counts():
             "episode/invalid_rate": (40 * 0.1 + 300 * 0.2) / 340,
             "episode/length/mean": 340 / 14,
             "episode/length/max": 50,
-            "episode/reward/terminal": 8 / 14,
+            "episode/composed_return.terminal/mean": 8 / 14,
             "credit/anchor_groups": 30,
             "credit/groups": 6,
             "credit/anchor_group_size/mean": 340 / 30,
@@ -103,7 +103,7 @@ def test_of_a_rollout_that_forked_the_first_trajectory_counts():
     steps = [[make_step(step=t, reward=1.0, success=s) for t in numbers] for _, numbers, s in held]
     records = [make_record(each, branch=branch) for each, (branch, *_) in zip(steps, held, strict=True)]
     records.append(make_record([make_step(step=0, reward=0.5, success=True)]))
-    said = [{"branching/branches": 2.0, "reward/step": float(i)} for i in (0, 1, 2, 0)]
+    said = [{"branching/branches": 2.0, "composed_return.step": float(i)} for i in (0, 1, 2, 0)]
     extra_fields = [{"turnkey": record, "reward_extra_info": info} for record, info in zip(records, said, strict=True)]
     keys = ["g_0_0", "g_0_1", "g_0_2", "g_1_0"]
     table = read_rows(keys, [{}] * 4, extra_fields, jagged([[1], [1, 0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1]]))
@@ -111,8 +111,11 @@ def test_of_a_rollout_that_forked_the_first_trajectory_counts():
     assert (table.steps.n_groups, table.branch.tolist()) == (1, [1, 2, 2, 2, 2, 0, 0, 0, 0])
     metrics = episode_metrics(table)
     assert (metrics["episode/count"], metrics["episode/success_rate"]) == (2, 0.5)
-    assert (metrics["episode/length/mean"], metrics["episode/return/mean"]) == (2, 1.75)
-    assert reward_metrics(table, keys, extra_fields) == {"episode/reward/step": 1.0, "branching/branches": 2.0}
+    assert (metrics["episode/length/mean"], metrics["episode/composed_return/mean"]) == (2, 1.75)
+    assert reward_metrics(table, keys, extra_fields) == {
+        "episode/composed_return.step/mean": 1.0,
+        "branching/branches": 2.0,
+    }
     tags = [{"seq_len": 9}] * 4
     assert row_metrics(table, tags, extra_fields)["rows/per_episode"] == 2
     assert "branching/cached_prompt_share" not in row_metrics(table, tags, extra_fields)

@@ -60,7 +60,7 @@ def test_a_row_for_each_turn_with_all_that_the_method_tells(rows):
 def test_what_is_not_chosen_has_no_row_but_counts_in_the_sizes_of_groups(rows):
     credit = Credit(np.arange(3.0), np.arange(3.0) + 5, groups={"all": np.array([3, 3, 3])})
     found = columns(rows, credit, chosen=np.array([False, True, False]), kl=np.array([0.1, 0.2, 0.3]))
-    assert (found["turn"], found["advantage"], found["return"], found["size.all"]) == ([1], [1.0], [6.0], [3])
+    assert (found["turn"], found["advantage"], found["value_target"], found["size.all"]) == ([1], [1.0], [6.0], [3])
     assert found["kl"] == pytest.approx([0.2])
 
 

@@ -13,14 +13,14 @@ TASKS = [{"env_id": "e", "seed": seed, "kwargs": {}} for seed in (5, 6, 7)]
 
 
 def sample(success: bool, turns: int = 2) -> dict[str, Any]:
-    zeros = dict.fromkeys(("return", "score", "invalid_rate", "unparsed_rate"), 0.0)
+    zeros = dict.fromkeys(("env_return", "composed_return", "invalid_rate", "unparsed_rate"), 0.0)
     return {
         **zeros,
         "success": success,
         "turns": turns,
         "truncated": not success,
         "tokens": 3,
-        "rewards": {"step": 0.5},
+        "composed_return.step": 0.5,
     }
 
 
@@ -38,7 +38,7 @@ def test_success_and_pass_at_k():
     assert values == pytest.approx({"1": 5 / 12, "2": (0 + 0.5 + 1) / 3, "4": 2 / 3})
     assert found["turns"]["value"] == pytest.approx(2.0)
     assert found["truncated"]["value"] == pytest.approx(7 / 12)
-    assert found["rewards"]["step"]["value"] == 0.5
+    assert found["composed_return.step"]["value"] == 0.5
     assert [(task["seed"], task["solved"], task["samples"]) for task in found["tasks"]] == [
         (5, 0, 4),
         (6, 1, 4),
@@ -94,7 +94,7 @@ def test_the_table_has_shares_in_percent():
     assert "pass@1" not in lines, "it is the success"
     assert lines["pass@4"][0] == "100.0 %"
     assert lines["turns"] == ("2", "1 to 3")
-    assert "reward: step" not in lines, "the only component is the reward"
+    assert "composed return: step" not in lines, "the only component is the reward"
 
 
 @pytest.mark.parametrize(("n", "found"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])

@@ -61,6 +61,22 @@ def test_samples_are_found_again(tmp_path):
     again.close()
 
 
+def test_samples_of_an_earlier_version_count_by_their_current_names(tmp_path):
+    Samples(tmp_path, FIELDS).close()
+    sample = {"key": "a", "success": True, "return": 1.0, "score": 0.5, "rewards": {"step": 1.0, "length": -0.5}}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    kept = Samples(tmp_path, FIELDS)
+    assert kept.done["a"] == {
+        "key": "a",
+        "success": True,
+        "env_return": 1.0,
+        "composed_return": 0.5,
+        "composed_return.step": 1.0,
+        "composed_return.length": -0.5,
+    }
+    kept.close()
+
+
 @pytest.mark.parametrize("torn", ['{"key": "x", "succ', '{"key": "x"}'])
 def test_half_a_line_is_no_sample_and_is_cut_off(tmp_path, torn):
     """Also one that is JSON: what follows would stand on the same line."""

@@ -15,8 +15,8 @@ ROWS = [{COLUMN: Task("e", seed).to_json()} for seed in (1, 2, 3)]
 
 
 def came(success: bool) -> dict[str, Any]:
-    zeros = dict.fromkeys(("return", "score", "invalid_rate", "unparsed_rate"), 0.0)
-    return {**zeros, "success": success, "turns": 1, "truncated": False, "tokens": 1, "rewards": {}, "seconds": 0.1}
+    zeros = dict.fromkeys(("env_return", "composed_return", "invalid_rate", "unparsed_rate"), 0.0)
+    return {**zeros, "success": success, "turns": 1, "truncated": False, "tokens": 1, "seconds": 0.1}
 
 
 @pytest.fixture

@@ -74,16 +74,20 @@ def test_what_writes_a_file_before_the_step_ends(tmp_path: Path, limits):
 
 def test_columns_of_families_come_with_the_rows(tmp_path: Path):
     writer = tables(tmp_path)
-    writer.put("turns", 1, turns(0, **{"reward.step": [0.5]}))
-    writer.put("turns", 1, turns(1, **{"reward.judge": [1.5]}))
+    writer.put("turns", 1, turns(0, **{"composed_reward.step": [0.5]}))
+    writer.put("turns", 1, turns(1, **{"composed_reward.judge": [1.5]}))
     assert writer.drain(SECONDS)
     writer.put("turns", 2, turns(2))
     assert writer.drain(SECONDS)
     for path in (tmp_path / "log" / "turns").rglob("*.parquet"):
         names = parquet.read_schema(path).names
-        assert names[names.index("reward") :][:3] == ["reward", "reward.judge", "reward.step"]
+        assert names[names.index("composed_reward") :][:3] == [
+            "composed_reward",
+            "composed_reward.judge",
+            "composed_reward.step",
+        ]
     frame = read(tmp_path / "log", "turns")
-    assert frame["reward.judge"].tolist() == pytest.approx([np.nan, 1.5, np.nan], nan_ok=True)
+    assert frame["composed_reward.judge"].tolist() == pytest.approx([np.nan, 1.5, np.nan], nan_ok=True)
 
 
 def test_numpy_columns_and_texts_of_any_kind(tmp_path: Path):

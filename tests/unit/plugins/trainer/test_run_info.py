@@ -50,7 +50,7 @@ def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
     assert said["versions"].keys() == {"python", "verl", "verl-turnkey", "vllm", "torch", "ray", "transformers"}
     assert len(said["commit"]) == 40
     run = json.loads((tmp_path / "log" / "run.json").read_text())
-    assert run["schema"] == 1
+    assert run["schema"] == 2
     assert (run["project"], run["experiment"], run["method"], run["loss"]) == ("babyai", "gigpo", "gigpo", "vanilla")
     assert run["params"]["gamma"] == 0.9
     assert [one["name"] for one in run["modify"]] == ["empg"]

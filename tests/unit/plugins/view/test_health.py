@@ -28,10 +28,10 @@ def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, met
         for n in range(2 * SIZE):
             key = f"{step}-{n}"
             sound = {"episode": key, "group": f"{step}-{n // SIZE}", "global_step": step, "validation": False}
-            sound |= {"score": float(n % 2), "success": n % 2 == 1, "truncated": False, "turns": TURNS}
+            sound |= {"composed_return": float(n % 2), "success": n % 2 == 1, "truncated": False, "turns": TURNS}
             episodes.append(sound | episode(step, n))
             for t in range(TURNS):
-                played = {"episode": key, "turn": t, "turn_in_row": 0, "state_key": f"s{t}", "action": f"a{t % 2}"}
+                played = {"episode": key, "turn": t, "turn_in_row": 0, "anchor": f"s{t}", "action": f"a{t % 2}"}
                 turns.append(played | {"valid": True, "prompt_cut": False} | turn(step, n, t))
     tables = [table("episodes", episodes), table("turns", turns), table("credit", []), table("updates", [])]
     logged = table("steps", [{"train_step": s, "name": name, "value": v} for s, name, v in metrics])
@@ -51,15 +51,17 @@ def test_a_sound_run_has_no_findings():
 
 
 def test_groups_without_signal_are_told_with_the_steps_from_which_on():
-    run = make(8, lambda step, n: {"score": 0.0, "success": False} if step >= 6 and n < SIZE else {})
+    run = make(8, lambda step, n: {"composed_return": 0.0, "success": False} if step >= 6 and n < SIZE else {})
     finding = found(run, "no_signal")
     assert finding.steps == [6, 7, 8]
     assert "50 % of the groups have no signal in steps 6 to 8" in finding.said
     assert "all lost" in finding.said
     assert "too hard" in finding.said
-    easy = make(8, lambda step, n: {"score": 1.0, "success": True} if step >= 6 and n < SIZE else {})
+    easy = make(8, lambda step, n: {"composed_return": 1.0, "success": True} if step >= 6 and n < SIZE else {})
     assert "too easy" in found(easy, "no_signal").said
-    assert found(make(8, lambda step, n: {"score": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
+    assert (
+        found(make(8, lambda step, n: {"composed_return": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
+    )
 
 
 def test_a_group_of_one_finished_episode_is_no_group_without_signal():
@@ -69,18 +71,18 @@ def test_a_group_of_one_finished_episode_is_no_group_without_signal():
     for run in (make(8, lambda step, n: {"group": f"{step}-{n}"}), make(8, alone)):
         assert "no_signal" not in {finding["rule"] for finding in health.findings(run)}
     # of the two groups with several episodes one has no signal, however many of one there are
-    pairs = make(8, lambda step, n: {"group": f"{step}-{n // 2 if n < 4 else n}", "score": float(n == 0)})
+    pairs = make(8, lambda step, n: {"group": f"{step}-{n // 2 if n < 4 else n}", "composed_return": float(n == 0)})
     [said] = [finding["said"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
     assert "50 % of the groups" in said
 
 
 def test_states_that_do_not_repeat():
-    alone = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}"})
+    alone = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}"})
     assert "Only 0 %" in found(alone, "states_do_not_repeat").said
     # the first state of a group is always the same: it does not count
-    first = make(4, turn=lambda step, n, t: {"state_key": f"{n}.{t}" if t else "start"})
+    first = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}" if t else "start"})
     assert found(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
-    without = make(4, turn=lambda step, n, t: {"state_key": None})
+    without = make(4, turn=lambda step, n, t: {"anchor": None})
     assert found(without, "states_do_not_repeat") is None
 
 
@@ -106,10 +108,10 @@ def test_a_collapse_tells_what_changed_and_what_came_first():
     """Before success falls at step 7 the policy narrows, and one update is far too large; then all does the same."""
 
     def episode(step, n):
-        return {"success": n % 2 == 1 and step < 7, "turns": 5 if step < 7 else 20, "score": float(n % 2)}
+        return {"success": n % 2 == 1 and step < 7, "turns": 5 if step < 7 else 20, "composed_return": float(n % 2)}
 
     def turn(step, n, t):
-        return {"action": "left" if step > 6 else f"a{t % 3}", "response_tokens": 9, "state_key": f"s{t}"}
+        return {"action": "left" if step > 6 else f"a{t % 3}", "response_tokens": 9, "anchor": f"s{t}"}
 
     metrics = [(step, "actor/entropy", 1.0 if step < 6 else 0.5) for step in range(1, 13)]
     metrics += [(step, "actor/grad_norm", 30.0 if step == 5 else 1.0) for step in range(1, 13)]
@@ -127,7 +129,7 @@ def test_a_collapse_tells_what_changed_and_what_came_first():
 
 def test_actions_repeated_in_vain():
     def stuck(step, n, t):
-        return {"state_key": "s0", "action": "a"} if step > 2 and t < 2 else {}
+        return {"anchor": "s0", "action": "a"} if step > 2 and t < 2 else {}
 
     assert found(make(4, turn=stuck), "repetition").steps == [3, 4]
     # the same action in another state, and in another episode, is none
@@ -191,9 +193,9 @@ def test_episodes_that_end_at_a_limit():
 
 def test_what_the_rules_look_at_is_drawn():
     def turn(step, n, t):
-        return {"state_key": "s0", "action": "a0"} if step == 2 and t < 2 else {}
+        return {"anchor": "s0", "action": "a0"} if step == 2 and t < 2 else {}
 
-    run = make(2, lambda step, n: {"score": 1.0} if step == 2 and n < SIZE else {}, turn)
+    run = make(2, lambda step, n: {"composed_return": 1.0} if step == 2 and n < SIZE else {}, turn)
     drawn = {chart["title"]: chart["series"] for chart in charts(run)}
     [signal], [vain, commonest] = drawn["Groups without signal"], drawn["Repetition"]
     assert (signal["x"], signal["y"]) == ([1, 2], [0.0, 0.5])

@@ -218,7 +218,7 @@ def test_a_log_of_the_rollout_alone_makes_a_page(tmp_path):
     assert said["counts"].count(0) == 1
     assert said["parts"] == ["advantage"]
     assert [chart["title"] for chart in said["charts"]] == [
-        "Success", "Return", "Length", "Invalid actions", "Repetition", "Groups without signal",
+        "Success", "Env return", "Length", "Invalid actions", "Repetition", "Groups without signal",
     ]  # fmt: skip
 
 

@@ -46,14 +46,14 @@ def test_a_log_without_the_table_has_its_columns(tmp_path: Path, table):
 
 
 def test_columns_that_a_file_lacks_are_added(tmp_path: Path):
-    write(tmp_path, FIRST, 1, process="a", score=[0.5])
-    write(tmp_path, FIRST, 1, process="b", table="turns", **{"turn": [0], "reward.step": [1.0]})
+    write(tmp_path, FIRST, 1, process="a", composed_return=[0.5])
+    write(tmp_path, FIRST, 1, process="b", table="turns", **{"turn": [0], "composed_reward.step": [1.0]})
     write(tmp_path, FIRST, 2, process="c", table="turns", turn=[1])
     old = pd.DataFrame({"episode": ["old"], "turn": pd.Series([7], dtype="int64"), "further": ["x"]})
     old.to_parquet(tmp_path / "turns" / "step=000001" / f"{FIRST}-a-0.parquet")
     frame = read(tmp_path, "turns")
     assert frame["episode"].tolist() == ["old", "1-1", "1-2"]
-    assert frame["reward.step"].tolist() == pytest.approx([np.nan, 1.0, np.nan], nan_ok=True)
+    assert frame["composed_reward.step"].tolist() == pytest.approx([np.nan, 1.0, np.nan], nan_ok=True)
     assert frame["step"].tolist() == [1, 1, 2]
     assert frame["segment"].tolist() == [FIRST] * 3
     assert frame["further"].tolist()[0] == "x"
@@ -62,7 +62,7 @@ def test_columns_that_a_file_lacks_are_added(tmp_path: Path):
 
 
 def test_pandas_alone_reads_a_table(tmp_path: Path):
-    write(tmp_path, FIRST, 1, 2, score=[0.5], success=[True])
+    write(tmp_path, FIRST, 1, 2, composed_return=[0.5], success=[True])
     (tmp_path / "episodes" / "step=000001" / f".{FIRST}-p-9.parquet.tmp").write_bytes(b"PAR1")
     frame = pd.read_parquet(tmp_path / "episodes")
     assert frame["episode"].tolist() == ["1-1", "1-2"]
