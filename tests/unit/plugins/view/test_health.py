@@ -227,7 +227,7 @@ def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
     assert "100 % of them end at 4 tokens" in finding.said
     assert found(make(8, turn=lambda step, n, t: {"valid": t > 1}), "invalid") is None  # 40 %
 
-    lost = make(8, lambda step, n: {"score": 0.0, "success": False}, lambda step, n, t: {"valid": False})
+    lost = make(8, lambda step, n: {"composed_return": 0.0, "success": False}, lambda step, n, t: {"valid": False})
     said = {finding["rule"]: finding["said"] for finding in health.findings(lost)}
     assert "100 % of their turns have no valid action: that comes first" in said["no_signal"]
     assert "too hard" not in said["no_signal"]
