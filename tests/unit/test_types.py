@@ -19,7 +19,7 @@ def test_a_type_checker_resolves_each_import_of_the_package_in_a_clone(tmp_path:
     bare = ["--pythonpath", sys._base_executable]
     command = [sys.executable, "-m", "pyright", "--outputjson", *bare, *FILES, str(broken)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    output = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).stdout
+    output = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False).stdout
     report = json.loads(output)
     assert report["summary"]["filesAnalyzed"] == len(FILES) + 1
     unresolved = [
