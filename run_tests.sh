@@ -66,6 +66,7 @@ for part in $parts; do
     echo "== $part"
     case "$part" in
         unit)
+            "$venv/bin/pyright" --pythonpath "$venv/bin/python"
             site
             side_by_side tests/unit --dist worksteal
             ;;

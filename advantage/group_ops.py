@@ -110,7 +110,7 @@ def joint_codes(first: Ints, second: Ints) -> tuple[Ints, int]:
 ROUNDING = 1e-12
 
 
-def equal(a: Floats, b: Floats | float) -> Bools:
+def equal(a: Floats | float, b: Floats | float) -> Bools:
     """Element by element: the same but for rounding (see :data:`ROUNDING`)."""
     return np.abs(a - b) <= ROUNDING * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))
 

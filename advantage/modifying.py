@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -101,7 +101,7 @@ def register_modifier(
     if "/" in name:
         raise ValueError(f"modifier {name!r}: a name cannot contain a slash, which separates names of metrics")
     require_frozen(f"modifier {name!r}", params)
-    if "name" in params.__dataclass_fields__:  # type: ignore[attr-defined]
+    if "name" in {field.name for field in fields(params)}:
         raise ValueError(f"modifier {name!r}: a parameter cannot be called name, which selects the modifier")
     check_columns(f"modifier {name!r}", needs)
 
@@ -239,7 +239,7 @@ def check_sum(who: str, credit: Credit) -> None:
     """Raise ValueError where the parts of ``credit`` of ``who``, if it has any, do not add up to its advantage."""
     if not credit.parts:
         return
-    total = sum(credit.parts.values())
+    total = sum(credit.parts.values(), start=np.zeros_like(credit.advantage))
     scale = 1.0 + sum(np.abs(part) for part in credit.parts.values())
     wrong = np.flatnonzero(np.abs(total - credit.advantage) > PARTS_ROUNDING * scale)
     if len(wrong):

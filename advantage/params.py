@@ -34,7 +34,7 @@ def check(ok: bool, key: str, expected: str, value: object) -> None:
 
 def require_frozen(what: str, params: object) -> None:
     """Raise ValueError unless ``params`` is a frozen dataclass; ``what`` it belongs to opens the message."""
-    if not (is_dataclass(params) and isinstance(params, type) and params.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    if not (is_dataclass(params) and isinstance(params, type) and params.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(f"{what}: expected params to be a class with @dataclass(frozen=True), got {params!r}")
 
 
@@ -66,7 +66,7 @@ def parse(cls: type[T], mapping: Mapping[str, Any] | None, where: str) -> T:
         mapping = {}
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where}: expected a mapping of keys, got {_got(mapping)}")
-    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.init}  # pyright: ignore[reportArgumentType]
     for key in mapping:
         if key not in known:
             names = ", ".join(sorted(known)) or "none"
@@ -133,8 +133,8 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     kind = get_origin(hint) or hint
     if hint is Any:
         return value
-    if is_dataclass(hint):
-        return parse(hint, value, where)  # type: ignore[arg-type]
+    if is_dataclass(hint) and isinstance(hint, type):
+        return parse(hint, value, where)
     if kind in _UNIONS:
         return _union(value, hint, where)
     if kind is Literal:
@@ -189,10 +189,10 @@ def _union(value: Any, hint: Any, where: str) -> Any:
     members = get_args(hint)
     if value is None and type(None) in members:
         return None
-    nested = [member for member in members if is_dataclass(member)]
+    nested = [member for member in members if is_dataclass(member) and isinstance(member, type)]
     if nested and isinstance(value, Mapping):
         # A mapping can only be meant for the nested dataclass: its own error says more than "none of these types".
-        return parse(nested[0], value, where)  # type: ignore[arg-type]
+        return parse(nested[0], value, where)
     for member in members:
         if member in nested:
             continue

@@ -110,7 +110,7 @@ def keyed(world: World, batch: Batch, name: str) -> StepBatch:
     after: list[Hashable] = [game.key[s] for game, s in zip(games, there, strict=True)]
     turn = batch.steps.step.tolist()
     if name == TURN:  # the situation, which is what decides how an episode goes on
-        before, after = [int(s) for s in batch.situation], there  # type: ignore[assignment]
+        before, after = [int(s) for s in batch.situation], there
     elif name == NUMBER:
         before = list(zip(turn, before, strict=True))
         after = list(zip([t + 1 for t in turn], after, strict=True))

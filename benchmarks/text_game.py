@@ -31,7 +31,7 @@ class TextGame(TextEnv):
     def _next(self, **more: float | bool) -> StepResult:
         room = self._draw.randrange(8)
         text = f"You are in room {room}. ".ljust(2 * self._length, ".")
-        return StepResult(text, state_key=f"{self._turn} {room}", **more)  # type: ignore[arg-type]
+        return StepResult(text, state_key=f"{self._turn} {room}", **more)
 
 
 gymnasium.register("benchmarks/TextGame-v0", entry_point=f"{__name__}:TextGame")

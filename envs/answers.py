@@ -209,7 +209,7 @@ def _images_key(images: list[np.ndarray]) -> str:
     content = hashlib.sha1()
     for image in images:
         content.update(repr(image.shape).encode())
-        content.update(image)  # contiguous, see _image
+        content.update(image.data)  # contiguous, see _image
     return content.hexdigest()[:16]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -57,8 +57,8 @@ def listing(known: Collection[str] = ()) -> list[dict[str, Any]]:
 
 
 def _summary(spec: EnvSpec) -> str:
-    entry = spec.entry_point
-    return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"  # type: ignore[union-attr]
+    entry: Any = spec.entry_point
+    return entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}"
 
 
 def spec_of(env_id: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
         raise
     except ImportError as error:
         raise MissingPackageError(_missing(spec, error), name=error.name) from error
-    _check_kwargs(spec, creator, kwargs)  # type: ignore[arg-type]
+    _check_kwargs(spec, creator, kwargs)
     return spec
 
 
@@ -156,7 +156,7 @@ def _is_there(package: str) -> bool:
         return False
 
 
-def _check_kwargs(spec: EnvSpec, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+def _check_kwargs(spec: EnvSpec, creator: Any, kwargs: Mapping[str, Any]) -> None:
     parameters = inspect.signature(creator).parameters
     named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = [p.name for p in named if p.default is p.empty]

@@ -44,7 +44,7 @@ class GuessNumber(TextEnv):
 
     def result(self, text: str, **more: float | bool) -> StepResult:
         # What is known, not the text of the answer: the state by which steps of different episodes are compared.
-        return StepResult(text, state_key=f"{self.number} {self.low} {self.high}", **more)  # type: ignore[arg-type]
+        return StepResult(text, state_key=f"{self.number} {self.low} {self.high}", **more)
 
 
 gymnasium.register("example/GuessNumber-v0", entry_point=f"{__name__}:GuessNumber")

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
-from verl_turnkey.losses.tensors import LossInputs, TokenLoss, check_finite, check_shape, check_term, clean_inputs
+from verl_turnkey.losses.tensors import (
+    LossInputs,
+    LossSpec,
+    TokenLoss,
+    check_finite,
+    check_shape,
+    check_term,
+    clean_inputs,
+)
 
 #: Input of every loss with weights when the tensors are a part of a batch: the batch's tokens per unit of weight.
 WEIGHT_SHARE = "weight_share"
-
-
-@dataclass(frozen=True)
-class LossSpec:
-    """A registered loss: its params dataclass, its inputs beside the usual four, and its source.
-
-    The arguments of :func:`register_loss`; ``inputs`` are the names that it needs or accepts.
-    """
-
-    name: str
-    params: type
-    needs: dict[str, str]
-    accepts: tuple[str, ...]
-    weight: Callable[[LossInputs, Any], Tensor | None] | None
-    per_row: bool
-    paper: str
-    summary: str
-    fn: Callable[[LossInputs, Any], TokenLoss]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (*self.needs, *self.accepts)
 
 
 Loss = TypeVar("Loss", bound=Callable[[LossInputs, Any], TokenLoss])

@@ -1,17 +1,15 @@
-"""Inputs and result of a policy loss, and their checks."""
+"""A policy loss's entry, its inputs and its result, and their checks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_turnkey.advantage.params import ConfigError
-
-if TYPE_CHECKING:
-    from verl_turnkey.losses.registry import LossSpec
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,28 @@ class TokenLoss:
     bias: Tensor | None = None
     ratio: Tensor | None = None
     clipped: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """A registered loss: its params dataclass, its inputs beside the usual four, and its source.
+
+    The arguments of :func:`~verl_turnkey.losses.register_loss`; ``inputs`` are the names that it needs or accepts.
+    """
+
+    name: str
+    params: type
+    needs: dict[str, str]
+    accepts: tuple[str, ...]
+    weight: Callable[[LossInputs, Any], Tensor | None] | None
+    per_row: bool
+    paper: str
+    summary: str
+    fn: Callable[[LossInputs, Any], TokenLoss]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (*self.needs, *self.accepts)
 
 
 def clean_inputs(

@@ -79,6 +79,11 @@ class Turns:
         return like(padded[_values(self.index)], self.index)
 
 
+def row_offsets(jagged: Tensor) -> Tensor:
+    """Where the rows of a jagged tensor begin in its values, and where the last one ends: (B + 1,)."""
+    return jagged.offsets()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _values(tensor: Tensor) -> Tensor:
     return tensor.values() if tensor.is_nested else tensor.reshape(-1)
 
@@ -88,7 +93,7 @@ def _runs(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     flat = _values(mask).bool()
     row_start = torch.zeros_like(flat)
     if mask.is_nested:
-        starts = mask.offsets()[:-1]
+        starts = row_offsets(mask)[:-1]
         row_start[starts[starts < len(flat)]] = True  # the last rows may be empty
     elif len(flat):
         row_start.view(mask.shape)[:, 0] = True
@@ -100,7 +105,7 @@ def _runs(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def like(flat: Tensor, shape: Tensor) -> Tensor:
     """``flat`` (tokens,) in the shape of another tensor, padded or jagged."""
     if shape.is_nested:
-        offsets = shape.offsets()
+        offsets = row_offsets(shape)
         longest = int(offsets.diff().max())  # without it torch pads each row to the length of all rows together
         return torch.nested.nested_tensor_from_jagged(flat, offsets, max_seqlen=longest)
     return flat.view(shape.shape)

@@ -35,7 +35,7 @@ def register_validation(module: ModuleType) -> None:
 
             validate(config, use_reference_policy, use_critic, original)
 
-        module.validate_config = validate_config  # type: ignore[attr-defined]
+        module.validate_config = validate_config  # pyright: ignore[reportAttributeAccessIssue]
 
     guarded("config", "driver validation", register)
 
@@ -53,7 +53,7 @@ def register_former_trainer(module: ModuleType) -> None:
             refuse_former_trainer(type(self), kwargs.get("config", args[0] if args else None))
             original(self, *args, **kwargs)
 
-        module.RayPPOTrainer.__init__ = init  # type: ignore[attr-defined]
+        module.RayPPOTrainer.__init__ = init
 
     guarded("trainer", "former trainer", register)
 

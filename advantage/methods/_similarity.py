@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.columns import encode
@@ -58,10 +59,9 @@ def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
         for row in rows.tolist():
             text = texts[row]
             # An equal text meets the same clusters in the same order, so it ends where the first one did.
-            code = found.get(text) if text is not None else n
-            if code is None:
-                code = found[text] = clusters.first_match(text, n)
-            codes[row] = code
+            if text is not None and text not in found:
+                found[text] = clusters.first_match(text, n)
+            codes[row] = code = n if text is None else found[text]
             n = max(n, code + 1)
     return codes, n
 
@@ -105,7 +105,7 @@ class _Clusters:
         self._open(text, counts, new)
         return new
 
-    def _open(self, text: str, counts: list[Floats], code: int) -> None:
+    def _open(self, text: str, counts: list[NDArray[np.float32]], code: int) -> None:
         n = len(self.codes)
         if n == len(self.lengths):
             self.lengths = np.pad(self.lengths, (0, n))
@@ -168,7 +168,7 @@ class CommonSubsequences:
 WIDTHS = (128, 512, 512)  # of the tables of counts for q = 1, 2, 3
 
 
-def gram_counts(text: str, q: int, width: int) -> Floats:
+def gram_counts(text: str, q: int, width: int) -> NDArray[np.float32]:
     """How often each run of ``q`` characters occurs in ``text``, by hash: (width,)."""
     characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     runs = characters[: len(characters) - q + 1].copy() if len(characters) >= q else characters[:0]
@@ -187,7 +187,7 @@ class Reference:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.positions = SequenceMatcher(b=text).b2j  # type: ignore[attr-defined]
+        self.positions = SequenceMatcher(b=text).b2j  # pyright: ignore[reportAttributeAccessIssue]
 
     def reached(self, other: str, threshold: float) -> bool:
         """Whether the ratio is at least ``threshold``.

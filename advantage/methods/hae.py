@@ -107,7 +107,7 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
     chain = Runs(np.arange(len(first)), starts, np.diff(starts, append=len(first)))
     a_high, returns_high = np.zeros(len(batch)), np.zeros(len(batch))
     a_high[first] = discounted_returns(
-        target[first] - high[first], chain, params.gamma**segments.lengths * params.lam_seg
+        target[first] - high[first], chain, np.power(params.gamma, segments.lengths) * params.lam_seg
     )
     returns_high[first] = a_high[first] + high[first]
 
@@ -149,7 +149,7 @@ def _owns(batch: StepBatch, stream: str) -> Bools:
 
 def _keep_penalties(batch: StepBatch, keeps: Bools, params: HaeParams) -> Floats:
     if params.keep_penalty_mode == "fixed":
-        return params.keep_penalty * keeps
+        return params.keep_penalty * keeps.astype(np.float64)
     turns = batch.runs.lengths[batch.trajectory]
     return params.keep_penalty * keeps * (turns > 1) / turns
 

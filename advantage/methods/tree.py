@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Norm, equal, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Floats, Ints, Norm, equal, group_stats, normalize
 from verl_turnkey.advantage.methods._tree import child_means, leaf_means, leaf_outcomes, read_tree
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -79,7 +79,7 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     outcome = leaf_outcomes(batch, found)
     value, leaves = leaf_means(found, outcome)
 
-    def against(members: np.ndarray, codes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def against(members: Ints, codes: Ints, values: Floats) -> Floats:
         stats = group_stats(values[members], codes[members], n)
         return normalize(value, codes, stats, params.norm, params.epsilon)
 

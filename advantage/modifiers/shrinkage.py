@@ -72,7 +72,7 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
     expected = f"shrinkage: expected outcomes in [low, high] = [{params.low:g}, {params.high:g}]"
     refuse_outcomes(batch, own, bad, expected, "set low and high to the range of outcomes")
     given = params.prior == "given"
-    tasks = [None] * batch.n_groups if given else _tasks(batch)
+    tasks: list[str | None] = [None] * batch.n_groups if given else _tasks(batch)
     prior = _given(batch, params) if given else _known(tasks, state)
     known = ~np.isnan(prior)
     prior = np.where(known, prior, stats.mean)

@@ -87,7 +87,7 @@ class Accompanied(gymnasium.Wrapper[str, str, str, str]):
 
     def reset(self, **kwargs: Any) -> tuple[str, dict[str, Any]]:
         observation, info = self.env.reset(**kwargs)
-        game: Path = self.unwrapped.game  # type: ignore[attr-defined]
+        game: Path = self.unwrapped.game
         if game != self._game:
             self._engine = textworld.start(str(game), EnvInfos(policy_commands=True))
             self._game = game

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def _minesweeper(base: Any) -> type:
-    class Minesweeper(base):  # type: ignore[misc]
+    class Minesweeper(base):
         """Won when every cell without a mine is revealed, as the instructions say; GEM wants all mines flagged, too."""
 
         def _is_solved(self) -> bool:
@@ -22,7 +22,7 @@ def _minesweeper(base: Any) -> type:
 
 
 def _hangman(base: Any) -> type:
-    class Hangman(base):  # type: ignore[misc]
+    class Hangman(base):
         """Won with the last letter, too; GEM wants the whole word to be named once more."""
 
         def step(self, action: str) -> Any:
@@ -35,7 +35,7 @@ def _hangman(base: Any) -> type:
 
 
 def _fifteen_puzzle(base: Any) -> type:
-    class FifteenPuzzle(base):  # type: ignore[misc]
+    class FifteenPuzzle(base):
         """Begins with a board that is not solved yet and can be; half of GEM's cannot."""
 
         def _generate_board(self) -> list[list[int | None]]:
@@ -52,7 +52,7 @@ def _fifteen_puzzle(base: Any) -> type:
 
 
 def _word_search(base: Any) -> type:
-    class WordSearch(base):  # type: ignore[misc]
+    class WordSearch(base):
         """Pays once for a word; GEM pays again for its letters read from the end to the beginning."""
 
         def step(self, action: str) -> Any:

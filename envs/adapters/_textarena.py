@@ -80,14 +80,15 @@ class Set(SetEnv):
     """
 
     def won(self) -> bool:
-        return self.state.game_state["score"] == SET_TURNS
+        return self.state.game_state["score"] == SET_TURNS  # pyright: ignore[reportOptionalSubscript]
 
     def close(self) -> Any:
         rewards, infos = super().close()
         return {0: rewards[0] / SET_TURNS}, infos
 
     def _observe_state(self) -> None:
-        board, deck = self.state.game_state["board"], self.state.game_state["deck"]
+        game: Any = self.state.game_state
+        board, deck = game["board"], game["deck"]
         while deck and not _has_set(board):
             board += [deck.pop() for _ in range(3)]
         super()._observe_state()
@@ -101,7 +102,7 @@ class Blackjack(BlackjackEnv):
     """Won with more hands won than lost. A hand won pays 1, a draw half, so that a game won pays more than one lost."""
 
     def won(self) -> bool:
-        results = self.state.game_state["results_summary"]
+        results = self.state.game_state["results_summary"]  # pyright: ignore[reportOptionalSubscript]
         return results["win"] > results["lose"]
 
     def close(self) -> Any:
@@ -147,7 +148,8 @@ class PegJump(PegJumpEnv):
     """With the jumps of the triangle that it shows; TextArena's list has four that bend and lacks the lowest row."""
 
     def reset(self, num_players: int, seed: int | None = None) -> None:
-        self.ALLOWED_MOVES = [*PEG_JUMPS, *(jump[::-1] for jump in PEG_JUMPS)]
+        moves: Any = [*PEG_JUMPS, *(jump[::-1] for jump in PEG_JUMPS)]
+        self.ALLOWED_MOVES = moves
         super().reset(num_players, seed)
 
 

@@ -7,7 +7,7 @@ reinforcement learning"), the text describes the partial, egocentric view that M
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
 import minigrid
@@ -63,7 +63,7 @@ class MiniGridText(TextEnv):
         if level not in levels:
             raise UnknownEnvironmentError(f"minigrid has no level {level!r}{did_you_mean(level, levels) or '.'}")
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
-        self._grid_env: MiniGridEnv = gymnasium.make(level, disable_env_checker=True).unwrapped  # type: ignore[assignment]
+        self._grid_env = cast("MiniGridEnv", gymnasium.make(level, disable_env_checker=True).unwrapped)
         self._success_only = reward == "success"
         self._actions = dict(ACTIONS, done=Actions.done) if level.startswith(NEEDS_DONE) else ACTIONS
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openenv.core import GenericEnvClient
+from openenv.core import GenericEnvClient  # pyright: ignore[reportMissingImports]
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest

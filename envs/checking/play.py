@@ -181,7 +181,9 @@ class _Examination:
     def oracle(self, env: Env) -> list[Trace]:
         find = getattr(env.unwrapped, "oracle", None)
         traces: list[Trace] = []
-        for seed in self.job.seeds if callable(find) else ():
+        if not callable(find):
+            return traces
+        for seed in self.job.seeds:
             with self.guarded("oracle", f"oracle() after reset(seed={seed})"):
                 self.calls("reset", f"reset(seed={seed})", lambda seed=seed: env.reset(seed=seed))
                 actions, _ = self.calls("reset", f"oracle() (seed {seed})", find)

@@ -210,5 +210,5 @@ def judge(record: Record, limits: Limits, stopped: Sequence[tuple[str, str]] = (
             status, evidence = "skip", UNREACHED
         else:
             status, evidence = ask(record, limits)
-        findings[name] = Finding(name, status, evidence)  # type: ignore[arg-type]
+        findings[name] = Finding(name, status, evidence)
     return tuple(findings.values())

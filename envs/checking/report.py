@@ -198,11 +198,11 @@ def check(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
     try:
-        kwargs = json.loads(json.dumps(dict(kwargs or {})))
+        plain_kwargs = json.loads(json.dumps(dict(kwargs or {})))
     except (TypeError, ValueError) as error:
         raise EnvironmentKwargsError(f"the kwargs of {env_id!r} must be plain JSON values: {error}") from None
     limits = Limits(step_timeout, reset_timeout)
-    job = Job(env_id, kwargs, tuple(modules), tuple(range(seeds)), rollouts, steps)
+    job = Job(env_id, plain_kwargs, tuple(modules), tuple(range(seeds)), rollouts, steps)
     record = Record()
     if processes:
         stopped = play_apart(job, record, limits, 0)
@@ -211,7 +211,7 @@ def check(
     else:
         stopped = []
         play_here(job, record)
-    return Report(spec_of(env_id, kwargs), judge(record, limits, stopped), _measures(record))
+    return Report(spec_of(env_id, plain_kwargs), judge(record, limits, stopped), _measures(record))
 
 
 def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list[tuple[str, str]]:

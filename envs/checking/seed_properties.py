@@ -102,7 +102,8 @@ def _apart(one: object, other: object) -> tuple[str, str]:
     left, right = (value if isinstance(value, str) else repr(value) for value in (one, other))
     same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     begin = max(0, same - 10)
-    return tuple(("..." if begin else "") + shorten(text[begin:]) for text in (left, right))  # type: ignore[return-value]
+    dots = "..." if begin else ""
+    return dots + shorten(left[begin:]), dots + shorten(right[begin:])
 
 
 def _same(ones: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:

@@ -53,7 +53,7 @@ class RewardStep:
     """tokens that the model wrote"""
     text: str = ""
     """what the model wrote"""
-    content: str = None  # type: ignore[assignment]
+    content: str = None  # pyright: ignore[reportAssignmentType]
     """the part of ``text`` after the thoughts, empty if it ends before they do; taken from ``text`` unless set"""
     task: str = ""
     """the task of the episode"""

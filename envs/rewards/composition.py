@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
@@ -268,7 +268,7 @@ def _own(name: str, options: dict[str, Any], where: str) -> Component:
         raise ConfigError(f"{where}: {name} cannot be made ({type(error).__name__}: {error})") from error
     if not callable(made):
         raise ConfigError(f"{where}.name: expected {name!r} to have a method __call__(self, steps)")
-    return made
+    return cast("Component", made)
 
 
 def _check_options(options: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -59,7 +59,7 @@ class Contrastive:
             name = _at(row, self.key)
             where, stored = f"{self.file}, task {str(name)[:200]}", self._stored.get(str(name))
         stored = self.missing if stored is None else stored
-        values = stored.tolist() if hasattr(stored, "tolist") else stored
+        values: Any = getattr(stored, "tolist", lambda: stored)()
         values = list(values) if isinstance(values, list | tuple) else [values]
         good = [isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values]
         if not values or not all(good):

@@ -15,7 +15,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -32,7 +32,7 @@ SHOWN = 200  # characters of an answer that an error quotes
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+T = TypeVar("T", bound=Sized)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -133,4 +133,4 @@ def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
 def _embeddings(answer: Any) -> list[list[float]] | None:
     rows = sorted(answer["data"], key=lambda row: row["index"])
     vectors = [[finite(number) for number in row["embedding"]] for row in rows]
-    return None if any(None in vector for vector in vectors) else vectors
+    return None if any(None in vector for vector in vectors) else cast("list[list[float]]", vectors)

@@ -123,7 +123,7 @@ def _second_pass(data: TensorDict, most: int) -> list[int]:
     ranks.
     """
     if not tu.get_non_tensor_data(data, "use_dynamic_bsz", default=True):
-        most += -most % data["micro_batch_size_per_gpu"]
+        most += -most % int(data["micro_batch_size_per_gpu"])
     clipped = set(seen.rows)
     unclipped = [row for row in range(len(data)) if row not in clipped]
     return sorted([*clipped, *unclipped[: most - len(clipped)]])

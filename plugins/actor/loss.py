@@ -66,5 +66,5 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
         return total, {f"actor/{key}": value for key, value in term.metrics.items()}
 
     loss.__qualname__ = f"verl_loss({name})"
-    loss.turnkey = True  # type: ignore[attr-defined]
+    loss.turnkey = True
     return loss

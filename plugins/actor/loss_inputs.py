@@ -124,6 +124,7 @@ def all_columns(spec: LossSpec, params: Any, batch: Batch, now: Mapping[str, tor
             response_mask=now["response_mask"].to_padded_tensor(0),
             extra=read(found, spec.inputs),
         )
+        assert share is not None
         found[queue_name(WEIGHT_SHARE)] = torch.full((len(batch.tags),), float(share))
     return found
 

@@ -60,13 +60,19 @@ class Phase:
     def read(self, *fields: str) -> TensorDict:
         """Columns of the real rows, nested."""
         return tq.kv_batch_get(
-            keys=self.real.keys, partition_id=self.real.partition_id, select_fields=[*fields, "response_mask"]
+            keys=self.real.keys,
+            partition_id=self.real.partition_id,  # pyright: ignore[reportArgumentType]
+            select_fields=[*fields, "response_mask"],
         )
 
     def write(self, **columns: torch.Tensor) -> None:
         """Columns of the real rows: (n,), or (n, L) nested."""
         fields = TensorDict(columns, batch_size=len(self.real.keys))
-        tq.kv_batch_put(keys=self.real.keys, partition_id=self.real.partition_id, fields=fields)
+        tq.kv_batch_put(
+            keys=self.real.keys,
+            partition_id=self.real.partition_id,  # pyright: ignore[reportArgumentType]
+            fields=fields,
+        )
 
     def log_probs(self) -> torch.Tensor:
         """(n, L) nested: log-probabilities under the policy as it is now."""
@@ -90,7 +96,7 @@ def _part(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
         tags=[batch.tags[i] for i in rows],
         partition_id=batch.partition_id,
         fields=batch.fields,
-        extra_info=dict(batch.extra_info),
+        extra_info=dict(batch.extra_info or {}),
     )
 
 

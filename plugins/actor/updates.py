@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 from verl_turnkey.losses import TokenLoss
 from verl_turnkey.losses.clipping import clamp_log_ratio, clipped
-from verl_turnkey.losses.turns import like
+from verl_turnkey.losses.turns import like, row_offsets
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.log.writer import Counts, Tables
 from verl_turnkey.plugins.notices import warn_once
@@ -77,7 +77,7 @@ class Recorder:
         if not found:
             return
         assert self._step is not None
-        columns = {name: np.concatenate([turns[name] for turns in found]) for name in found[0]}
+        columns: dict[str, Any] = {name: np.concatenate([turns[name] for turns in found]) for name in found[0]}
         columns = {name: column for name, column in columns.items() if not np.isnan(column).all()}
         columns["train_step"] = np.full(len(columns["row_id"]), self._step, dtype=np.int32)
         self.tables.put("updates", self._step, columns)
@@ -149,10 +149,10 @@ def of_tokens(
         clip: its bounds where they are known.
     """
     mask = data["response_mask"]
-    lengths, flat = mask.offsets().diff(), mask.values()
+    lengths, flat = row_offsets(mask).diff(), mask.values()
     row = torch.repeat_interleave(lengths, output_size=len(flat))
-    place = torch.arange(len(flat), device=flat.device) - mask.offsets()[:-1][row]
-    ends = (data["prompts"].offsets().diff() + lengths).cumsum(0)
+    place = torch.arange(len(flat), device=flat.device) - row_offsets(mask)[:-1][row]
+    ends = (row_offsets(data["prompts"]).diff() + lengths).cumsum(0)
     at = (ends - lengths - 1)[row] + place
 
     def of_response(output: torch.Tensor) -> torch.Tensor:

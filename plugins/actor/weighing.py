@@ -72,5 +72,5 @@ def applied(data: TensorDict) -> Iterator[None]:
         yield
         return
     weight = data.select(COLUMN).to_padded_tensor()[COLUMN]
-    with aggregation.weighed(weight, data[MINI_BATCHES]):
+    with aggregation.weighed(weight, int(data[MINI_BATCHES])):
         yield

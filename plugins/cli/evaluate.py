@@ -84,7 +84,7 @@ def evaluate(
     if trained is not None:
         import_modules(trained.modules, "turnkey.modules of the run")
     played = launch.resolve(environment, further)
-    weights_name = model.rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
+    weights_name = (model or "").rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
     folder = (out or Path("evals") / f"{name or played.name}-{weights_name}").absolute()
     here, gpus = launch.device_here()
     if here == "cpu":

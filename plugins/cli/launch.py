@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 from time import strftime
-from typing import Any
+from typing import Any, cast
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
@@ -145,7 +145,8 @@ def _recipes() -> dict[str, dict[str, Any]]:
     from verl_turnkey.plugins.config.recipe_files import config_dir
 
     folder = config_dir() / "turnkey" / "env"
-    return {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(folder.glob("*.yaml"))}  # type: ignore[misc]
+    nodes = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(folder.glob("*.yaml"))}
+    return cast("dict[str, dict[str, Any]]", nodes)
 
 
 def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 0) -> bool:

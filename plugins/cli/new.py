@@ -129,8 +129,8 @@ def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> li
 
 def _installed(name: str) -> bool:
     """Whether there is a module ``name``, other than in the current folder."""
-    spec = find_spec(name)
-    return bool(spec and spec.origin) and Path.cwd() not in [*Path(str(spec.origin)).parents][:2]
+    origin = getattr(find_spec(name), "origin", None)
+    return bool(origin) and Path.cwd() not in [*Path(str(origin)).parents][:2]
 
 
 def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> list[str]:

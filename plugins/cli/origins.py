@@ -60,9 +60,10 @@ def _composed(words: Sequence[str]) -> tuple[DictConfig, Leaves]:
         overrides, files = loader._parse_overrides_and_create_caching_repo("ppo_trainer", list(words))
         origins: dict[str, str] = {}
         for layer in loader.compute_defaults_list("ppo_trainer", list(words), RunMode.RUN).defaults:
-            if (layer.config_path or "").startswith("turnkey/"):
-                tree = OmegaConf.to_container(files.load_config(layer.config_path).config)
-                origins |= dict.fromkeys(_flat(tree, layer.package), layer.config_path.removeprefix("turnkey/"))
+            path = layer.config_path or ""
+            if path.startswith("turnkey/"):
+                tree = OmegaConf.to_container(files.load_config(path).config)
+                origins |= dict.fromkeys(_flat(tree, layer.package), path.removeprefix("turnkey/"))
         for override in overrides:
             if not files.group_exists(override.key_or_group):
                 origins |= dict.fromkeys(_flat(override.value(), override.key_or_group), "command line")

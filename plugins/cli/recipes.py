@@ -133,8 +133,9 @@ def scalar(value: Any) -> str:
     """A value as YAML: JSON, but words without quotes, and floats always with a decimal point."""
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
         return repr(value).replace("e", ".0e")
-    plain = isinstance(value, str) and value.isidentifier() and value.lower() not in _YAML_WORDS
-    return value if plain else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and value.isidentifier() and value.lower() not in _YAML_WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 # YAML reads these as other values than strings.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ class RunFolder:
         words = [re.sub(r"/\d{8}-\d{6}$", stamp, word) if METRICS in word else word for word in words]
         return Path(record["runtime"]["cwd"]), [*options, *words]
 
-    def playing(self, base: DictConfig, held_out: Sequence[str] = ()) -> list[str]:
+    def playing(self, base: DictConfig, held_out: Iterable[str] = ()) -> list[str]:
         """Overrides that make ``base`` play as the run did.
 
         ``held_out``: arguments of the environment that choose a split: an evaluation plays another than training.

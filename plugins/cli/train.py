@@ -18,7 +18,8 @@ app = typer.Typer()
 def train(
     environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
     overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
-    model: Annotated[str, typer.Option(help="folder or hub name of the model")] = ...,  # type: ignore[assignment]
+    *,
+    model: Annotated[str, typer.Option(help="folder or hub name of the model")],
     method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
     device: Annotated[str | None, typer.Option(help="gpu or cpu; default: what is here")] = None,
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,

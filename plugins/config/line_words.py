@@ -81,7 +81,7 @@ def _arguments(group: str, choice: str) -> Any:
     file: Path = config_dir() / group / f"{choice}.yaml"
     if not file.is_file():
         return {}
-    node = OmegaConf.load(file)
+    node: Any = OmegaConf.load(file)
     bases = [base for base in node.get("defaults") or [] if base != "_self_"]
     own = OmegaConf.select(node, KWARGS) or OmegaConf.select(node, "env.kwargs") or {}  # by the file's package
     return OmegaConf.merge(*({}, *(_arguments(group, base) for base in bases), own))

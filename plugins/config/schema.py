@@ -216,7 +216,7 @@ def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:
     from omegaconf import OmegaConf
 
     node = config.get("turnkey")
-    plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     return parse(TurnkeyConfig, plain or {}, "turnkey")
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import ray
 import torch
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 TIMEOUT = timedelta(minutes=10)
 
 
-@CheckpointEngineRegistry.register("gloo")
+@CheckpointEngineRegistry.register("gloo")  # pyright: ignore[reportAttributeAccessIssue]
 class GlooCheckpointEngine(CheckpointEngine):
     """``actor_rollout_ref.rollout.checkpoint_engine.backend=gloo``: rank 0 of the actor broadcasts tensor by tensor.
 
@@ -87,8 +87,9 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _announce(self, count: int, what: tuple[str, torch.Size, torch.dtype] | None) -> None:
         assert self.store is not None
-        self.store.set(f"tensor {count}", pickle.dumps(what))
+        self.store.set(f"tensor {count}", pickle.dumps(what))  # pyright: ignore[reportArgumentType]
 
     def _broadcast(self, weight: torch.Tensor) -> None:
         assert self.group is not None
-        self.group.broadcast(weight.flatten().view(torch.uint8), root=0).wait()  # as bytes: gloo lacks some types
+        content = weight.flatten().view(torch.uint8)  # as bytes: gloo lacks some types
+        self.group.broadcast(content, root=0).wait()  # pyright: ignore[reportAttributeAccessIssue]

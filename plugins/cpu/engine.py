@@ -17,6 +17,8 @@ from verl.utils import tensordict_utils
 from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from verl_turnkey.losses.turns import row_offsets
+
 # What computes or needs logits in another way than the plain padded batch does.
 OTHER_PATHS = {"use_remove_padding": True, "use_fused_kernels": False, "distillation_use_topk": False}
 
@@ -30,17 +32,18 @@ class SparseLogitsEngine(FSDPEngineWithLMHead):
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         if not self._hooked:
-            self.module.get_output_embeddings().register_forward_pre_hook(self._select)
+            self.module.get_output_embeddings().register_forward_pre_hook(self._select)  # pyright: ignore[reportAttributeAccessIssue]
             self._hooked = True
         self._positions = None if self._other_path(micro_batch) else used_positions(micro_batch)
-        return super().prepare_model_inputs(micro_batch)
+        return super().prepare_model_inputs(micro_batch)  # pyright: ignore[reportAttributeAccessIssue]
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, Any]:
         if self._positions is None:
-            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
-        offsets = micro_batch["input_ids"].offsets()
+            verls = super().prepare_model_outputs  # pyright: ignore[reportAttributeAccessIssue]
+            return verls(output, output_args, micro_batch, logits_processor_func)
+        offsets = row_offsets(micro_batch["input_ids"])
         width = int(offsets.diff().max())
         row, column = self._positions // width, self._positions % width
         packed = offsets[row] + column  # the same positions without padding
@@ -78,11 +81,11 @@ def used_positions(micro_batch: TensorDict) -> torch.Tensor | None:
     ``loss_mask`` covers the responses, at the end of each row of ``input_ids``. Without any token in it one position
     stands for all, so that gradients, zeros, exist. None when the mask covers whole rows, as in supervised training.
     """
-    lengths, mask = micro_batch["input_ids"].offsets().diff(), micro_batch["loss_mask"]
-    if not mask.is_nested or bool((mask.offsets().diff() >= lengths).any()):
+    lengths, mask = row_offsets(micro_batch["input_ids"]).diff(), micro_batch["loss_mask"]
+    if not mask.is_nested or bool((row_offsets(mask).diff() >= lengths).any()):
         return None
     width = int(lengths.max())
-    starts = torch.arange(len(lengths), device=lengths.device) * width + lengths - mask.offsets().diff() - 1
+    starts = torch.arange(len(lengths), device=lengths.device) * width + lengths - row_offsets(mask).diff() - 1
     positions = [start + part.nonzero()[:, 0] for start, part in zip(starts, mask.unbind(), strict=True)]
     chosen = torch.cat(positions)
     return chosen if len(chosen) else starts[:1]

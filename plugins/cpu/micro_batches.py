@@ -43,6 +43,8 @@ def sort_by_length(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
     import torch.distributed as dist
     from verl.utils import tensordict_utils
 
+    from verl_turnkey.losses.turns import row_offsets
+
     def prepare_micro_batches(data: TensorDict, dp_group: Any = None, **options: Any) -> Prepared:
         def setting(key: str, default: Any) -> Any:
             return tensordict_utils.get_non_tensor_data(data=data, key=key, default=default)
@@ -51,7 +53,7 @@ def sort_by_length(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
         free = setting("use_dynamic_bsz", True) and setting("force_group_size", 1) == 1
         if not alone or not free or setting("use_remove_padding", True) or not data["input_ids"].is_nested:
             return prepare(data, dp_group=dp_group, **options)
-        lengths = data["input_ids"].offsets().diff().tolist()
+        lengths = row_offsets(data["input_ids"]).diff().tolist()
         limit = data["max_token_len_per_gpu"] * setting("sp_size", 1)
         if max(lengths) > limit:  # verl says so
             return prepare(data, dp_group=dp_group, **options)

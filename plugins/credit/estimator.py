@@ -179,5 +179,5 @@ def verl_estimator(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]
         return step.run(name, token_level_rewards, response_mask)
 
     estimator.__qualname__ = f"verl_estimator({name})"
-    estimator.turnkey = True  # type: ignore[attr-defined]
+    estimator.turnkey = True
     return estimator

@@ -31,7 +31,7 @@ def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappi
     """Means over the played episodes: the sum of each reward component, ``unparsed_rate``, and of branches."""
     said: dict[str, Mapping[str, Any]] = {}
     for row in rows.row[rows.branch == 0].tolist():
-        said.setdefault(split_key(keys[row])[1], extra_fields[row].get("reward_extra_info") or {})
+        said.setdefault(split_key(keys[int(row)])[1], extra_fields[row].get("reward_extra_info") or {})
     names = {
         name
         for info in said.values()

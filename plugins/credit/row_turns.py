@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from verl_turnkey.losses.turns import Turns, like
+from verl_turnkey.losses.turns import Turns, like, row_offsets
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Found:
     row: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
-    columns: dict[str, Sequence[Any]] = field(default_factory=dict)
-    extra: dict[str, Sequence[Any]] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
     version: list[float] = field(default_factory=list)
     branch: list[int] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Runs:
 
     @classmethod
     def of(cls, mask: torch.Tensor) -> Runs:
-        flat, offsets = mask.values().bool().numpy(), mask.offsets().numpy()
+        flat, offsets = mask.values().bool().numpy(), row_offsets(mask).numpy()
         # Between two bounds all tokens are alike, and of one row.
         bounds = np.union1d(offsets, np.flatnonzero(flat[1:] != flat[:-1]) + 1)
         ones = flat[bounds[:-1]]
@@ -117,7 +117,7 @@ class Runs:
 
         Tokens before the first run of a row count for that run; rows without runs are left out.
         """
-        none, offsets = len(self.start), self.mask.offsets()
+        none, offsets = len(self.start), row_offsets(self.mask)
         index = self.spread(np.arange(none), none).values()
         latest = torch.where(index < none, index, -1).cummax(0).values if len(index) else index
         row_of_token = torch.repeat_interleave(offsets.diff())
@@ -128,5 +128,5 @@ class Runs:
 
 def jagged(padded: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
     """``padded`` (B, L) in the shape of the jagged ``shape``."""
-    rows = zip(padded.unbind(), shape.offsets().diff().tolist(), strict=True)
+    rows = zip(padded.unbind(), row_offsets(shape).diff().tolist(), strict=True)
     return like(torch.cat([row[:length] for row, length in rows]), shape)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
-from verl_turnkey.losses.turns import Turns
+from verl_turnkey.losses.turns import Turns, row_offsets
 from verl_turnkey.plugins.credit.row_turns import Found, Runs, branch_name, record_of, split_key
 from verl_turnkey.plugins.credit.supplied import Column
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
@@ -141,7 +141,7 @@ def read_rows(
 
 def _before_steps(values: torch.Tensor, turns: Turns, row: np.ndarray) -> np.ndarray:
     """``values`` at the first token of each step, or of its row where the step has none -> (S,) float64."""
-    start = values.offsets()[torch.from_numpy(row)]
+    start = row_offsets(values)[torch.from_numpy(row)]
     return values.values()[torch.where(turns.tokens > 0, turns.first(), start)].double().numpy()
 
 

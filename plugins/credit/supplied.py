@@ -18,7 +18,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.losses.turns import Turns
 
-Column = Callable[[Turns, np.ndarray], Sequence[Any]]
+Column = Callable[[Turns, np.ndarray], Sequence[Any] | np.ndarray]
 """From the turns of the steps and the row of each, (S,), to one entry per step."""
 
 #: With it verl takes the rollout's log-probabilities for the old policy's, and computes no entropy.
@@ -30,7 +30,7 @@ class Source:
     """``fields``: of the queue; ``column(data, turns, row)`` makes the column of the fields ``data`` of all rows."""
 
     fields: tuple[str, ...]
-    column: Callable[[Mapping[str, Any], Turns, np.ndarray], Sequence[Any]]
+    column: Callable[[Mapping[str, Any], Turns, np.ndarray], Sequence[Any] | np.ndarray]
 
 
 def _log_prob(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:

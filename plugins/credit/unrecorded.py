@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from verl_turnkey.losses.turns import row_offsets
 from verl_turnkey.plugins.credit.row_turns import Found, Runs, split_key
 
 # verl's own agent loops, each with its extra fields that hold one number per turn.
@@ -83,7 +84,7 @@ def derive(
         trajectory += [name] * size
         step += range(size)
         terminated += [False] * (size - 1) + [True]
-    ends = scores.offsets().tolist()
+    ends = row_offsets(scores).tolist()
     flat = scores.values().double()
     flat[[ends[i + 1] - 1 for i in earlier]] = 0.0
     reward = runs.owned(flat)[runs.first[found.row] + np.array(found.turn, dtype=np.int64)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from verl_turnkey.losses.turns import like
+from verl_turnkey.losses.turns import like, row_offsets
 from verl_turnkey.plugins.credit.row_turns import split_key
 
 
@@ -26,14 +26,14 @@ def token_weights(by: str, keys: Sequence[str], turn: torch.Tensor, mask: torch.
         mask: (B, L) jagged, the tokens that the loss trains, after any rejection.
     """
     trained = mask.values().bool()
-    row = torch.repeat_interleave(torch.arange(len(keys)), mask.offsets().diff().cpu())[trained]
+    row = torch.repeat_interleave(torch.arange(len(keys)), row_offsets(mask).diff().cpu())[trained]
     if by == "step":
         width = int(turn.values().max()) + 1 if len(trained) else 1
         units, unit = (row * width + turn.values()[trained]).unique(return_inverse=True)
         group = torch.zeros(len(units), dtype=torch.int64)
     else:
         rows, place = row.unique(return_inverse=True)
-        names = [split_key(keys[i])[:2] for i in rows.tolist()]  # (task, episode)
+        names = [split_key(keys[int(i)])[:2] for i in rows.tolist()]  # (task, episode)
         episodes = {episode: i for i, episode in enumerate(dict.fromkeys(names))}
         unit = torch.tensor([episodes[name] for name in names], dtype=torch.int64)[place]
         tasks = {task: i for i, task in enumerate(dict.fromkeys(task for task, _ in episodes))}

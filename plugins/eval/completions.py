@@ -147,7 +147,7 @@ class SeededTurns:
         except JudgeError as error:
             raise EnvironmentFailure("server", str(error)) from None
         # Weights have no version here; the fields are those of verl's client before the first weights are sent.
-        unknown = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"))
+        unknown: dict[str, Any] = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"))
         return TokenOutput(token_ids=ids, stop_reason="completed", extra_fields=unknown)
 
 

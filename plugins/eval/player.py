@@ -44,7 +44,7 @@ class Player:
     def __init__(self, config: DictConfig) -> None:
         try:
             with redirect_stdout(sys.stderr):  # verl prints what it does
-                self._worker = AgentLoopWorker(config, llm_client=None)
+                self._worker = AgentLoopWorker(config, llm_client=None)  # pyright: ignore[reportArgumentType]
         except (OSError, ValueError) as error:  # transformers' errors about a folder or a name
             path = config.actor_rollout_ref.model.path
             raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {error}") from error

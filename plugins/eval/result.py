@@ -89,7 +89,8 @@ def _pass_at(solved: Sequence[int], numbers: Sequence[int], k: int) -> dict[str,
     held = [(c, n) for c, n in zip(solved, numbers, strict=True) if n >= k]
     if not held:
         return None
-    found = stats.bootstrap(stats.pass_at_k(*zip(*held, strict=True), k))
+    solved_of, samples_of = zip(*held, strict=True)
+    found = stats.bootstrap(stats.pass_at_k(solved_of, samples_of, k))
     return {**_interval(found), "tasks": len(held)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -146,7 +147,11 @@ def hosts() -> Iterator[None]:
         return
     store = 100 * 2**20  # bytes; observations and actions are all that passes through it
     ray.init(
-        address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=store
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=store,
     )
     try:
         yield

@@ -38,6 +38,8 @@ from verl_turnkey.plugins.verl_api import builders
 class EnvAgentLoop(AgentLoopBase):
     """Plays one task of the column ``turnkey_task`` (environment id, seed, kwargs)."""
 
+    tokenizer: Any  # verl annotates it with transformers' factory, which has none of its methods
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.shared = worker.shared(self.config)

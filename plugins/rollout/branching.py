@@ -24,7 +24,7 @@ from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, Place, Str
 
 FAILURES = (EnvironmentFailure, PromptError, PromptTooLongError, RewardError, SummaryError, TaskFormatError)
 """what costs an episode or a branch, and not the run"""
-NOTHING = dict.fromkeys(
+NOTHING: dict[str, float] = dict.fromkeys(
     ("forks", "trained", "measured", "failed", "trained_tokens", "trained_steps", "measured_tokens", "measured_steps"),
     0.0,
 )

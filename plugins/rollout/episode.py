@@ -85,7 +85,7 @@ class PlayedStep:
             truncated=self.record["truncated"],
             tokens=len(self.turn.ids),
             text=self.turn.text,
-            content=self.content,
+            content=self.content,  # pyright: ignore[reportArgumentType]
             task=task,
             row=row,
             extra=self.extra,

@@ -45,12 +45,14 @@ class Prompts(Protocol):
             PromptTooLongError: it exceeds its budget.
             SummaryError: the function of ``turnkey.rollout.summary`` failed.
         """
+        raise NotImplementedError
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         """Take the model's response to the last prompt, and the action parsed from it."""
 
     def fork(self) -> Prompts:
         """The prompts of a branch that begins here; both go on independently."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def weighed(weight: torch.Tensor, mini_batches: int) -> Iterator[None]:
         mini_batches: number of mini-batches of the batch. The weights of one sum to about 1 / ``mini_batches``, so its
             loss is multiplied by this number.
     """
-    modules = [importlib.import_module(name) for name in BINDINGS]
+    modules: list[Any] = [importlib.import_module(name) for name in BINDINGS]
     originals = [module.agg_loss for module in modules]
 
     def agg_loss(

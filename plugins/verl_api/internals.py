@@ -106,11 +106,11 @@ class _WithoutFlush(logging.LoggerAdapter):
 def logger_of(module: ModuleType) -> Iterator[None]:
     """verl 0.9.1's separate_async gives its logger a ``flush=``, which none takes, when hybrid_engine is false."""
     original = module.logger
-    module.logger = _WithoutFlush(original, {})  # type: ignore[attr-defined]
+    module.logger = _WithoutFlush(original, {})  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        module.logger = original  # type: ignore[attr-defined]
+        module.logger = original  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def loop_workers(manager: Any) -> list[Any]:

@@ -39,7 +39,7 @@ class _Controller:
 @contextmanager
 def penalties_of(rows: int) -> Iterator[None]:
     """Meanwhile verl averages the KL of a batch, for its metric and its controller, over its ``rows`` with tokens."""
-    verls = trainer_base.apply_kl_penalty
+    verls: Any = trainer_base.apply_kl_penalty  # pyright: ignore[reportPrivateImportUsage]
 
     def apply(data: DataProto, kl_ctrl: Any, kl_penalty: str = "kl") -> tuple[DataProto, dict[str, float]]:
         controller = _Controller(kl_ctrl, rows, len(data))
@@ -54,7 +54,7 @@ def penalties_of(rows: int) -> Iterator[None]:
 @contextmanager
 def advantages_of(rows: Sequence[int]) -> Iterator[None]:
     """Meanwhile verl computes advantages of these rows alone: others enter none of its statistics, and get 0."""
-    verls = trainer_base.compute_advantage_for_multi_trajectories
+    verls: Any = trainer_base.compute_advantage_for_multi_trajectories  # pyright: ignore[reportPrivateImportUsage]
 
     def compute(data: DataProto, *, batch_keys: Sequence[str], **settings: Any) -> DataProto:
         part = data.select_idxs(rows)
@@ -87,7 +87,11 @@ class OneTrip:
         """the columns that go to the queue: verl's, to which we add ours"""
 
     def _from_queue(self, fields: list[str]) -> TensorDict:
-        return tq.kv_batch_get(keys=self._batch.keys, partition_id=self._batch.partition_id, select_fields=fields)
+        return tq.kv_batch_get(
+            keys=self._batch.keys,
+            partition_id=self._batch.partition_id,  # pyright: ignore[reportArgumentType]
+            select_fields=fields,
+        )
 
     @property
     def now(self) -> dict[str, Any]:
@@ -96,7 +100,11 @@ class OneTrip:
 
     def put(self) -> KVBatchMeta:
         fields = TensorDict(self.written, batch_size=len(self._batch))
-        return tq.kv_batch_put(keys=self._batch.keys, partition_id=self._batch.partition_id, fields=fields)
+        return tq.kv_batch_put(
+            keys=self._batch.keys,
+            partition_id=self._batch.partition_id,  # pyright: ignore[reportArgumentType]
+            fields=fields,
+        )
 
     # --- what verl's module calls -----------------------------------------------------------------------------------
 
@@ -109,7 +117,7 @@ class OneTrip:
     def __getattr__(self, name: str) -> Any:
         return getattr(tq, name)
 
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
         if self._verls is None or keys != self._batch.keys or not {*select_fields} <= {*READ}:
             return tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=select_fields)
         data, self._verls = self._verls, None  # verl pads its fields, and these are then freed

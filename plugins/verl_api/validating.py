@@ -50,4 +50,4 @@ def without_missing(sources: Sequence[str], uids: Sequence[str], infos: Infos) -
     return dict(merged)
 
 
-_verls = trainer_base.process_validation_metrics
+_verls = trainer_base.process_validation_metrics  # pyright: ignore[reportPrivateImportUsage]

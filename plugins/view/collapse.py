@@ -32,7 +32,7 @@ UPDATE: dict[str, tuple[str, float]] = {
 class Curve(NamedTuple):
     """A quantity by step, both (S,). A ``share`` is at most 1; of a ``peak`` single steps matter, above ``least``."""
 
-    step: Numbers
+    step: NDArray[Any]
     value: Numbers
     kind: Kind = "size"
     least: float = 0.0
@@ -101,8 +101,10 @@ def changes(curves: Mapping[str, Curve], about: Fall) -> list[Change]:
 
 def told(about: Fall, found: list[Change]) -> list[dict[str, Any]]:
     """What changed and, among it, the success, as rows of a table in the order of the steps."""
-    rows = [(change.what, change.kind, change.before, change.after, change.step, False) for change in found]
-    rows += [("success", "share", about.best, about.last, about.turn, True)]
+    rows: list[tuple[str, Kind, float, float, int, bool]] = [
+        (change.what, change.kind, change.before, change.after, change.step, False) for change in found
+    ]
+    rows.append(("success", "share", about.best, about.last, about.turn, True))
     return [
         {"step": step, "what": what, "before": said(before, kind), "after": said(after, kind), "fall": falls}
         for what, kind, before, after, step, falls in sorted(rows, key=lambda row: (row[4], not row[5]))

@@ -70,7 +70,7 @@ class Run:
     @property
     def parts(self) -> list[str]:
         """Columns of credit that add up, the sum first."""
-        return ["advantage", *(name for name in self.turns if name.startswith("part."))]
+        return ["advantage", *(name for name in self.turns.columns if name.startswith("part."))]
 
     @property
     def first_ways(self) -> np.ndarray:
@@ -201,8 +201,9 @@ def _shares(said: dict[str, Any]) -> Shares | None:
     """The shares that ``run.json`` or a segment's file names."""
     share = said.get("share")
     validation = said.get("validation_share", share)
-    known = isinstance(share, int | float) and isinstance(validation, int | float)
-    return Shares(float(share), float(validation)) if known else None
+    if not isinstance(share, int | float) or not isinstance(validation, int | float):
+        return None
+    return Shares(float(share), float(validation))
 
 
 def _about(log: Path) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def task_name(task: str) -> str:
 def _meanings(run: Run) -> dict[str, str]:
     """A sentence for each part, level and group of the run's credit that is known here."""
     method = str(run.about.get("method", ""))
-    named = [name for name in run.turns if name.startswith(("part.", "level.", "size."))]
+    named = [name for name in run.turns.columns if name.startswith(("part.", "level.", "size."))]
     said = {name: describe_part(name.partition(".")[2], method) for name in named}
     return {name: meaning for name, meaning in said.items() if meaning}
 
@@ -226,7 +226,7 @@ def _listed(values: np.ndarray) -> list[Any]:
 
 def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
     turns = run.turns
-    shown = [name for name in turns if name not in NOT_SHOWN and turns[name].notna().any()]
+    shown = [name for name in turns.columns if name not in NOT_SHOWN and turns[name].notna().any()]
     numbers = {name: _rounded(turns[name].to_numpy()) for name in shown if name not in REPEATING}
     texts = {name: turns[name].to_numpy(object) for name in shown if name in REPEATING}
     for g, rows in _ranges(group[turns["at"].to_numpy()]):

@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
         token, _, rest = asked.path.removeprefix("/").partition("/")
-        port = self.server.server_address[1]
+        port = self.server.server_address[1]  # pyright: ignore[reportIndexIssue]
         # A page elsewhere may point its own name at 127.0.0.1: its requests carry that name.
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return self._answer(403, f"expected the address http://127.0.0.1:{port}/".encode())

@@ -178,24 +178,24 @@ def area(x: Sequence[float], y: Sequence[float], start: float, end: float) -> fl
 
     ``end`` is the smallest budget of the curves that are compared. One point alone has its own height.
     """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if not (x.size and np.all(np.diff(x) > 0) and x[0] <= start <= end <= x[-1]):
-        raise ValueError(f"expected increasing x from {start} or before to {end} or after, got {x.tolist()}")
+    at, heights = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if not (at.size and np.all(np.diff(at) > 0) and at[0] <= start <= end <= at[-1]):
+        raise ValueError(f"expected increasing x from {start} or before to {end} or after, got {at.tolist()}")
     if start == end:
-        return float(np.interp(start, x, y))
-    grid = np.concatenate([[start], x[(x > start) & (x < end)], [end]])
-    height = np.interp(grid, x, y)
+        return float(np.interp(start, at, heights))
+    grid = np.concatenate([[start], at[(at > start) & (at < end)], [end]])
+    height = np.interp(grid, at, heights)
     return float(np.sum(np.diff(grid) * (height[1:] + height[:-1])) / 2 / (end - start))
 
 
-def first_reached(y: Sequence[float], level: float) -> int | None:
+def first_reached(y: Sequence[float] | Floats, level: float) -> int | None:
     """The first evaluation at ``level`` or above whose next one is, too; the last one alone does not count."""
     above = np.asarray(y, np.float64) >= level
     found = np.flatnonzero(above[:-1] & above[1:])
     return int(found[0]) if found.size else None
 
 
-def steps_to(x: Sequence[float], y: Sequence[float], level: float) -> float:
+def steps_to(x: Sequence[float] | Floats, y: Sequence[float] | Floats, level: float) -> float:
     """``x`` of :func:`first_reached`; infinite if it is not reached."""
     found = first_reached(y, level)
     return math.inf if found is None else float(x[found])

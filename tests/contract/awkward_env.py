@@ -32,7 +32,7 @@ class Awkward(gymnasium.Env[str, str]):
         if self.on_reset == "die":
             os._exit(5)
         if self.on_reset == "none":
-            return self.observation, None  # type: ignore[return-value]
+            return self.observation, None
         self.heard: list[str] = []
         first = self.observation if self.same_words else f"{self.observation} {seed}"
         return first, {"task": "do as you are told", **self._seen(0), **self._more("")}

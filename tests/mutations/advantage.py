@@ -253,7 +253,12 @@ MUTATIONS = [
         "return baseline, before",
         f"{T}/methods/test_rae.py",
     ),
-    ("advantage/methods/hae.py", "params.gamma**segments.lengths", "params.gamma", f"{T}/methods/test_hae.py"),
+    (
+        "advantage/methods/hae.py",
+        "np.power(params.gamma, segments.lengths)",
+        "params.gamma",
+        f"{T}/methods/test_hae.py",
+    ),
     ("advantage/methods/vc_gae.py", "np.maximum(0.0, 1.0 - ", "np.abs(1.0 - ", f"{T}/methods/test_vc_gae.py"),
     (
         "advantage/methods/salt.py",

@@ -78,7 +78,7 @@ class File:
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         start = self._begins[node.lineno - 1] + node.col_offset
-        return start, self._begins[node.end_lineno - 1] + node.end_col_offset  # type: ignore[operator]
+        return start, self._begins[node.end_lineno - 1] + node.end_col_offset
 
     def _text(self, node: ast.expr) -> str:
         start, end = self._span(node)

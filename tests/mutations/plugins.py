@@ -412,7 +412,7 @@ MUTATIONS = [
         LOSSES,
     ),
     ("plugins/actor/clipping_bias.py", "(term.bias != 0).any(1)", "(term.bias > 0).any(1)"),
-    ("plugins/actor/clipping_bias.py", "most += -most % data[", "most += 0 * data["),
+    ("plugins/actor/clipping_bias.py", "most += -most % int(data[", "most += 0 * int(data["),
     ("plugins/actor/clipping_bias.py", "term.bias if weights is None else term.bias * weights", "term.bias"),
     ("plugins/actor/phases.py", "table.steps.tokens > 0])[::-1]", "table.steps.tokens > 0])"),
     ("plugins/actor/phases.py", "if not (current and done == 0) and options", "if not current and options"),

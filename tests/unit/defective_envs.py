@@ -118,13 +118,13 @@ class NarrowSpace(Corridor):
 class NoText(Corridor):
     def result(self, **outcome: Any) -> StepResult:
         result = super().result(**outcome)
-        return replace(result, observation=[self.position]) if self.taken else result  # type: ignore[arg-type]
+        return replace(result, observation=[self.position]) if self.taken else result
 
 
 class SuccessInWords(Corridor):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         *answer, info = super().step(action)
-        return *answer, {**info, "success": "yes" if info["success"] else ""}  # type: ignore[return-value]
+        return *answer, {**info, "success": "yes" if info["success"] else ""}
 
 
 class BothFlags(Corridor):
@@ -186,12 +186,12 @@ class OneStart(Corridor):
 
 class KeyIsATuple(Corridor):
     def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), state_key=(self.position, len(self.taken)))  # type: ignore[arg-type]
+        return replace(super().result(**outcome), state_key=(self.position, len(self.taken)))
 
 
 class NoKey(Corridor):
     def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), state_key=None)  # type: ignore[arg-type]
+        return replace(super().result(**outcome), state_key=None)
 
 
 class Drawn(NoKey):
@@ -215,7 +215,7 @@ class KeyOnlyAtTheStart(Corridor):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         *answer, info = super().step(action)
         del info["state_key"]
-        return *answer, info  # type: ignore[return-value]
+        return *answer, info
 
 
 class KeyOfTheInstance(_Numbered):
@@ -427,7 +427,7 @@ class CopyShares(SharedPosition):
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = [0]  # type: ignore[misc]  # an instance's own, but for its copies
+        self.place = [0]  # an instance's own, but for its copies
 
     def clone(self) -> Corridor:
         return copy.copy(self)

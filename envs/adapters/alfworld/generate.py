@@ -272,8 +272,9 @@ def traj_data(problem: Problem) -> dict[str, Any]:
 def game_of(problem: Problem) -> dict[str, Any]:
     """The content of ``game.tw-pddl``, before the planner has solved it."""
     grammar = Path(ALFRED_TWL2_PATH).read_text()
+    rng: Any = random.Random(0)
     # Probability 1: always the sentence of traj_data, since ALFWorld's choice of a template cannot be seeded.
-    grammar = add_task_to_grammar(grammar, traj_data(problem), goal_desc_human_anns_prob=1.0, rng=random.Random(0))  # type: ignore[arg-type]
+    grammar = add_task_to_grammar(grammar, traj_data(problem), goal_desc_human_anns_prob=1.0, rng=rng)
     return {
         "pddl_domain": Path(ALFRED_PDDL_PATH).read_text(),
         "grammar": grammar,

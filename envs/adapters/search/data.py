@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError
 
@@ -152,7 +152,7 @@ def _rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
             raise MissingPackageError(
                 f'{key}: reading parquet needs pandas and pyarrow: pip install "verl-turnkey[verl]", or use JSON lines'
             ) from error
-        yield from enumerate(pd.read_parquet(path).to_dict("records"), 1)  # type: ignore[misc]
+        yield from enumerate(cast("list[dict[str, Any]]", pd.read_parquet(path).to_dict("records")), 1)
         return
     with open(path, encoding="utf-8") as file:
         for line, text in enumerate(file, 1):

@@ -90,7 +90,7 @@ class Shops:
         """The shopper ``id`` if it is known, else a new one."""
         if id in self._shops:
             self._shops.move_to_end(id)
-            return id  # type: ignore[return-value]
+            return id
         new = uuid.uuid4().hex  # random, so that ids from before a restart stay unknown
         self._shops[new] = self._factory()
         if len(self._shops) > self._limit:
@@ -133,7 +133,7 @@ def webshop(products: int | None = None, human_goals: bool = True, observation_m
     """A factory of WebShop's text environments that share one catalogue, to be called in WebShop's checkout."""
     # Prices and price limits are drawn from the global generator while the catalogue loads, before WebShop seeds it.
     random.seed(233)
-    from web_agent_site.envs import WebAgentTextEnv  # type: ignore[import-not-found]
+    from web_agent_site.envs import WebAgentTextEnv  # pyright: ignore[reportMissingImports]
 
     arguments = {"observation_mode": observation_mode, "num_products": products, "human_goals": human_goals}
     catalogue = WebAgentTextEnv(**arguments).server
@@ -173,7 +173,7 @@ def serve(shops: Shops, host: str, port: int) -> ThreadingHTTPServer:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             # One send for header and body: two would wait for each other's acknowledgement.
-            self._headers_buffer.append(b"\r\n" + body)  # type: ignore[attr-defined]
+            self._headers_buffer.append(b"\r\n" + body)  # pyright: ignore[reportAttributeAccessIssue]
             self.flush_headers()
 
         def log_message(self, format: str, *args: Any) -> None:

@@ -54,9 +54,11 @@ class Asked(Protocol):
 
     def turn(self, text: str, action: str) -> RewardStep:
         """The turn as rewards would see it if the model had written ``text``, and the episode ended with it."""
+        raise NotImplementedError
 
     async def write(self, begun: str, tokens: int, temperature: float, stop: Sequence[str]) -> str:
         """How the model goes on with a turn that begins with ``begun``, up to the first of ``stop``."""
+        raise NotImplementedError
 
     async def log_prob(self, begun: str, text: str) -> float:
         """Mean log-probability of the tokens of ``text`` in a turn that begins with ``begun``.
@@ -64,6 +66,7 @@ class Asked(Protocol):
         Raises:
             RewardError: the server gives none.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Strategy(Protocol):
         ``rewards``: composed, of each step. ``measured``: for each step the returns, from that step on, of the measured
         branches that began before it, or the values by what the model was asked there.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

