@@ -20,6 +20,7 @@ from omegaconf import DictConfig, ListConfig
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs import errors
+from verl_turnkey.plugins.config import resolve
 
 # Errors in the user's input: their messages say what to change, and are shown without a traceback.
 EXPECTED = (
@@ -32,7 +33,6 @@ EXPECTED = (
     errors.TaskFormatError,
 )
 IGNORE = "turnkey.ignore"
-_CALL = re.compile(r'\b(refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"')
 Returned = TypeVar("Returned")
 
 
@@ -136,11 +136,6 @@ def warn(id: str, message: str) -> None:
         warnings.warn(RuleWarning(id, message), stacklevel=2)
 
 
-def notice(id: str, message: str) -> None:
-    """Report a change of the configuration, in the run's header like a warning."""
-    warnings.warn(RuleWarning(id, message), stacklevel=2)
-
-
 def described(error: Exception | Warning) -> str:
     """The message, with the id of its rule."""
     id = getattr(error, "id", None)
@@ -154,12 +149,13 @@ def rules() -> dict[str, str]:
     ``error`` and ``warning`` can be ignored. ``fatal`` cannot: the check has nothing to go on with; nor can ``notice``,
     which reports a change of the configuration.
     """
-    levels = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "notice": "notice"}
+    levels = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "Change": "notice"}
+    sources = [*Path(__file__).parent.glob("*.py"), Path(resolve.__file__)]
     level_by_id = {
         id: levels[call]
-        for path in sorted(Path(__file__).parent.glob("*.py"))
+        for path in sources
         for call, id in re.findall(
-            r'\b(refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8")
+            r'\b(refuse|Refusal|warn|Change)\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8")
         )
     }
     return dict(sorted(level_by_id.items()))

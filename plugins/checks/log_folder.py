@@ -8,10 +8,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.segments import read_segments
-from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 NAMES = ("project_name", "experiment_name")
 CHECKPOINTS = "default_local_dir"

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks import findings
 from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, refuse, rules, warn
+from verl_turnkey.plugins.config import resolve
 
 CHECKS = Path(findings.__file__).parent
 
@@ -107,7 +108,7 @@ def test_without_a_collection_a_refusal_is_raised_at_once() -> None:
 
 def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
     ids = Counter[str]()
-    for path in CHECKS.glob("*.py"):
+    for path in [*CHECKS.glob("*.py"), Path(resolve.__file__)]:
         if path.name == "findings.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -116,7 +117,7 @@ def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
             if isinstance(node, ast.Call):
                 function = ast.unparse(node.func)
                 assert function != "warnings.warn", f"{path}:{node.lineno}"
-                if function in ("refuse", "Refusal", "warn", "notice"):
+                if function in ("refuse", "Refusal", "warn", "Change"):
                     ids[ast.literal_eval(node.args[0])] += 1
     assert max(ids.values()) == 1
     assert {*ids, "check-incomplete"} == rules().keys()
@@ -125,3 +126,16 @@ def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
 
 def test_the_default_ignores_nothing() -> None:
     assert findings._ignored(OmegaConf.create({})) == frozenset()
+
+
+WRITES = {"open_dict", "read_write", "OmegaConf.update", "OmegaConf.set_struct", "OmegaConf.set_readonly"}
+
+
+def test_no_check_writes_to_the_configuration() -> None:
+    """``config/resolve.py`` does; the launch lines of the contract tests run on a read-only configuration."""
+    for path in CHECKS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in WRITES, f"{path}:{node.lineno}"
+            for target in node.targets if isinstance(node, ast.Assign) else []:
+                assert not ast.unparse(target).startswith("config."), f"{path}:{node.lineno}"
