@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described
-from verl_turnkey.plugins.checks.kinds import unreadable
+from verl_turnkey.plugins.checks.values import unreadable
 from verl_turnkey.plugins.config import machine, resolve
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log.segments import new_segment

@@ -113,7 +113,7 @@ def check_counts(config: DictConfig) -> None:
         if value is None and key in MAY_BE_NULL:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            refuse("count-not-positive", f"{key}: expected a whole number, 1 or more, got {value!r}")
+            refuse(f"range:{key}", f"{key}: expected a whole number, 1 or more, got {value!r}")
     _check_fetches(config)
 
 

@@ -10,11 +10,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config import machine
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.log.masking import masked
+from verl_turnkey.plugins.log.segments import read_segments
 
 MODEL = "actor_rollout_ref.model.path"
+NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
+"""of the trainer: what tells two runs apart, and the folder of its checkpoints"""
 
 
 def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
@@ -50,6 +55,50 @@ def check_address(key: str, folder: str | None) -> None:
             f"{key}={folder} is an address, of which a folder in the working directory would be made: expected a "
             "folder that every node sees, such as one on a mounted file system",
         )
+
+
+def check_log_folder(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Refuse a folder with another run's log, whose steps and texts would be replaced. The checkpoint is chosen by now.
+
+    A run that begins anew with the same names and the same folder of checkpoints is a second attempt, and is warned: it
+    may have stopped before its first checkpoint. One that resumes may have moved.
+
+    Raises:
+        ConfigError: names both runs and the ways out.
+    """
+    folder = turnkey.log.trajectories
+    if not folder or not (starts := [_trainer(said) for said in read_segments(Path(folder)).values()]):
+        return
+    trainer, earlier = config.trainer, starts[-1]
+    resumes = _resumes(config)
+    compared = NAMES if resumes else (*NAMES, CHECKPOINTS)
+    own = {key: masked(trainer.get(key)) for key in compared}
+    if other := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
+        said = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in other.items())
+        refuse(
+            "log-of-another-run",
+            f"turnkey.log.trajectories={folder} holds the log of another run ({said}), whose steps this one would "
+            "replace: choose another folder, or delete this one",
+        )
+    if not resumes:
+        warn(
+            "log-of-earlier-start",
+            f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run, which begins anew "
+            f"(trainer.resume_mode={trainer.resume_mode}): its steps will replace the earlier ones. To keep these "
+            "choose another folder",
+        )
+
+
+def _trainer(said: dict[str, Any]) -> dict[str, Any]:
+    """The node ``trainer`` of an earlier start's configuration; empty where it is not known."""
+    config = said.get("config")
+    trainer = config.get("trainer") if isinstance(config, dict) else None
+    return trainer if isinstance(trainer, dict) else {}
+
+
+def _resumes(config: DictConfig) -> bool:
+    mode = config.trainer.resume_mode
+    return mode == "resume_path" or (mode == "auto" and (Path(config.trainer[CHECKPOINTS]) / TRACKER).is_file())
 
 
 def check_joining(config: DictConfig) -> None:

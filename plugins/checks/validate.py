@@ -18,24 +18,23 @@ from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.combinations import warn_of_combinations
-from verl_turnkey.plugins.checks.data import check_data
+from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, refuse, warn
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
-from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.lora import check_lora
-from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_paths
-from verl_turnkey.plugins.checks.ranges import check_ranges
+from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_log_folder, check_paths
 from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
+from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.selection import check_selection
-from verl_turnkey.plugins.checks.shared import warn_of_shared
 from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
+from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
 from verl_turnkey.plugins.config.schema import (
@@ -79,6 +78,7 @@ def check_values(config: DictConfig, *, use_critic: bool) -> None:
     Raises:
         ConfigError: one line per key.
     """
+    check_ignored(config)
     _check_root_keys(config)
     if _involved(config):
         check_ranges(config, use_critic=use_critic)
