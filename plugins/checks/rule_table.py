@@ -193,4 +193,4 @@ def markdown() -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\|*_<>`\[\]~])", r"\\\1", text)
+    return re.sub(r"([\\|*<>`\[\]~]|(?<![a-z0-9])_|_(?![a-z0-9]))", r"\\\1", text)
