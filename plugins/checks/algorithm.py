@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
+from verl_turnkey.plugins.config.resolve import CORRECTION, LOSS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.log.former_names import current_value
 from verl_turnkey.plugins.verl_api import internals
@@ -26,11 +27,7 @@ FORMER = {
 }
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_CONTROLLERS = ("fixed", "adaptive")
-LOSS, CORRECTION, FILTER = (
-    "actor_rollout_ref.actor.policy_loss.loss_mode",
-    "algorithm.rollout_correction",
-    "algorithm.filter_groups",
-)
+FILTER = "algorithm.filter_groups"
 IS_LEVELS = ("token", "sequence")
 BYPASS_LOSSES = ("ppo_clip", "reinforce")
 METRICS = ("reward", "acc", "env_return", "episode_length", "invalid_rate", "unparsed_rate")
@@ -78,7 +75,7 @@ def _check_correction(config: DictConfig) -> None:
     correction = config.algorithm.get("rollout_correction") or {}
     loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     if loss == "bypass_mode":
-        _hand_to_the_loss(config, correction)
+        _check_bypass_loss(config, correction)
     if correction.get("bypass_mode") and not config.actor_rollout_ref.rollout.calculate_log_probs:
         refuse(
             "bypass-without-log-probs",
@@ -110,11 +107,8 @@ def _check_correction(config: DictConfig) -> None:
     _check_thresholds(correction)
 
 
-def _hand_to_the_loss(config: DictConfig, correction: DictConfig | dict) -> None:
-    """Give verl's loss ``bypass_mode`` the settings that it reads elsewhere than verl's V1 trainers have them.
-
-    What stands there already stays, unless ``algorithm`` asks for something else.
-    """
+def _check_bypass_loss(config: DictConfig, correction: DictConfig | dict) -> None:
+    """Refuse settings for verl's loss ``bypass_mode`` that differ from those that verl's V1 trainers read."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
     if not correction.get("bypass_mode"):
@@ -126,8 +120,6 @@ def _hand_to_the_loss(config: DictConfig, correction: DictConfig | dict) -> None
     policy_loss, default = config.actor_rollout_ref.actor.policy_loss, RolloutCorrectionConfig()
     own = policy_loss.get("rollout_correction")
     if own is None:
-        with open_dict(policy_loss):
-            policy_loss.rollout_correction = correction
         return
     where = LOSS.replace("loss_mode", "rollout_correction")
     for key, value in correction.items():

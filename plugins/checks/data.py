@@ -9,12 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, taken
-from verl_turnkey.plugins.checks.findings import refuse
+from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
+from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
@@ -96,11 +95,12 @@ def _check_named(key: str, files: Sequence[str]) -> None:
         )
 
 
-def without_tasks(file: str, held: Sequence[str]) -> ConfigError:
+def without_tasks(file: str, held: Sequence[str]) -> Refusal:
     """The error of a file that has the columns ``held``, and not the one with the tasks."""
-    return ConfigError(
+    return Refusal(
+        "task-column-missing",
         f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: {', '.join(held)}): write "
-        "the file with `turnkey tasks`, or choose another loop with actor_rollout_ref.rollout.agent.default_agent_loop"
+        "the file with `turnkey tasks`, or choose another loop with actor_rollout_ref.rollout.agent.default_agent_loop",
     )
 
 
@@ -172,3 +172,17 @@ def _check_number(config: DictConfig, key: str, rows: int) -> None:
             )
     if not rows:
         refuse("no-tasks", f"data.{key} holds no tasks: write some with `turnkey tasks`")
+
+
+def warn_of_shared(config: DictConfig) -> None:
+    """Warn where validation does not measure what was not trained."""
+    if config.trainer.test_freq is None or (config.trainer.test_freq <= 0 and not config.trainer.val_before_train):
+        return
+    shared, total = shared_tasks(config)
+    if shared:
+        warn(
+            "validation-tasks-trained",
+            f"{shared} of {total} validation tasks are of those that training draws from (data.val_files, "
+            'data.train_files): write them with another split, as in `turnkey tasks --kwargs \'{"split": "train"}\' '
+            '--val-kwargs \'{"split": "test"}\'`, or with other seeds',
+        )

@@ -13,17 +13,19 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described
-from verl_turnkey.plugins.checks.kinds import unreadable
-from verl_turnkey.plugins.config import machine
+from verl_turnkey.plugins.checks.values import unreadable
+from verl_turnkey.plugins.config import machine, resolve
+from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log.segments import new_segment
 from verl_turnkey.plugins.shutdown.driver import guard_run
 
+MODE = "trainer.v1.trainer_mode"
 _HERE = str(Path(__file__).parent)
 
 
@@ -42,6 +44,28 @@ def _in_sentences(config: Any) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if frame.filename.startswith(_HERE)), frames[-1])
         raise Refused(unreadable(config, error, f"checks/{Path(frame.filename).name}, line {frame.lineno}")) from error
+
+
+def resolve_and_check(config: Any, *, use_critic: bool) -> list[resolve.Change]:
+    """Check the values, make the writes that follow from them, check what results.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: lists every error.
+    """
+    from verl_turnkey.envs.user_modules import import_modules
+    from verl_turnkey.plugins.checks.validate import check, check_values
+
+    with collecting(config) as findings:
+        check_values(config, use_critic=use_critic)
+        made = [findings.run(resolve.absolute_paths, config)]
+        import_modules(turnkey_config(config).modules)  # which may register the method
+        if str(OmegaConf.select(config, MODE)).startswith("turnkey_"):
+            made += [findings.run(write, config, use_critic) for write in resolve.OF_OUR_TRAINERS]
+        check(config, use_critic=use_critic)
+    return [change for change in made if change]
 
 
 def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
@@ -64,28 +88,25 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
 def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
     from verl_turnkey.plugins.checks.header import header
     from verl_turnkey.plugins.checks.replaced import replaced
-    from verl_turnkey.plugins.checks.validate import check
 
     with warnings.catch_warnings(record=True) as caught, _in_sentences(config):
         warnings.filterwarnings("always", category=UserWarning)
         machine.settle(config)
         with collecting(config) as findings:
             lost = findings.run(replaced, config, sys.argv[1:]) or []
-            check(config, use_critic=use_critic)
-    said = [f"replaced: {text}" for text in lost]
+            changes = resolve_and_check(config, use_critic=use_critic)
+    said = [f"replaced: {text}" for text in lost] + [str(change) for change in changes]
     for warning in caught:
         if isinstance(warning.message, RuleWarning):
             said.append(described(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     verls(config, use_reference_policy, use_critic)
-    if str(OmegaConf.select(config, "trainer.v1.trainer_mode")).startswith("turnkey_"):
+    if str(OmegaConf.select(config, MODE)).startswith("turnkey_"):
         guard_run()
     with _in_sentences(config):
         if OmegaConf.select(config, "turnkey.log.trajectories"):
-            with open_dict(config):  # one name for all processes
-                config.turnkey.log.segment = new_segment()
-                config.turnkey.log.validation_tasks = tasks(config, "val_files")
+            resolve.log_segment(config, new_segment(), tasks(config, "val_files"))
         lines = header(config, said)
     if lines:
         print("\n".join(lines), flush=True)

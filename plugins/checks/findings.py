@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, ListConfig
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs import errors
+from verl_turnkey.plugins.verl_api import internals
 
+# These and the errors below that are raised of the values of `turnkey` cannot be ignored.
+ID_BY_ERROR: dict[type[Exception], str] = {
+    errors.UnknownEnvironmentError: "environment-unknown",
+    errors.MissingPackageError: "environment-package",
+    errors.EnvironmentKwargsError: "environment-arguments",
+    errors.ModuleImportError: "module-import",
+    errors.PromptTooLongError: "prompt-too-long",
+    errors.TaskFormatError: "task-format",
+}
 # Errors in the user's input: their messages say what to change, and are shown without a traceback.
-EXPECTED = (
-    ConfigError,
-    errors.UnknownEnvironmentError,
-    errors.MissingPackageError,
-    errors.EnvironmentKwargsError,
-    errors.ModuleImportError,
-    errors.PromptTooLongError,
-    errors.TaskFormatError,
-)
+EXPECTED = (ConfigError, *ID_BY_ERROR)
+_OF_VALUE = re.compile(r"(turnkey\.[\w.\[\]]+): (?:(expected |missing)|unknown key|\w+ has no such parameter)")
 IGNORE = "turnkey.ignore"
-_CALL = re.compile(r'\b(refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"')
 Returned = TypeVar("Returned")
 
 
@@ -100,12 +99,12 @@ def collecting(config: DictConfig) -> Iterator[Findings]:
     """Collect the refusals of the checks inside; raises them at the end of the outermost block.
 
     Raises:
-        ConfigError: something was refused, or ``turnkey.ignore`` names no rule.
+        ConfigError: something was refused.
     """
     if outer := _findings.get():
         yield outer
         return
-    findings = Findings(_ignored(config))
+    findings = Findings(ignored(config))
     token = _findings.set(findings)
     try:
         yield findings
@@ -116,12 +115,16 @@ def collecting(config: DictConfig) -> Iterator[Findings]:
     findings.raise_errors()
 
 
-def refuse(id: str, message: str) -> None:
+def refuse(id: str, message: str, *, verl: str = "") -> None:
     """Refuse the launch line by the rule ``id``; returns where that rule is ignored.
+
+    ``verl``: the versions of which it holds, as ``"<0.10"``.
 
     Raises:
         Refusal: the message says what was expected, what came, and the key to change.
     """
+    if not _holds(verl):
+        return
     findings = _findings.get()
     if findings is None or id not in findings.ignored:
         raise Refusal(id, message)
@@ -129,53 +132,55 @@ def refuse(id: str, message: str) -> None:
     warnings.warn(RuleWarning(id, f"ignored: {message}"), stacklevel=2)
 
 
-def warn(id: str, message: str) -> None:
-    """Warn by the rule ``id``, unless it is ignored."""
+def refuse_each(messages: Iterable[tuple[str, str]]) -> None:
+    """Refuse by several rules, each an id and a message.
+
+    Raises:
+        ConfigError: with the messages of all that are not ignored.
+    """
     findings = _findings.get()
-    if findings is None or id not in findings.ignored:
+    refused = Findings(findings.ignored if findings else frozenset())
+    for id, message in messages:
+        refused.run(refuse, id, message)
+    if findings and refused.errors:
+        findings.errors += refused.errors[:-1]
+        raise refused.errors[-1]
+    refused.raise_errors()
+
+
+def warn(id: str, message: str, *, verl: str = "") -> None:
+    """Warn by the rule ``id``, unless it is ignored; ``verl`` as in :func:`refuse`."""
+    findings = _findings.get()
+    if _holds(verl) and (findings is None or id not in findings.ignored):
         warnings.warn(RuleWarning(id, message), stacklevel=2)
 
 
-def notice(id: str, message: str) -> None:
-    """Report a change of the configuration, in the run's header like a warning."""
-    warnings.warn(RuleWarning(id, message), stacklevel=2)
+def _holds(versions: str) -> bool:
+    """Whether a rule of these versions of verl holds for the installed one."""
+    if not versions:
+        return True
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(versions, prereleases=True).contains(internals.verl_version())
 
 
 def described(error: Exception | Warning) -> str:
     """The message, with the id of its rule."""
-    id = getattr(error, "id", None)
+    id = id_of(error)
     return f"{error} [{id}]" if id else str(error)
 
 
-@cache
-def rules() -> dict[str, str]:
-    """Every rule's id -> level, read from the source of the checks; in alphabetical order.
-
-    ``error`` and ``warning`` can be ignored. ``fatal`` cannot: the check has nothing to go on with; nor can ``notice``,
-    which reports a change of the configuration.
-    """
-    levels = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "notice": "notice"}
-    level_by_id = {
-        id: levels[call]
-        for path in sorted(Path(__file__).parent.glob("*.py"))
-        for call, id in re.findall(
-            r'\b(refuse|Refusal|warn|notice)\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8")
-        )
-    }
-    return dict(sorted(level_by_id.items()))
+def id_of(error: Exception | Warning) -> str | None:
+    """The id of the rule by which ``error`` was raised; of a value below ``turnkey`` it is that of its key."""
+    if isinstance(error, Refusal | RuleWarning):
+        return error.id
+    if isinstance(error, ConfigError) and (of_value := _OF_VALUE.match(str(error))):
+        return f"range:{of_value[1]}" if of_value[2] else "unknown-turnkey-key"
+    return next((id for kind, id in ID_BY_ERROR.items() if isinstance(error, kind)), None)
 
 
-def _ignored(config: DictConfig) -> frozenset[str]:
+def ignored(config: DictConfig) -> frozenset[str]:
+    """The ids in ``turnkey.ignore``."""
     node = config.get("turnkey")
     ids = node.get("ignore") if isinstance(node, DictConfig) else None
-    if not isinstance(ids, ListConfig):  # absent, or refused as of another type
-        return frozenset()
-    for id in ids:
-        if not isinstance(id, str) or id not in rules():
-            raise ConfigError(
-                f"{IGNORE}: there is no rule {id!r}{did_you_mean(str(id), rules()) or '.'} "
-                "`turnkey check --rules` lists them"
-            )
-        if rules()[id] in ("fatal", "notice"):
-            raise ConfigError(f"{IGNORE}: the rule {id!r} cannot be ignored ({rules()[id]})")
-    return frozenset(ids)
+    return frozenset(map(str, ids)) if isinstance(ids, ListConfig) else frozenset()  # refused as of another type

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.prompting.prompts import load_template
-from verl_turnkey.plugins.checks.checkpoints import remembering
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import updates_of_a_step
+from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of
 from verl_turnkey.plugins.credit.supplied import BYPASS

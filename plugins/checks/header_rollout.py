@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from verl_turnkey.plugins.checks.files import tasks
+from verl_turnkey.plugins.checks.files import shared_tasks, task_environments, tasks
 from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
-from verl_turnkey.plugins.checks.shared import shared_tasks, task_environments
 from verl_turnkey.plugins.checks.sizes import OURS
 from verl_turnkey.plugins.config.schema import estimator_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS

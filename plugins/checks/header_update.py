@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from omegaconf import OmegaConf
 
 from verl_turnkey.losses.registry import weighs
+from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.header_run import Lines, Run, plural
 from verl_turnkey.plugins.checks.limits import updates_of_a_step
-from verl_turnkey.plugins.checks.shared import task_environments
 from verl_turnkey.plugins.checks.sizes import OURS, optimizer_steps
 from verl_turnkey.plugins.config.schema import RolloutConfig, loss_of, loss_params
 

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import positions
+from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
@@ -113,7 +113,7 @@ def check_counts(config: DictConfig) -> None:
         if value is None and key in MAY_BE_NULL:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            refuse("count-not-positive", f"{key}: expected a whole number, 1 or more, got {value!r}")
+            refuse(f"range:{key}", f"{key}: expected a whole number, 1 or more, got {value!r}")
     _check_fetches(config)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.findings import refuse
+from verl_turnkey.plugins.config.checkpoint_files import FSDP
 
 MODEL = "actor_rollout_ref.model"
-FSDP = ("fsdp", "fsdp2")
 
 
 def check_lora(config: DictConfig, mode: str, *, use_critic: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import warn
-from verl_turnkey.plugins.checks.shared import task_environments
 from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 

@@ -6,19 +6,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins.checks.findings import notice, refuse, warn
+from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config import machine
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.cluster import joins_cluster
+from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.log.masking import masked
+from verl_turnkey.plugins.log.segments import read_segments
 
 MODEL = "actor_rollout_ref.model.path"
-VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
+NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
+"""of the trainer: what tells two runs apart, and the folder of its checkpoints"""
 
 
 def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
-    """Refuse models that are not there and folders that cannot be written to; give the critic the actor's model.
+    """Refuse models that are not there and folders that cannot be written to.
 
     Raises:
         ConfigError: names the key to change.
@@ -27,23 +32,73 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
     _check_model(config, "actor_rollout_ref.model.tokenizer_path", weights=False)
     _check_model(config, "actor_rollout_ref.model.lora_adapter_path", weights=False)
     if use_critic:
-        _default_critic(config)
         _check_model(config, "critic.model.path")
     folders = {"turnkey.log.trajectories": turnkey.log.trajectories}
     folders |= {f"trainer.{key}": config.trainer.get(key) for key in ("rollout_data_dir", "validation_data_dir")}
     if config.trainer.save_freq > 0:
         folders["trainer.default_local_dir"] = config.trainer.default_local_dir
     for key, folder in folders.items():
-        if folder and "://" in folder:
-            refuse(
-                "folder-address",
-                f"{key}={folder} is an address, of which verl makes a folder in its working directory: expected a "
-                "folder that every node sees, such as one on a mounted file system",
-            )
-        if folder and folder.startswith("~"):  # verl takes it as it stands
-            OmegaConf.update(config, key, folder := str(Path(folder).expanduser()))
+        check_address(key, folder)
         if folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
             absent(config, f"{key}={folder} cannot be written to: {reason}")
+
+
+def check_address(key: str, folder: str | None) -> None:
+    """Refuse the address of a bucket and the like for a folder.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if folder and "://" in folder:
+        refuse(
+            "folder-address",
+            f"{key}={folder} is an address, of which a folder in the working directory would be made: expected a "
+            "folder that every node sees, such as one on a mounted file system",
+        )
+
+
+def check_log_folder(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Refuse a folder with another run's log, whose steps and texts would be replaced. The checkpoint is chosen by now.
+
+    A run that begins anew with the same names and the same folder of checkpoints is a second attempt, and is warned: it
+    may have stopped before its first checkpoint. One that resumes may have moved.
+
+    Raises:
+        ConfigError: names both runs and the ways out.
+    """
+    folder = turnkey.log.trajectories
+    if not folder or not (starts := [_trainer(said) for said in read_segments(Path(folder)).values()]):
+        return
+    trainer, earlier = config.trainer, starts[-1]
+    resumes = _resumes(config)
+    compared = NAMES if resumes else (*NAMES, CHECKPOINTS)
+    own = {key: masked(trainer.get(key)) for key in compared}
+    if other := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
+        said = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in other.items())
+        refuse(
+            "log-of-another-run",
+            f"turnkey.log.trajectories={folder} holds the log of another run ({said}), whose steps this one would "
+            "replace: choose another folder, or delete this one",
+        )
+    if not resumes:
+        warn(
+            "log-of-earlier-start",
+            f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run, which begins anew "
+            f"(trainer.resume_mode={trainer.resume_mode}): its steps will replace the earlier ones. To keep these "
+            "choose another folder",
+        )
+
+
+def _trainer(said: dict[str, Any]) -> dict[str, Any]:
+    """The node ``trainer`` of an earlier start's configuration; empty where it is not known."""
+    config = said.get("config")
+    trainer = config.get("trainer") if isinstance(config, dict) else None
+    return trainer if isinstance(trainer, dict) else {}
+
+
+def _resumes(config: DictConfig) -> bool:
+    mode = config.trainer.resume_mode
+    return mode == "resume_path" or (mode == "auto" and (Path(config.trainer[CHECKPOINTS]) / TRACKER).is_file())
 
 
 def check_joining(config: DictConfig) -> None:
@@ -108,19 +163,6 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
         absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
     elif weights and folder.is_dir() and not (folder / "config.json").is_file():
         refuse("model-without-config", f"{key}={path} is no model of Hugging Face: there is no config.json in it")
-
-
-def _default_critic(config: DictConfig) -> None:
-    """Use the actor's model where verl's default is not there: its error would be about names of repositories."""
-    critic, actor = config.critic.model, config.actor_rollout_ref.model
-    if critic.path == VERLS_CRITIC and not Path(critic.path).expanduser().is_dir():
-        notice(
-            "critic-model-defaulted",
-            f"critic.model.path is not set: the critic starts from the actor's model, {actor.path}",
-        )
-        with open_dict(config):
-            critic.path = actor.path
-            critic.trust_remote_code = actor.trust_remote_code
 
 
 def _unwritable(folder: Path) -> str | None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import fingerprint
@@ -121,11 +120,12 @@ def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
     return Task(env_id, task.seed, {**turnkey.env.kwargs, **task.kwargs})
 
 
-def _refusal(task: Task, error: Exception, where: str = "") -> ConfigError:
+def _refusal(task: Task, error: Exception, where: str = "") -> Refusal:
     what = f" ({error.kind}): {error.message}" if isinstance(error, EnvironmentFailure) else f": {error}"
-    return ConfigError(
+    return Refusal(
+        "environment-unplayable",
         f"environment {task.env_id!r} with seed {task.seed} cannot be played{where}{what}\n"
-        "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out"
+        "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out",
     )
 
 

@@ -11,7 +11,7 @@ from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.kinds import is_number
+from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     credit_modify,

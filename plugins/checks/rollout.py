@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
@@ -181,7 +181,8 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
             f"server of {ROLLOUT}.name=trtllm gives neither: use {ROLLOUT}.name={TESTED_ROLLOUT}",
         )
     try:  # as workers do, but after they have loaded the models
-        omega_conf_to_dataclass(rollout)
+        alone = OmegaConf.create(OmegaConf.to_container(rollout, resolve=True))  # else verl copies the whole tree
+        omega_conf_to_dataclass(alone)
     except Exception as error:
         refuse("rollout-invalid", f"{ROLLOUT} is not valid: {_last_cause(error)}")
 

@@ -10,7 +10,7 @@ from verl_turnkey.advantage import estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.kinds import value_at
+from verl_turnkey.plugins.checks.values import value_at
 from verl_turnkey.plugins.config.foreign_keys import FOREIGN, foreign, refusal
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.recipe_files import leaves

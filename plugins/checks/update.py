@@ -13,9 +13,9 @@ from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_weights
+from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, estimator_of, loss_of, loss_params
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS

@@ -13,30 +13,28 @@ from importlib.util import find_spec
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.checks.absolute import absolute_paths
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
 from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
 from verl_turnkey.plugins.checks.combinations import warn_of_combinations
-from verl_turnkey.plugins.checks.data import check_data
+from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, refuse, warn
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
-from verl_turnkey.plugins.checks.log_folder import check_log_folder
 from verl_turnkey.plugins.checks.lora import check_lora
-from verl_turnkey.plugins.checks.paths import check_joining, check_paths
-from verl_turnkey.plugins.checks.ranges import check_ranges
+from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_log_folder, check_paths
 from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
+from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.selection import check_selection
-from verl_turnkey.plugins.checks.shared import warn_of_shared
 from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
+from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
 from verl_turnkey.plugins.config.schema import (
@@ -61,6 +59,11 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
     """Refuse a configuration that cannot do what it asks for; one without anything of this package is left alone.
 
     Later checks rely on earlier ones: names, then paths, sizes and data files, then the first task, which is played.
+    None of them writes to the configuration.
+
+    Args:
+        config: with its values checked (:func:`check_values`), and the writes of ``config/resolve.py`` made.
+        use_critic: whether the run trains a critic.
 
     Raises:
         ConfigError: says what was expected, what came and which key to change; lists every error if there are several.
@@ -69,17 +72,30 @@ def check(config: DictConfig, *, use_critic: bool) -> None:
         _check(config, findings, use_critic=use_critic)
 
 
-def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
-    _check_root_keys(config)
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
-    involved = mode.startswith("turnkey_") or "turnkey" in config
-    if involved:  # the other checks compute with the values
-        check_ranges(config, use_critic=use_critic)
-    absolute_paths(config, turnkey_config(config))  # parsed first: a list that is a string is refused as such
-    turnkey = turnkey_config(config)
-    from verl_turnkey.envs.user_modules import import_modules
+def check_values(config: DictConfig, *, use_critic: bool) -> None:
+    """Refuse values that no other check can compute with.
 
-    import_modules(turnkey.modules)
+    Raises:
+        ConfigError: one line per key.
+    """
+    check_ignored(config)
+    _check_root_keys(config)
+    if _involved(config):
+        check_ranges(config, use_critic=use_critic)
+    turnkey_config(config)
+
+
+def _involved(config: DictConfig) -> bool:
+    return _mode(config).startswith("turnkey_") or "turnkey" in config
+
+
+def _mode(config: DictConfig) -> str:
+    return str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+
+
+def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
+    mode, involved = _mode(config), _involved(config)
+    turnkey = turnkey_config(config)
     check_selection(config, turnkey)
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registries.register_estimators()
@@ -109,7 +125,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         run(check_joining, config)
         run(check_paths, config, turnkey, use_critic=use_critic)
         run(check_lora, config, mode, use_critic=use_critic)
-        run(check_checkpoints, config, turnkey, use_critic=use_critic)
+        run(check_checkpoints, config, use_critic=use_critic)
         run(check_log_folder, config, turnkey)
         run(check_algorithm, config, turnkey, loops)
         run(warn_of_combinations, config, turnkey, loops)
@@ -118,6 +134,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         run(check_late, config, turnkey, loops, use_critic=use_critic)
         run(check_resources, config, use_critic=use_critic)
     elif turnkey.log.trajectories:
+        run(check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
         warn(
             "log-without-credit",
             f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "

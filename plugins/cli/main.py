@@ -64,7 +64,7 @@ def check(context: typer.Context) -> None:
 
     Prints what the run would do, all errors with the key to change, and warnings.
 
-    --rules lists the ids of all rules, for turnkey.ignore.
+    --rules prints the rules instead, with their ids for turnkey.ignore; --rules --json the same for scripts.
 
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
     """
@@ -72,10 +72,12 @@ def check(context: typer.Context) -> None:
         typer.echo(context.get_help())
         raise typer.Exit(0 if context.args else 2)
     require_verl("check")
-    if context.args == ["--rules"]:
-        from verl_turnkey.plugins.checks.findings import rules
+    if "--rules" in context.args:
+        if unknown := {*context.args} - {"--rules", "--json"}:
+            raise typer.BadParameter(f"--rules goes with --json alone, not with {' '.join(sorted(unknown))}")
+        from verl_turnkey.plugins.checks import rule_table
 
-        typer.echo("\n".join(f"{level:8} {id}" for id, level in rules().items()))
+        typer.echo(rule_table.as_json() if "--json" in context.args else rule_table.as_text())
         return
     from verl_turnkey.plugins.cli.dry_run import dry_run
 

@@ -140,6 +140,13 @@ def keys() -> str:
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
+def rules() -> str:
+    """Markdown: one row per rule of the checks."""
+    from verl_turnkey.plugins.checks.rule_table import markdown
+
+    return markdown()
+
+
 def log() -> str:
     """Markdown: the tables of the trajectory log, each with a row per column."""
     from verl_turnkey.plugins.log.schema import TABLES
@@ -230,6 +237,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
     ("docs/configuration.md", "keys", keys),
+    ("docs/rules.md", "rules", rules),
     ("docs/trajectory_log.md", "log", log),
 )
 

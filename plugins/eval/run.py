@@ -123,13 +123,13 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
         ConfigError: names the key to change.
     """
     from verl_turnkey.envs.user_modules import import_modules
-    from verl_turnkey.plugins.checks.absolute import absolute_paths
     from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
+    from verl_turnkey.plugins.config.resolve import absolute_paths
 
     config = composed(words)
-    absolute_paths(config, turnkey_config(config))
+    absolute_paths(config)
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
     check_turns(config, turnkey, ["turnkey_env"])

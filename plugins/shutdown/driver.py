@@ -25,12 +25,12 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.shutdown.leftovers import RunFiles
 from verl_turnkey.plugins.shutdown.own_folder import own_folder
-from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 1.0

@@ -14,9 +14,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.actor import loss_inputs, weighing
-from verl_turnkey.plugins.checks.checkpoints import remembering
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
+from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES

@@ -15,8 +15,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from verl_turnkey.plugins.checks.checkpoints import GROUPS
 from verl_turnkey.plugins.checks.groups import COLUMN
+from verl_turnkey.plugins.config.checkpoint_files import GROUPS
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import logger

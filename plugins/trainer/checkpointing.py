@@ -13,13 +13,14 @@ from pathlib import Path
 import transfer_queue as tq
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.checks.checkpoints import choose
+from verl_turnkey.plugins.checks.checkpoints import check_resume
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
+from verl_turnkey.plugins.config.resolve import resumed_checkpoint
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.trainer.allocation import Allocation
-from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 
 class Checkpointing:
@@ -39,8 +40,10 @@ class Checkpointing:
         prompts would never be sampled or cleared.
         """
         trainer, remembering = self._trainer, self._step.remembering
-        if warning := choose(trainer.config, use_critic=trainer.use_critic, remembers=bool(remembering)):
-            logger.warning(warning)
+        files = {"use_critic": trainer.use_critic, "remembers": bool(remembering)}
+        if change := resumed_checkpoint(trainer.config, **files):
+            logger.warning(change.message)
+        check_resume(trainer.config, **files)
         verls()
         self.saved = trainer.global_steps
         if trainer.global_steps:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.checkpoints import CREDIT as FILE
+from verl_turnkey.plugins.config.checkpoint_files import CREDIT as FILE
 
 
 def folder_of(config: Any, step: int) -> Path:

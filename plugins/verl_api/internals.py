@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 SUPPORTED_VERL = ">=0.9,<0.10.0a0"
 """0.10.0.dev, verl's main branch, is within"""
 TESTED_VERL = ("0.9.1",)
-TRACKER = "latest_checkpointed_iteration.txt"
-"""the file with the number of the newest complete checkpoint"""
 NO_TRAJECTORIES = "no materializable trajectories"
 """part of the error message of the synchronous replay buffer when no episode of a batch left a row"""
 

@@ -77,7 +77,10 @@ TESTS = {
     "plugins/shutdown/watchdog.py": f"{C}/shutdown/test_watchdog.py",
     "plugins/shutdown/leftovers.py": "tests/unit/plugins/shutdown/test_leftovers.py",
     "plugins/cli/leftovers.py": "tests/unit/plugins/shutdown/test_leftovers.py",
-    "plugins/checks/checkpoints.py": f"{C}/checks/test_whole_checkpoints.py {CHECKPOINTS}",
+    **{
+        f"plugins/{name}.py": f"{C}/checks/test_whole_checkpoints.py {CHECKPOINTS}"
+        for name in ("checks/checkpoints", "config/resolve", "config/checkpoint_files")
+    },
     "plugins/credit/supplied.py": f"tests/unit/plugins/credit/test_supplied.py {SUPPLIED}",
     "plugins/trainer/spread.py": "tests/unit/plugins/trainer/test_spread.py",
     "plugins/trainer/allocation_rules.py": "tests/unit/plugins/trainer/test_allocation_rules.py",
@@ -441,8 +444,8 @@ MUTATIONS = [
     ("plugins/trainer/checkpointing.py", "trainer.on_sample_end()  # verl saves", "pass  # verl saves", TRAINERS),
     ("plugins/trainer/checkpointing.py", "or self.saved == step:", "or self.saved == step + 1:", TRAINERS),
     ("plugins/trainer/checkpointing.py", "self._step.state = state", "pass", CHECKPOINTS),
-    ("plugins/checks/checkpoints.py", "trainer[key] = whole + 1", "trainer[key] = whole"),
-    ("plugins/checks/checkpoints.py", "            if folder.name == named:\n", "            if True:\n"),
+    ("plugins/config/resolve.py", "trainer[key] = whole + 1", "trainer[key] = whole"),
+    ("plugins/config/checkpoint_files.py", "None if folder.name == named else", "None if True else"),
     ("plugins/trainer/checkpointing.py", "            before.replace(tracker)\n", "            pass\n", CHECKPOINTS),
     ("plugins/trainer/shutdown.py", "            self._checkpointing.save_stopping(done)\n", ""),
     ("plugins/trainer/shutdown.py", "            self._trainer._save_checkpoint()\n", "            pass\n"),
@@ -463,7 +466,7 @@ MUTATIONS = [
     ("plugins/shutdown/leftovers.py", 'kind.where == "shm" and ', ""),
     ("plugins/shutdown/leftovers.py", "            if not _same(path, identity):\n", "            if False:\n"),
     ("plugins/cli/leftovers.py", "    if not remove:\n", "    if False:\n"),
-    ("plugins/checks/checkpoints.py", 'if spec.stateful and getattr(given, "remembers", True)]', "]", CHECKPOINTS),
+    ("plugins/config/checkpoint_files.py", 'if spec.stateful and getattr(given, "remembers", True)]', "]", CHECKPOINTS),
     ("plugins/trainer/checkpointing.py", "        if trainer.global_steps:\n", "        if True:\n", CHECKPOINTS),
     ("plugins/trainer/advantage_step.py", "        self.state = step.state\n", "", CHECKPOINTS),
     ("plugins/credit/estimator.py", "state=self.state, ", "", CHECKPOINTS),

@@ -21,8 +21,8 @@ from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.losses import TokenLoss, losses, policy_loss, register_loss, registry
 from verl_turnkey.plugins.actor import loss as bridge
 from verl_turnkey.plugins.actor import loss_inputs
+from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.checks.update import PROVIDED
-from verl_turnkey.plugins.checks.validate import check
 from verl_turnkey.plugins.config.schema import loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.trainer.worker_setup import configure
 from verl_turnkey.plugins.verl_api import internals

@@ -89,6 +89,11 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     rows = good.to_dict("records")
     for row in rows:
         row["prompt"] = list(row["prompt"])
+    good.assign(__rollout_n__=2).to_parquet(folder / "counted.parquet")
+    good.assign(turnkey_hint="go left").to_parquet(folder / "hinted.parquet")
+    (folder / "run[1]").mkdir()
+    good.to_parquet(folder / "run[1]" / "train.parquet")
+    (folder / "taskless.txt").write_text("{observation}\n")
     (folder / "train.json").write_text(json.dumps(rows))
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (folder / "broken.jsonl").write_text('{"prompt": [}\n')

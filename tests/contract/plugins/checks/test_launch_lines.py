@@ -21,8 +21,9 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from launch_lines import BASE, REFUSED, STARTS, WARNED, write_files
 from line_pairs import REFUSED_OR_NOT, WARNED_OR_NOT
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.plugins.checks import validate
 from verl_turnkey.plugins.config import command_line
 
 Driver = Callable[[str], str]
@@ -35,7 +36,15 @@ LINES = [(f"{start} {line}".strip(), words) for start, lines in FURTHER for line
 def driver(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """``driver(line)`` does what ``main_ppo`` does with ``BASE`` and the line; returns what it says."""
     files = write_files(tmp_path_factory.mktemp("lines"), model_dir)
-    argv, composed = sys.argv, {}
+    argv, composed, check = sys.argv, {}, validate.check
+
+    def frozen(config: DictConfig, *, use_critic: bool) -> None:
+        """The checks on a configuration that cannot be written to."""
+        OmegaConf.set_readonly(config, True)
+        check(config, use_critic=use_critic)
+        OmegaConf.set_readonly(config, None)
+
+    validate.check = frozen
 
     def compose_line(words: list[str]) -> DictConfig:
         """As Hydra composes: the files that the groups choose, once for all lines, and then the line's values."""
@@ -70,7 +79,7 @@ def driver(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with initialize_config_module("verl.trainer.config", version_base=None):
             yield drive
     finally:
-        sys.argv = argv
+        sys.argv, validate.check = argv, check
 
 
 def test_the_table_is_long_enough():

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks import checkpoints
-from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.config import checkpoint_files, resolve
 
 RANKS = 2
 CONTENTS = ("model", "optim", "extra_state")
@@ -52,11 +52,12 @@ def composed(compose: Compose, root: Path, *overrides: str, recipe: str = "rae")
 
 
 def check(config: Any, *, use_critic: bool = False) -> list[str]:
-    """The warnings."""
+    """The changes and the warnings."""
+    made = [write(config, use_critic) for write in (resolve.resumed_checkpoint, resolve.kept_checkpoints)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        checkpoints.check_checkpoints(config, turnkey_config(config), use_critic=use_critic)
-    return [str(each.message) for each in caught]
+        checkpoints.check_checkpoints(config, use_critic=use_critic)
+    return [change.message for change in made if change] + [str(each.message) for each in caught]
 
 
 def halve(file: Path) -> None:
@@ -194,10 +195,10 @@ def test_safetensors_are_judged_by_their_header(tmp_path: Path):
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(100), "b": torch.ones(3, 3)}, file)
     whole = file.read_bytes()
-    assert checkpoints.damage(file) is None
+    assert checkpoint_files.damage(file) is None
     for size in (4, 20, len(whole) - 1):
         file.write_bytes(whole[:size])
-        assert "is truncated" in checkpoints.damage(file)
+        assert "is truncated" in checkpoint_files.damage(file)
 
 
 ACTORS, CRITICS = "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"

@@ -175,7 +175,7 @@ def test_the_traceback_is_there_when_asked(checked: Checked, monkeypatch):
 
 def test_keys_of_others_in_a_configuration_file_are_found(compose):
     from verl_turnkey.advantage import ConfigError
-    from verl_turnkey.plugins.checks.validate import check
+    from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 
     for key, value in (("algorithm.gigpo.mode", "mean_norm"), ("env.max_steps", "3")):
         with pytest.raises(ConfigError, match=key.replace(".", r"\.")):

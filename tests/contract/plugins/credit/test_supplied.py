@@ -19,7 +19,7 @@ from verl.trainer.ppo.utils import need_critic
 from verl_turnkey.advantage import ConfigError, Credit, StepBatch, make_record, make_step
 from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.advantage.registry import register_estimator
-from verl_turnkey.plugins.checks.validate import check
+from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.credit.supplied import task_key
 
 ALL = ("extra.log_prob", "extra.entropy", "extra.task")

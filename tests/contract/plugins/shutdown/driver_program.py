@@ -16,8 +16,8 @@ from pathlib import Path
 import ray
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.shutdown import channel, driver
-from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 WHAT, GRACE = sys.argv[1], float(sys.argv[2])
 BEFORE = ("loads", "validates")

@@ -12,8 +12,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.errors import TaskFormatError
 from verl_turnkey.plugins.checks import findings
-from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, refuse, rules, warn
+from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, id_of, refuse, warn
+from verl_turnkey.plugins.checks.rule_table import LEVELS, check_ignored, rules
+from verl_turnkey.plugins.checks.values import check_ranges
+from verl_turnkey.plugins.config import resolve
 
 CHECKS = Path(findings.__file__).parent
 
@@ -88,16 +92,29 @@ def test_an_error_of_a_check_itself_is_not_hidden(ignored: tuple[str, ...]) -> N
         found.run(broken)
 
 
-@pytest.mark.parametrize("ignored", ["data-file-empty", "critic-model-defaulted"])
+@pytest.mark.parametrize("ignored", ["data-file-empty", "critic-model-defaulted", "range:turnkey.credit.gamma"])
 def test_what_cannot_be_ignored_says_so(ignored: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be ignored"), collecting(config(ignored)):
-        pass
+    with pytest.raises(ConfigError, match="cannot be ignored"):
+        check_ignored(config(ignored))
 
 
-@pytest.mark.parametrize(("ignored", "suggestion"), [("no-task", "no-tasks"), ("nonsense", "turnkey check --rules")])
+@pytest.mark.parametrize(
+    ("ignored", "suggestion"),
+    [
+        ("no-task", "no-tasks"),
+        ("nonsense", "turnkey check --rules"),
+        ("range:algorithm.gama", "range:algorithm.gamma"),
+        ("range:trainer.nothing", "turnkey check --rules"),
+    ],
+)
 def test_an_unknown_id_is_refused(ignored: str, suggestion: str) -> None:
-    with pytest.raises(ConfigError, match=suggestion), collecting(config(ignored)):
-        pass
+    with pytest.raises(ConfigError, match=suggestion):
+        check_ignored(config(ignored))
+
+
+def test_what_can_be_ignored_is() -> None:
+    line = config("no-tasks", "verl-version", "range:algorithm.gamma", "range:trainer.own")
+    check_ignored(OmegaConf.merge(line, {"trainer": {"own": "text"}}))
 
 
 def test_without_a_collection_a_refusal_is_raised_at_once() -> None:
@@ -107,21 +124,77 @@ def test_without_a_collection_a_refusal_is_raised_at_once() -> None:
 
 def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
     ids = Counter[str]()
-    for path in CHECKS.glob("*.py"):
+    for path in [*CHECKS.glob("*.py"), Path(resolve.__file__)]:
         if path.name == "findings.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                assert ast.unparse(node.exc.func) != "ConfigError", f"{path}:{node.lineno}"
             if isinstance(node, ast.Call):
                 function = ast.unparse(node.func)
-                assert function != "warnings.warn", f"{path}:{node.lineno}"
-                if function in ("refuse", "Refusal", "warn", "notice"):
+                assert function not in ("warnings.warn", "ConfigError"), f"{path}:{node.lineno}"
+                if function in LEVELS and isinstance(node.args[0], ast.Constant):
                     ids[ast.literal_eval(node.args[0])] += 1
     assert max(ids.values()) == 1
-    assert {*ids, "check-incomplete"} == rules().keys()
-    assert {*rules().values()} == {"error", "warning", "fatal", "notice"}
+    of_values = {id for id in rules() if id.startswith("range:")}
+    assert {*ids, "check-incomplete", *findings.ID_BY_ERROR.values(), "unknown-turnkey-key"} == {*rules()} - of_values
+    assert {rule.level for rule in rules().values()} == {"error", "warning", "fatal", "notice"}
+
+
+def test_a_rule_is_read_from_its_message() -> None:
+    rule = rules()["bypass-without-log-probs"]
+    assert rule.says.startswith("algorithm.rollout_correction.bypass_mode=true takes the rollout's log-probabilities")
+    assert rule.fix == "set actor_rollout_ref.rollout.calculate_log_probs=true"
+    assert rules()["allocation-filter-groups"].says.startswith("turnkey.groups.allocation=<allocation> learns from")
+    assert rules()["unknown-kl-penalty"].fix == "write one that the message lists"
+    assert rules()["range:algorithm.gamma"].fix == "expected a number, 0 or more, 1 at most, or null"
+    assert all(rule.says for rule in rules().values())
+
+
+def test_each_value_out_of_its_range_has_an_id_of_its_own() -> None:
+    line = OmegaConf.create({"algorithm": {"gamma": 95, "lam": 7}, "turnkey": {"ignore": ["range:algorithm.lam"]}})
+    with pytest.raises(Refusal, match=r"algorithm\.gamma=95") as caught, collecting(line), pytest.warns(match="lam=7"):
+        check_ranges(line, use_critic=False)
+    assert caught.value.id == "range:algorithm.gamma"
+
+
+@pytest.mark.parametrize(
+    ("error", "id"),
+    [
+        (ConfigError("turnkey.credit.gamma: expected a number in [0, 1], got 2"), "range:turnkey.credit.gamma"),
+        (ConfigError("turnkey.rollout.histori: unknown key; did you mean 'history'?"), "unknown-turnkey-key"),
+        (ConfigError("turnkey.credit.gama: gigpo has no such parameter"), "unknown-turnkey-key"),
+        (TaskFormatError("no task"), "task-format"),
+        (ConfigError("of no rule"), None),
+    ],
+)
+def test_errors_of_others_have_ids(error: Exception, id: str | None) -> None:
+    assert id_of(error) == id
+
+
+@pytest.mark.parametrize(("verl", "holds"), [("", True), (">=0.1", True), ("<0.1", False)])
+def test_a_rule_holds_for_versions_of_verl(verl: str, holds: bool) -> None:
+    if holds:
+        with pytest.raises(Refusal):
+            refuse("no-tasks", "none", verl=verl)
+    else:
+        refuse("no-tasks", "none", verl=verl)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn("combination", "of both", verl=verl)
+    assert len(caught) == holds
 
 
 def test_the_default_ignores_nothing() -> None:
-    assert findings._ignored(OmegaConf.create({})) == frozenset()
+    assert findings.ignored(OmegaConf.create({})) == frozenset()
+
+
+WRITES = {"open_dict", "read_write", "OmegaConf.update", "OmegaConf.set_struct", "OmegaConf.set_readonly"}
+
+
+def test_no_check_writes_to_the_configuration() -> None:
+    """``config/resolve.py`` does; the launch lines of the contract tests run on a read-only configuration."""
+    for path in CHECKS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in WRITES, f"{path}:{node.lineno}"
+            for target in node.targets if isinstance(node, ast.Assign) else []:
+                assert not ast.unparse(target).startswith("config."), f"{path}:{node.lineno}"

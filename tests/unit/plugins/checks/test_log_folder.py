@@ -9,10 +9,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.log_folder import check_log_folder
+from verl_turnkey.plugins.checks.paths import check_log_folder
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log.segments import write_segment
-from verl_turnkey.plugins.verl_api.internals import TRACKER
 
 NAMES = [f"2026010{day}T030405_00ff" for day in (2, 3)]
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import COLUMN, Task, split_seeds
-from verl_turnkey.plugins.checks.files import rows
-from verl_turnkey.plugins.checks.shared import shared_tasks, warn_of_shared
+from verl_turnkey.plugins.checks.data import warn_of_shared
+from verl_turnkey.plugins.checks.files import rows, shared_tasks
 from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.eval.samples import locked

@@ -1,12 +1,11 @@
-"""Paths that are relative to the driver's folder."""
+"""The writes to the configuration that need no verl."""
 
 from __future__ import annotations
 
 import pytest
 from omegaconf import OmegaConf
 
-from verl_turnkey.plugins.checks.absolute import absolute_paths
-from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.config.resolve import absolute_paths
 
 OWN = {"name": "mine.py:reward", "file": "part one"}
 
@@ -29,7 +28,8 @@ def test_those_of_a_component_stay_right_in_other_folders(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     strategy = {"name": "probe", "reward": entry}
     config = OmegaConf.create({"turnkey": {"rewards": [{"name": "step"}, entry], "rollout": {"strategy": strategy}}})
-    absolute_paths(config, turnkey_config(config))
+    change = absolute_paths(config)
+    assert (change is None) == (expected is None)
     there = {key: value.format(here=tmp_path) for key, value in (expected or entry).items()}
     assert OmegaConf.to_container(config.turnkey) == {
         "rewards": [{"name": "step"}, there],

@@ -1,0 +1,196 @@
+"""Every rule of the checks as a row: id, level, what it says, the fix. Read from the calls in the source.
+
+A message is ``what it says: set key=value``; what a run fills in stands between ``<`` and ``>``.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.checks.findings import IGNORE, Refusal, ignored
+from verl_turnkey.plugins.checks.limits import COUNTS, MAY_BE_NULL
+from verl_turnkey.plugins.checks.values import RANGES, value_at
+
+LEVELS = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "Change": "notice"}
+"""``error`` and ``warning`` can be ignored. ``fatal`` cannot: the check has nothing to go on with; nor can ``notice``,
+which reports a change of the configuration."""
+RANGE = "range:"
+"""how the ids begin of rules about the values of a key, whose name follows"""
+MODULES = (*(f"checks.{path.stem}" for path in sorted(Path(__file__).parent.glob("*.py"))), "config.resolve")
+CHOICES = ("closest", "_closest", "did_you_mean")
+"""functions that end a message with the closest name, or all of them"""
+_VERBS = "set|write|choose|give|drop|raise|lower|add|use|take|train|expected|pip install|either|to begin anew"
+_FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.DOTALL)
+
+# Rules whose message is put together elsewhere: what it says, the fix.
+COMPOSED = {
+    "adapter-missing": ("<target_modules>: the model has no such modules", "write names that the message lists"),
+    "adapter-missing-here": ("<target_modules>: the model lacks some of them", "write names that the message lists"),
+    "columns-without-record": ("<method> needs columns that rows without a record do not give", "take turnkey_env"),
+    "combination": ("<method> with this layout, discount or history is not what it seems", "follow the message"),
+    "groups-memory": ("what <method> remembers is of the groups that are trained alone", ""),
+    "group-replaces-choice": ("+turnkey would replace the agent loop of your file", "write it on the launch line"),
+    "group-replaces-override": ("+turnkey would replace the trainer of your file", "write it on the launch line"),
+    "method-clash": ("a key of another framework, which verl does not read", "write the key that the message gives"),
+    "path-missing": ("<key>=<path> is not there, or cannot be written to", "give a path that is"),
+    "path-missing-here": ("<key>=<path> is not on this machine; the Ray cluster may have it", ""),
+    "verl-version": ("verl <version> is outside the supported range", "run `turnkey doctor --verl`"),
+    # of other errors, see findings.ID_BY_ERROR
+    "environment-arguments": ("an argument that the environment does not take", "write one that the message lists"),
+    "environment-package": ("the package of the environment is not installed", "run the command of the message"),
+    "environment-unknown": ("there is no environment of that id", "write one that the message lists"),
+    "module-import": ("a module of turnkey.modules, or of a key with code, cannot be imported", "follow the message"),
+    "prompt-too-long": ("the first prompt is longer than data.max_prompt_length", "raise it"),
+    "task-format": ("a row of the data holds no task", "write the file with `turnkey tasks`"),
+    "unknown-turnkey-key": ("a key below turnkey that is not known", "write one that the message lists"),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the checks; ``fix`` is empty where the message says all, ``verl`` where it holds for every version."""
+
+    id: str
+    level: str
+    says: str
+    fix: str = ""
+    verl: str = ""
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """Every rule by its id, in alphabetical order; values of verl's keys that are in no table have ids as well."""
+    found = [*_written(), *_ranges()]
+    found += [Rule(id, "fatal", *COMPOSED[id]) for id in COMPOSED if id not in {rule.id for rule in found}]
+    return {rule.id: rule for rule in sorted(found, key=lambda rule: rule.id)}
+
+
+def _written() -> Iterator[Rule]:
+    """The rules whose id stands in the source."""
+    for name in MODULES:
+        module = importlib.import_module(f"verl_turnkey.plugins.{name}")
+        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            names = {**vars(module), **_local_texts(function)}
+            for node in ast.walk(function):
+                level = LEVELS.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
+                if level and isinstance(node.args[0], ast.Constant):  # type: ignore[union-attr]
+                    yield _rule(node, level, names)  # type: ignore[arg-type]
+
+
+def _local_texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """The texts that a function puts together before its message."""
+    texts: dict[str, ast.expr] = {}
+    for node in ast.walk(function):
+        target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (None, None)
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = [*zip(target.elts, value.elts, strict=True)]
+        for name, text in pairs:
+            is_text = isinstance(text, ast.JoinedStr) or (
+                isinstance(text, ast.Constant) and isinstance(text.value, str)
+            )
+            if isinstance(name, ast.Name) and is_text:
+                texts[name.id] = text
+    return texts
+
+
+def _rule(call: ast.Call, level: str, names: Mapping[str, Any]) -> Rule:
+    id, message = ast.literal_eval(call.args[0]), call.args[1]
+    verl = next((ast.literal_eval(word.value) for word in call.keywords if word.arg == "verl"), "")
+    if id in COMPOSED:
+        return Rule(id, level, *COMPOSED[id], verl)
+    text = " ".join(_text(message, names).split())
+    fix = _FIX.search(text)
+    if fix:
+        return Rule(id, level, text[: fix.start()], fix[1], verl)
+    listed = any(isinstance(node, ast.Name) and node.id in CHOICES for node in ast.walk(message))
+    says, sign, _ = text.partition("; choices")
+    way_out = "write one that the message lists" if listed or sign else "drop it" if "has no effect" in text else ""
+    return Rule(id, level, says, way_out, verl)
+
+
+def _text(node: ast.AST, names: Mapping[str, Any]) -> str:
+    """A message, with ``<name>`` for what a run fills in; constants of the module are filled in here."""
+    match node:
+        case ast.Constant(value):
+            return str(value)
+        case ast.JoinedStr(values):
+            return "".join(_text(value, names) for value in values)
+        case ast.FormattedValue(value):
+            return _text(value, names)
+        case ast.BinOp(left, ast.Add(), right) if any(isinstance(side, ast.JoinedStr) for side in (left, right)):
+            return _text(left, names) + _text(right, names)
+        case ast.Name(id):
+            known = names.get(id)
+            if isinstance(known, ast.expr):
+                return _text(known, {**names, id: None})  # which may name itself
+            return known if isinstance(known, str) else f"<{id}>"
+        case ast.Attribute(_, attribute):
+            return f"<{attribute}>"
+        case ast.Call(ast.Name(id)) if id in CHOICES:
+            return ""
+        case _:
+            return "<...>"
+
+
+def _ranges() -> Iterator[Rule]:
+    """The rules about the values of verl's keys."""
+    expected = dict.fromkeys((*COUNTS, *MAY_BE_NULL), "a whole number, 1 or more")
+    expected |= {row.key: row.expected for row in RANGES}
+    for key, text in expected.items():
+        yield Rule(f"{RANGE}{key}", "error", f"{key} is out of its range", f"expected {text}")
+
+
+def check_ignored(config: DictConfig) -> None:
+    """Refuse ids in ``turnkey.ignore`` that are none, or of rules that cannot be ignored.
+
+    Raises:
+        ConfigError: names the closest one.
+    """
+    for id in sorted(ignored(config)):
+        rule, key = rules().get(id), id.removeprefix(RANGE)
+        level = "fatal" if id.startswith(f"{RANGE}turnkey.") else rule.level if rule else ""
+        if level in ("fatal", "notice"):
+            raise Refusal("ignore-in-vain", f"{IGNORE}: the rule {id!r} cannot be ignored ({level})")
+        if not (rule or level) and (key == id or value_at(config, key) is None):
+            raise Refusal(
+                "ignore-unknown",
+                f"{IGNORE}: there is no rule {id!r}{did_you_mean(id, rules()) or '.'} "
+                "`turnkey check --rules` lists them",
+            )
+
+
+def as_json() -> str:
+    """A list of objects with the fields of :class:`Rule`."""
+    return json.dumps([asdict(rule) for rule in rules().values()], indent=1)
+
+
+def as_text() -> str:
+    """Four columns, separated by tabs."""
+    return "\n".join("\t".join((rule.id, rule.level, rule.says, rule.fix)) for rule in rules().values())
+
+
+def markdown() -> str:
+    """The table of the documentation."""
+    rows = ["| id | level | what it says | fix |", "|---|---|---|---|"]
+    for rule in rules().values():
+        says, fix = (_escaped(text) for text in (rule.says, rule.fix))
+        verl = f" (verl {_escaped(rule.verl)})" if rule.verl else ""
+        rows.append(f"| `{rule.id}` | {rule.level}{verl} | {says} | {fix} |")
+    return "\n".join(rows) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\|*<>`\[\]~]|(?<![a-z0-9])_|_(?![a-z0-9]))", r"\\\1", text)

@@ -1,0 +1,289 @@
+"""Kinds and ranges of values of verl's keys: what verl takes as it comes, and finds out late or never.
+
+A kind is mapping, list, text, truth value, number or null, and that of a key is the kind of verl's own default: checks
+compute with values of these kinds, as verl does. The table of ranges holds the keys that launch scripts set most.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from numbers import Real
+from pathlib import PurePath
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_turnkey.plugins.checks.findings import refuse_each
+from verl_turnkey.plugins.checks.limits import COUNTS, CRITIC_TOKENS
+from verl_turnkey.plugins.checks.replaced import STOCK
+from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.recipe_files import beside_parameters
+
+EXPECTED = {
+    "mapping": "a mapping of keys",
+    "list": "a list",
+    "text": "a text",
+    "truth": "true or false",
+    "number": "a number",
+    "path": "a path",
+}
+# What verl takes besides: a number is a degree of what a truth value turns on, a name may be a number.
+BESIDES: Mapping[str, tuple[str, ...]] = {
+    "mapping": (),
+    "list": ("text",),
+    "text": ("list", "truth", "number"),
+    "truth": ("number",),
+    "number": ("truth",),
+    "path": (),
+}
+MODEL, TURNS = "actor_rollout_ref.model", "actor_rollout_ref.rollout.multi_turn"
+# Where verl's default is null, or says less.
+KINDS = {
+    "critic.enable": "truth",
+    **dict.fromkeys((f"trainer.max_{role}_ckpt_to_keep" for role in ("actor", "critic")), "number"),
+    **dict.fromkeys((f"trainer.{what}_data_dir" for what in ("rollout", "validation")), "path"),
+    **dict.fromkeys(("data.custom_cls.path", "reward.custom_reward_function.path"), "path"),
+    **dict.fromkeys((f"{MODEL}.{key}" for key in ("path", "tokenizer_path", "hf_config_path")), "path"),
+    **dict.fromkeys((f"{MODEL}.lora_adapter_path", "critic.model.path"), "path"),
+    **dict.fromkeys((f"{TURNS}.{what}_path" for what in ("tool_config", "function_tool")), "path"),
+    **dict.fromkeys((f"actor_rollout_ref.actor.{engine}" for engine in ("megatron", "veomni")), "mapping"),
+    "actor_rollout_ref.actor.policy_loss.rollout_correction": "mapping",
+}
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A value of another kind than verl's default."""
+
+    key: str
+    value: Any
+    expected: str
+    kind: str
+
+    @property
+    def works(self) -> bool:
+        """Whether verl takes it somewhere: it does without many keys, and takes a list of files for a file."""
+        return self.kind == "null" or self.kind in BESIDES[self.expected]
+
+
+def mismatches(config: DictConfig) -> Iterator[Mismatch]:
+    """Of all keys of verl's, without those that follow another key."""
+    yield from _mismatches(config, _kinds(), "")
+
+
+def _mismatches(config: DictConfig, kinds: Mapping[str, Any], prefix: str) -> Iterator[Mismatch]:
+    for name, expected in kinds.items():
+        node = config._get_node(name, validate_access=False)
+        if node is None or node._is_missing() or node._is_interpolation():  # type: ignore[union-attr]
+            continue
+        kind = "null" if node._is_none() else _kind(node)  # type: ignore[union-attr]
+        if kind == "mapping" and isinstance(expected, Mapping):
+            yield from _mismatches(node, expected, f"{prefix}{name}.")
+            continue
+        wanted = "mapping" if isinstance(expected, Mapping) else expected
+        if kind not in (wanted, {"path": "text"}.get(wanted)) and not (kind == "null" and f"{prefix}{name}" in KINDS):
+            yield Mismatch(f"{prefix}{name}", config[name], wanted, kind)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, DictConfig | Mapping):
+        return "mapping"
+    if isinstance(value, ListConfig | list | tuple):
+        return "list"
+    plain = value._value() if OmegaConf.is_config(value) or hasattr(value, "_value") else value
+    if isinstance(plain, bool):
+        return "truth"
+    if is_number(plain):
+        return "number"
+    return "text" if isinstance(plain, str | PurePath) else "other"
+
+
+def is_number(value: Any) -> bool:
+    """A finite number; true and false are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """The kind of each of verl's keys, nested as they are; without those that are null by default."""
+    file = verls_config_dir() / STOCK
+    kinds = _kinds_below(OmegaConf.load(file)) if file.is_file() else {}
+    for key, kind in KINDS.items():
+        *parents, name = key.split(".")
+        node = kinds
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        if not isinstance(node.get(name), dict):
+            node[name] = kind
+    return kinds
+
+
+def _kinds_below(defaults: Any) -> dict[str, Any]:
+    kinds: dict[str, Any] = {}
+    for name in defaults:
+        try:
+            value = None if OmegaConf.is_missing(defaults, name) else defaults[name]
+        except OmegaConfBaseException:  # an interpolation of what is not there
+            continue
+        if value is not None:
+            kinds[str(name)] = _kinds_below(value) if isinstance(value, DictConfig) else _kind(value)
+    return kinds
+
+
+def value_at(config: DictConfig, key: str) -> Any:
+    """The value of ``key``; None where it is not there, or not to be had: a parent is a list, or of another kind."""
+    try:
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException:
+        return None
+
+
+def unreadable(config: DictConfig, error: Exception, line: str) -> str:
+    """A sentence about an ``error`` of a check that could not compute with a value, in the source's ``line``."""
+    others = [
+        f"{other.key}={'null' if other.value is None else other.value} (expected {EXPECTED[other.expected]})"
+        for other in mismatches(config)
+        if beside_parameters("base").get(other.key, other) != other.value
+    ]
+    if others:
+        return f"{', '.join(others)}: verl's default is of another kind, and a check fails on it: {_short(error)}"
+    return f"a check cannot read the configuration: {_short(error)} ({line}). HYDRA_FULL_ERROR=1 shows all of the error"
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a key takes."""
+
+    key: str
+    low: float
+    high: float = math.inf
+    above: bool = False
+    """``low`` itself is out of range"""
+    whole: bool = False
+    null: bool = True
+    """null is a value, too"""
+    note: str = ""
+
+    def fits(self, value: Any) -> bool:
+        if value is None:
+            return self.null
+        if not is_number(value) or (self.whole and value != math.floor(value)):
+            return False
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    @property
+    def expected(self) -> str:
+        what = "a whole number" if self.whole else "a number"
+        low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        bounds = low if self.high == math.inf else f"{low}, {self.high:g} at most"
+        return f"{what}, {bounds}{', or null' if self.null else ''}{self.note}"
+
+
+NEVER = "; -1: never"
+RANGES = (
+    *(Range(f"{role}.optim.lr", 0, 1, null=False) for role in (ACTOR, CRITIC)),
+    *(Range(f"{role}.optim.weight_decay", 0, 1) for role in (ACTOR, CRITIC)),
+    *(Range(f"{role}.optim.clip_grad", 0, above=True) for role in (ACTOR, CRITIC)),
+    *(Range(f"{role}.optim.lr_warmup_steps_ratio", 0, 1) for role in (ACTOR, CRITIC)),
+    *(Range(f"{role}.optim.lr_warmup_steps", -1, whole=True) for role in (ACTOR, CRITIC)),
+    *(Range(f"{role}.optim.min_lr_ratio", 0, 1) for role in (ACTOR, CRITIC)),
+    *(Range(f"{role}.ppo_max_token_len_per_gpu", 1, whole=True) for role in (ACTOR, CRITIC)),
+    Range(CRITIC_TOKENS, 1, whole=True),
+    Range(f"{ACTOR}.clip_ratio", 0),
+    Range(f"{ACTOR}.clip_ratio_low", 0, 1),
+    Range(f"{ACTOR}.clip_ratio_high", 0),
+    Range(f"{ACTOR}.clip_ratio_c", 1, above=True),
+    Range(f"{ACTOR}.kl_loss_coef", 0),
+    Range(f"{CRITIC}.cliprange_value", 0, above=True),
+    Range("actor_rollout_ref.model.lora_rank", 0, whole=True),
+    Range("actor_rollout_ref.model.lora_alpha", 0, above=True),
+    Range(f"{ROLLOUT}.gpu_memory_utilization", 0, 1, above=True),
+    Range(f"{ROLLOUT}.temperature", 0, above=True, null=False, note="; at 0 every advantage meets a gradient of 0"),
+    Range(f"{ROLLOUT}.val_kwargs.temperature", 0),
+    *(Range(f"{ROLLOUT}.{at}top_p", 0, 1, above=True) for at in ("", "val_kwargs.")),
+    *(Range(f"{ROLLOUT}.{at}top_k", -1, whole=True) for at in ("", "val_kwargs.")),
+    *(Range(f"{ROLLOUT}.max_num_{what}", 1, whole=True) for what in ("batched_tokens", "seqs")),
+    Range(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", 1, whole=True),
+    Range("algorithm.gamma", 0, 1),
+    Range("algorithm.lam", 0, 1),
+    Range("algorithm.kl_ctrl.kl_coef", 0),
+    *(Range(f"trainer.{what}_freq", -1, whole=True, null=False, note=NEVER) for what in ("save", "test")),
+    Range("trainer.critic_warmup", 0, whole=True),
+    Range("trainer.total_training_steps", 1, whole=True),
+    Range("ray_kwargs.ray_init.num_cpus", 1, whole=True),
+    Range("ray_kwargs.ray_init.num_gpus", 0),
+)
+
+
+TEMPERATURE = f"{ROLLOUT}.temperature"
+"""of training alone"""
+OTHERWISE = ("algorithm.rollout_correction.",)
+"""where verl takes a text for two numbers, and checks it itself"""
+
+
+def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
+    """Refuse values of another kind than verl's key has, and numbers out of their range, all at once.
+
+    Raises:
+        ConfigError: one line per key, with its value and the expected one.
+    """
+    idle = () if use_critic else ("critic.",)
+    wrong = [*_out_of_range(config), *_of_another_kind(config)]
+    refuse_each((f"range:{key}", text) for key, text in wrong if not key.startswith(idle))
+
+
+def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Key and sentence of each."""
+    untrained = TEMPERATURE if OmegaConf.select(config, "trainer.val_only") is True else None
+    for row in RANGES:
+        value = _value(config, row.key)
+        if value is not _ABSENT and not row.fits(value) and not (row.key == untrained and is_number(value)):
+            yield row.key, f"{row.key}={value}: expected {row.expected}{_meant(value)}"
+
+
+def _of_another_kind(config: DictConfig) -> Iterator[tuple[str, str]]:
+    in_table = {row.key for row in RANGES} | {*COUNTS}
+    for mismatch in mismatches(config):
+        if mismatch.works or mismatch.key in in_table or mismatch.key.startswith(OTHERWISE):
+            continue
+        hint = ""
+        if mismatch.expected == "truth":
+            hint = f", and any text is true for verl{_meant_truth(mismatch.value)}"
+        elif mismatch.expected == "number":
+            hint = _meant(mismatch.value)
+        yield mismatch.key, f"{mismatch.key}={mismatch.value}: expected {EXPECTED[mismatch.expected]}{hint}"
+
+
+_ABSENT = object()
+
+
+def _value(config: DictConfig, key: str) -> Any:
+    try:
+        return OmegaConf.select(config, key, default=_ABSENT)
+    except Exception:  # an interpolation that leads nowhere, or a parent of another type
+        return _ABSENT
+
+
+def _meant(value: Any) -> str:
+    """What a text that is nearly a number may mean."""
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)-e(\d+)\s*", value)):
+        return f"; did you mean {match[1]}e-{match[2]}?"
+    return "; without quotes?" if isinstance(value, str) and re.fullmatch(r"[-+]?\d[\d.]*(e-?\d+)?", value) else ""
+
+
+def _meant_truth(value: Any) -> str:
+    words = {"off": "false", "no": "false", "n": "false", "on": "true", "yes": "true", "y": "true"}
+    meant = words.get(str(value).strip().lower(), str(value).strip().lower())
+    return f"; did you mean {meant}?" if meant in ("true", "false") else ""

@@ -1,0 +1,171 @@
+"""Every write to the configuration of a run, in order: the checks read what results, and write nothing.
+
+:func:`verl_turnkey.plugins.config.machine.settle` comes before all of these, since a check of values reads what it
+chooses; the values are checked before the first write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_turnkey.plugins.config import checkpoint_files
+from verl_turnkey.plugins.config.schema import turnkey_config
+
+LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
+VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
+FOLDERS = ("trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_local_dir")
+KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remove_previous_ckpt_in_save"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A write, for the header of the run; ``id`` as a rule's."""
+
+    id: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.id}]"
+
+
+def absolute_paths(config: DictConfig) -> Change | None:
+    """Make paths that are relative to the driver's working directory absolute: workers have another one."""
+    from verl_turnkey.envs.prompting.prompts import TEMPLATES
+
+    turnkey = turnkey_config(config)
+    paths: dict[str, Any] = {}
+    for i, entry in enumerate(turnkey.rewards):
+        paths |= {f"turnkey.rewards[{i}].{key}": path for key, path in _of_component(entry).items()}
+    strategy = turnkey.rollout.strategy
+    judging = strategy.get("reward") if isinstance(strategy, dict) else None  # one component, as probe has it
+    if isinstance(judging, dict):
+        paths |= {f"turnkey.rollout.strategy.reward.{key}": path for key, path in _of_component(judging).items()}
+    function = OmegaConf.select(config, "reward.custom_reward_function.path")
+    if function and Path(function).is_file():
+        paths["reward.custom_reward_function.path"] = _absolute(function)
+    if turnkey.modules:
+        paths["turnkey.modules"] = [_absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
+    for key in ("action_format", "summary"):
+        if ".py:" in (path := getattr(turnkey.rollout, key) or ""):
+            paths[f"turnkey.rollout.{key}"] = _absolute(path)
+    template = turnkey.rollout.template
+    shipped = (TEMPLATES / f"{template}.txt").is_file()  # its name wins over a file's
+    if not shipped and Path(template).is_file():
+        paths["turnkey.rollout.template"] = _absolute(template)
+    log = turnkey.log.trajectories
+    if log and "://" not in log:
+        paths["turnkey.log.trajectories"] = _absolute(log)
+    changed = {key: path for key, path in paths.items() if OmegaConf.select(config, key) != path}
+    for key, path in changed.items():
+        OmegaConf.update(config, key, path, force_add=True)
+    if not changed:
+        return None
+    return Change("paths-made-absolute", f"{', '.join(changed)}: relative to {Path.cwd()}, made absolute")
+
+
+def home_folders(config: DictConfig, _use_critic: bool) -> Change | None:
+    """Replace ``~`` in the folders that verl writes to: it takes it for a name."""
+    changed = {}
+    for key in FOLDERS:
+        folder = OmegaConf.select(config, key)
+        if isinstance(folder, str) and folder.startswith("~"):
+            OmegaConf.update(config, key, expanded := str(Path(folder).expanduser()))
+            changed[key] = expanded
+    said = ", ".join(f"{key}={folder}" for key, folder in changed.items())
+    return Change("home-folder-expanded", f"{said}: verl takes ~ as a name") if changed else None
+
+
+def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
+    """Use the actor's model where verl's default is not there: its error would be about names of repositories."""
+    critic, actor = config.critic.model, config.actor_rollout_ref.model
+    if not use_critic or critic.path != VERLS_CRITIC or Path(critic.path).expanduser().is_dir():
+        return None
+    with open_dict(config):
+        critic.path = actor.path
+        critic.trust_remote_code = actor.trust_remote_code
+    return Change(
+        "critic-model-defaulted",
+        f"critic.model.path is not set: the critic starts from the actor's model, {actor.path}",
+    )
+
+
+def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
+    """Give verl's loss ``bypass_mode`` the settings that it reads elsewhere than verl's V1 trainers have them.
+
+    What stands there already stays.
+    """
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    if policy_loss.get("loss_mode") != "bypass_mode" or policy_loss.get("rollout_correction") is not None:
+        return None
+    with open_dict(policy_loss):
+        policy_loss.rollout_correction = config.algorithm.get("rollout_correction") or {}
+    return Change("bypass-settings-copied", f"{LOSS}=bypass_mode: {CORRECTION} is copied to where this loss reads it")
+
+
+def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | None = None) -> Change | None:
+    """Resume from the newest whole checkpoint, with ``resume_mode=auto``, if it is not the newest one.
+
+    ``remembers``: whether the method has a file of its own in them; None: as its parameters say.
+    """
+    selected = checkpoint_files.newest_whole(config, use_critic=use_critic, remembers=remembers)
+    if selected is None or selected.fault is None or selected.folder is None:
+        return None
+    with open_dict(config):
+        config.trainer.resume_mode, config.trainer.resume_from_path = "resume_path", str(selected.folder)
+    return Change("resumes-from-older-checkpoint", f"{selected.fault}. The run resumes from {selected.folder}")
+
+
+def kept_checkpoints(config: DictConfig, _use_critic: bool) -> Change | None:
+    """Raise verl's limits to one more than are to be whole: it deletes the oldest before it writes the next one."""
+    trainer, whole = config.trainer, turnkey_config(config).stop.whole_checkpoints
+    previous = bool(trainer.get(DEPRECATED))  # verl's former name for a limit of 1
+    few = [key for key in KEEP if previous or (trainer.get(key) or whole + 1) <= whole]
+    if trainer.save_freq <= 0 or not few:
+        return None
+    limits = f"trainer.{DEPRECATED}=true" if previous else " and ".join(f"trainer.{k}={trainer[k]}" for k in few)
+    with open_dict(trainer):
+        for key in few:
+            trainer[key] = whole + 1
+        trainer[DEPRECATED] = False
+    are = "checkpoint is" if whole == 1 else "checkpoints are"
+    return Change(
+        "max-checkpoints-raised",
+        f"{limits}: raised to {whole + 1}, so that {whole} whole {are} there at any moment, which is "
+        f"turnkey.stop.whole_checkpoints: verl deletes the oldest before it writes the next one. The disk has to hold "
+        f"{whole + 1}",
+    )
+
+
+def log_segment(config: DictConfig, segment: str, validation_tasks: int | None) -> None:
+    """Name this start of a run that keeps a log, the same in all processes; its header is printed behind it."""
+    with open_dict(config):
+        config.turnkey.log.segment = segment
+        config.turnkey.log.validation_tasks = validation_tasks
+
+
+OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
+    home_folders,
+    critic_model,
+    bypass_settings,
+    resumed_checkpoint,
+    kept_checkpoints,
+)
+"""in their order, behind :func:`absolute_paths`; :func:`log_segment` follows when all checks have passed"""
+
+
+def _of_component(entry: dict[str, Any]) -> dict[str, str]:
+    """The paths of a reward component's entry, made absolute."""
+    code = {key: str(entry[key]) for key in ("name", "path", "embed", "compare") if key in entry}
+    paths = {key: path for key, path in code.items() if path.endswith(".py") or ".py:" in path}
+    if ":" not in str(entry.get("name")):  # else what its options mean is its own
+        paths |= {key: entry[key] for key in ("cache", "file") if isinstance(entry.get(key), str)}
+    return {key: _absolute(path) for key, path in paths.items() if "://" not in path}
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

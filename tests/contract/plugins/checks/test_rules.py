@@ -1,0 +1,143 @@
+"""Each rule on a line that trips it and on one that does not, composed in memory and on a read-only configuration."""
+
+from __future__ import annotations
+
+import pickle
+import shlex
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from launch_lines import BASE, write_files
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.utils import need_critic
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks import validate
+from verl_turnkey.plugins.checks.driver import resolve_and_check
+from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, id_of
+from verl_turnkey.plugins.checks.rule_table import RANGE, rules
+from verl_turnkey.plugins.checks.values import RANGES, Range, check_ranges
+
+LINES = yaml.safe_load((Path(__file__).parents[3] / "data" / "rule_lines.yaml").read_text(encoding="utf-8"))
+"""id -> ``trips`` and ``passes``, what follows ``BASE``; without ``passes`` it is the plain recipe"""
+PLAIN = "+turnkey=gigpo"
+SWITCHES = ("+turnkey", "++turnkey", "turnkey/")
+# Rules that no launch line alone trips, and what they need.
+WITHOUT_A_LINE = {
+    "answer-missing": "an environment with answers: tests/unit/plugins/checks/test_probe.py",
+    "check-incomplete": "a check that stumbles: tests/unit/plugins/checks/test_findings.py",
+    "data-file-empty": "a file for `turnkey eval`; in training `too-few-tasks` comes first",
+    "environment-arguments": "a task for `turnkey eval`; in training `task-invalid` comes first",
+    "environment-unknown": "a task for `turnkey eval`; in training `task-invalid` comes first",
+    "environment-package": "an environment without its package: test_config.py",
+    "former-trainer": "a program with verl's former trainer: tests/contract/plugins/test_registration.py",
+    "group-replaces-choice": "a configuration file of the user's: test_config.py",
+    "group-replaces-override": "a configuration file of the user's: test_config.py",
+    "log-of-another-run": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
+    "log-of-earlier-start": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
+    "method-package-missing": "a method without its package: test_config.py",
+    "no-whole-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
+    "probe-without-environment": "a task for `turnkey eval`; in training `task-without-environment` comes first",
+    "resume-path-damaged": "checkpoints of an earlier run: test_whole_checkpoints.py",
+    "resumes-from-older-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
+    "reward-column-clash": "an environment with columns of its own: test_config.py",
+    "strategy-column-clash": "an environment with columns of its own: test_checks_of_branching.py",
+    "turnkey-plain-value": "a program without our search path: test_config.py",
+    "verl-version": "another verl: test_config.py",
+}
+
+Ids = Callable[[str], set[str]]
+
+
+@pytest.fixture(scope="module")
+def ids(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ids]:
+    """``ids(line)``: those of the rules that ``BASE`` and the line trip; the environment is played if the line says."""
+    files = write_files(tmp_path_factory.mktemp("rules"), model_dir)
+    parser, composed, known, check, load = OverridesParser.create(), {}, {}, validate.check, OmegaConf.load
+    parsed: dict[str, Any] = {}
+
+    def load_once(file: Any) -> Any:
+        """Each file of a group once for all compositions, of which parsing takes most of the time."""
+        name = str(getattr(file, "name", file))
+        if name not in parsed:
+            parsed[name] = load(file)
+        return deepcopy(parsed[name])
+
+    def frozen(config: DictConfig, *, use_critic: bool) -> None:
+        OmegaConf.set_readonly(config, True)
+        check(config, use_critic=use_critic)
+
+    def composed_line(words: list[str]) -> DictConfig:
+        groups = tuple(word for word in words if word.startswith(SWITCHES) and "." not in word.split("=")[0])
+        if groups not in composed:
+            composed[groups] = pickle.dumps(compose("ppo_trainer", overrides=[*groups]))
+        config = pickle.loads(composed[groups])  # faster than a deep copy
+        if groups:
+            OmegaConf.update(config, "turnkey.env.probe", False)
+        ConfigLoaderImpl._apply_overrides_to_config(
+            parser.parse_overrides([word for word in words if word not in groups]), config
+        )
+        return config
+
+    def tripped(line: str) -> set[str]:
+        if line not in known:
+            text = f"{BASE} {line}"
+            for name, path in files.items():
+                text = text.replace(f"{{{name}}}", path)
+            known[line] = ids_of(composed_line(shlex.split(text)))
+        return known[line]
+
+    validate.check, OmegaConf.load = frozen, load_once
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            yield tripped
+    finally:
+        validate.check, OmegaConf.load = check, load
+
+
+def ids_of(config: DictConfig) -> set[str]:
+    changes = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with suppress(*EXPECTED), collecting(config) as findings:
+            changes = resolve_and_check(config, use_critic=need_critic(config))
+    said = [warning.message for warning in caught if isinstance(warning.message, RuleWarning)]
+    return {str(id_of(error)) for error in (*findings.errors, *said)} | {change.id for change in changes}
+
+
+def test_every_rule_has_a_line_or_a_reason():
+    of_values = {id for id in rules() if id.startswith(RANGE)}
+    assert LINES.keys() | WITHOUT_A_LINE.keys() == rules().keys() - of_values
+    assert not LINES.keys() & WITHOUT_A_LINE.keys()
+
+
+@pytest.mark.parametrize("id", sorted(LINES))
+def test_a_line_trips_the_rule_and_another_does_not(ids: Ids, id: str):
+    line = LINES[id]
+    assert id in ids(line["trips"])
+    assert id not in ids(line.get("passes", PLAIN))
+
+
+@pytest.mark.parametrize("row", RANGES, ids=lambda row: row.key)
+def test_a_value_out_of_the_range_trips_and_one_within_does_not(row: Range):
+    bad = row.low if row.above else row.low - 1
+    good = row.low if not row.above else row.low + 1 if row.high > row.low + 1 else row.high
+    for value, refused in ((bad, True), (good, False), ("many", True)):
+        config = OmegaConf.create({})
+        OmegaConf.update(config, row.key, value, force_add=True)
+        with warnings.catch_warnings(), suppress(ConfigError), collecting(config) as findings:
+            findings.run(check_ranges, config, use_critic=True)
+        assert {id_of(error) for error in findings.errors} == ({f"{RANGE}{row.key}"} if refused else set())
+
+
+def test_the_plain_recipe_trips_nothing(ids: Ids):
+    assert ids(PLAIN) == set()
