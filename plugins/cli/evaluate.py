@@ -169,7 +169,7 @@ def _counted_tasks(config: DictConfig, tasks: Path, trained: RunFolder | None, s
     """How many tasks are played, and how many of them the run trained on."""
     from omegaconf import OmegaConf
 
-    from verl_turnkey.plugins.checks.shared import shared_tasks
+    from verl_turnkey.plugins.checks.files import shared_tasks
 
     files = {"train_files": trained.task_files("train") if trained else [], "val_files": [str(tasks)]}
     shared, total = shared_tasks(OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}}))
