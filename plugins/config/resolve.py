@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_turnkey.plugins.config import checkpoint_files
 from verl_turnkey.plugins.config.schema import turnkey_config
 
+FILTER = "algorithm.filter_groups"
 LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
 VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
 FOLDERS = ("trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_local_dir")
@@ -107,6 +108,23 @@ def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
     return Change("bypass-settings-copied", f"{LOSS}=bypass_mode: {CORRECTION} is copied to where this loss reads it")
 
 
+def filter_metric(config: DictConfig, _use_critic: bool) -> Change | None:
+    """Replace the former name of a metric of ``turnkey_env`` by the current one."""
+    metric = OmegaConf.select(config, f"{FILTER}.metric")
+    ours = config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+    if not metric or not ours or (current := current_value(str(metric))) == metric:
+        return None
+    OmegaConf.update(config, f"{FILTER}.metric", current)
+    return Change("filter-metric-renamed", f"{FILTER}.metric={metric} is called {current} now")
+
+
+def current_value(name: str) -> str:
+    """A name in ``reward_extra_info``, as ``algorithm.filter_groups.metric`` has it, by its current name."""
+    if name.startswith("reward/"):
+        return f"composed_return.{name.removeprefix('reward/')}"
+    return "env_return" if name == "episode_return" else name
+
+
 def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | None = None) -> Change | None:
     """Resume from the newest whole checkpoint, with ``resume_mode=auto``, if it is not the newest one.
 
@@ -152,6 +170,7 @@ OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
     home_folders,
     critic_model,
     bypass_settings,
+    filter_metric,
     resumed_checkpoint,
     kept_checkpoints,
 )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from verl_turnkey.plugins.config.resolve import current_value
 from verl_turnkey.plugins.log.schema import COMPONENT, TABLES
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ COLUMNS: dict[str, dict[str, str]] = {
 """table -> column of version 1, or with a dot at its end the prefix of a family -> column of version 2"""
 _SAMPLE = {"return": "env_return", "score": "composed_return"}
 _METRICS = {"episode/return/mean": "episode/composed_return/mean", "groups/score/mean": "groups/composed_return/mean"}
-_COMPONENT = re.compile(r"reward/(.+)")
 _VALIDATED = re.compile(r"(?P<source>val-\w+/.+)/(?P<name>episode_return|reward/[^@]+)(?P<mean>/\w+@\d+.*)")
 
 
@@ -60,12 +60,6 @@ def current_metric(name: str) -> str:
     if found := _VALIDATED.fullmatch(name):
         return f"{found['source']}/{current_value(found['name'])}{found['mean']}"
     return _METRICS.get(name, name)
-
-
-def current_value(name: str) -> str:
-    """A name in ``reward_extra_info``, as ``algorithm.filter_groups.metric`` has it, by its current name."""
-    component = _COMPONENT.fullmatch(name)
-    return f"{COMPONENT}{component[1]}" if component else "env_return" if name == "episode_return" else name
 
 
 def current_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
