@@ -47,7 +47,7 @@ def guard_run() -> None:
         module = sys.modules.get(name)
         original = getattr(module, "run_ppo", None)
         if original is not None and not hasattr(original, "__wrapped__"):
-            module.run_ppo = guarded(original)  # type: ignore[union-attr]
+            module.run_ppo = guarded(original)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
 def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
@@ -217,4 +217,4 @@ class Ending:
     def _stop(self, code: int, text: str) -> None:
         if not self._over and self.verdict is None:
             self.verdict = code, text
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # type: ignore[arg-type]
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # pyright: ignore[reportArgumentType]

@@ -30,15 +30,16 @@ class ActorUpdate:
             role = "actor" if method == "update_actor" else "critic"
             in_phases = role == "actor" and self._batching.in_phases
             number = 1 if in_phases else self._batching.filled_mini_batches(role)
+            extra_info = batch.extra_info = batch.extra_info or {}
             if role == "actor" and phases.compares_groups(self._step.loss):
-                batch.extra_info["epochs"] = 1  # each is a phase of its own
+                extra_info["epochs"] = 1  # each is a phase of its own
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
-            batch.extra_info.pop("mini_batch_size", None)
-            batch.extra_info |= {"num_mini_batch": number, weighing.MINI_BATCHES: number}
-            batch.extra_info[updates.STEP] = self._trainer.global_steps
+            extra_info.pop("mini_batch_size", None)
+            extra_info |= {"num_mini_batch": number, weighing.MINI_BATCHES: number}
+            extra_info[updates.STEP] = self._trainer.global_steps
             # The sequence-mean losses divide by it: real rows only, neither padding nor failed episodes.
             rows = self._step.real_rows if self._part_rows is None else self._part_rows
-            batch.extra_info["global_batch_size"] = max(1, rows) / number
+            extra_info["global_batch_size"] = max(1, rows) / number
 
     def run(self, batch: KVBatchMeta, metrics: dict[str, Any], verls: Callable[..., Any]) -> KVBatchMeta:
         """verl's own update, or several on parts of the batch."""
@@ -60,7 +61,8 @@ class ActorUpdate:
     def log_probs(self, part: KVBatchMeta) -> None:
         """The actor's forward pass over the rows of ``part``; writes ``log_probs`` to the queue."""
         temperature = self._trainer.config.actor_rollout_ref.rollout.temperature
-        part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        settings = {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
+        part.extra_info = (part.extra_info or {}) | settings
         self._trainer.actor_rollout_wg.compute_log_prob(part)
 
     def _update_part(self, verls: Callable[..., Any], part: KVBatchMeta, real_rows: int) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class Batching:
         roles = ["critic"] if trainer.use_critic else []
         if self._config.trainer.critic_warmup <= trainer.global_steps and not self.in_phases:
             roles.append("actor")
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        partition = internals.partition_of(batch)
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=partition, select_fields=["response_mask"])
         mask = data.pop("response_mask").bool()
         trained = token_counts(mask)
         lengths = np.array([tag["seq_len"] for tag in batch.tags])

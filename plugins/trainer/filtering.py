@@ -69,7 +69,7 @@ class PlayedOnly:
             if None not in values:  # else verl names the metric that is missing
                 judged[uid] = None if len(set(values)) > 1 else next(iter(values), 0.0)
 
-    def _values(self, keys: Sequence[str], partition_id: str) -> list[float | None]:
+    def _values(self, keys: list[str], partition_id: str) -> list[float | None]:
         """The value of each row that verl would compare; None if the row has none."""
         if not keys:
             return []

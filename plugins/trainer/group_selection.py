@@ -16,6 +16,7 @@ from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.trainer.outcomes import Outcome, outcomes
 from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.trainer.spread import most_spread, spread
+from verl_turnkey.plugins.verl_api.internals import partition_of
 
 
 class GroupSelection:
@@ -56,7 +57,7 @@ class GroupSelection:
         if not left_out:
             return batch
         self.left_out.update(group for group, _ in {split_key(key)[:2] for key in left_out})
-        tq.kv_clear(keys=left_out, partition_id=batch.partition_id)
+        tq.kv_clear(keys=left_out, partition_id=partition_of(batch))
         return batch.select_keys([key for key in batch.keys if split_key(key)[0] in chosen])
 
 

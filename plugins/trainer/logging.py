@@ -139,8 +139,9 @@ class TrainingLog:
         assert self.tables is not None
         data = {**data, **self._metrics_of_log()}
         numbers = {name: number for name, value in data.items() if (number := _number(value)) is not None}
-        columns = {"train_step": np.full(len(numbers), step, np.int32), "name": [*numbers]}
-        self.tables.put("steps", step, columns | {"value": np.array([*numbers.values()], np.float64)})
+        columns: dict[str, Any] = {"train_step": np.full(len(numbers), step, np.int32), "name": [*numbers]}
+        columns["value"] = np.array([*numbers.values()], np.float64)
+        self.tables.put("steps", step, columns)
         self._tidy(step)
         return data
 

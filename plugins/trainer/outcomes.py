@@ -15,6 +15,7 @@ from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.trainer.filtering import failures
+from verl_turnkey.plugins.verl_api.internals import partition_of
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class Outcome:
 
 def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     """The played episodes of each group; a group whose episodes all failed has none."""
-    reasons = failures(batch.keys, batch.partition_id)
+    reasons = failures(batch.keys, partition_of(batch))
     by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
     last = last_rows([key for key in batch.keys if not reasons[key]])
     if last:
         wanted = ["rm_scores", "extra_fields"]
-        data = tq.kv_batch_get(keys=last, partition_id=batch.partition_id, select_fields=wanted)
+        data = tq.kv_batch_get(keys=last, partition_id=partition_of(batch), select_fields=wanted)
         extra_fields = data.pop("extra_fields").tolist()
         for key, scores, extra in zip(last, data["rm_scores"].unbind(), extra_fields, strict=True):
             group, episode, _ = split_key(key)
@@ -73,7 +74,7 @@ def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) 
     """One entry for each of ``groups``, from a row of it; of the ``fields``, those that there are."""
     row_of = {split_key(key)[0]: key for key in batch.keys}
     keys = [row_of[group] for group in groups]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=[*fields])
+    data = tq.kv_batch_get(keys=keys, partition_id=partition_of(batch), select_fields=[*fields])
     return {name: list(data[name]) for name in fields if name in data}
 
 

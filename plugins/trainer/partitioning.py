@@ -56,7 +56,7 @@ def deal(
     rng = np.random.default_rng(seed)
     by_key = np.array(sorted(range(len(keys)), key=keys.__getitem__))
     number_of: dict[str, int] = {}
-    codes = np.array([number_of.setdefault(split_key(keys[i])[1], len(number_of)) for i in by_key.tolist()])
+    codes = np.array([number_of.setdefault(split_key(keys[int(i)])[1], len(number_of)) for i in by_key.tolist()])
     episode = np.empty(len(keys), dtype=np.int64)
     episode[by_key] = rng.permutation(len(number_of))[codes]
     size = np.bincount(episode)

@@ -25,6 +25,7 @@ from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
 from verl_turnkey.plugins.trainer.replay_memory import Buffer, Memory, Stored, StoredGroup, all_ended
 from verl_turnkey.plugins.trainer.spread import spread
+from verl_turnkey.plugins.verl_api.internals import partition_of
 
 
 class Replay:
@@ -94,7 +95,7 @@ class Replay:
         """
         if not added:
             return batch, {}
-        names = set(tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id).keys())
+        names = set(tq.kv_batch_get(keys=batch.keys[:1], partition_id=partition_of(batch)).keys())
         keys: list[str] = []
         rows: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []
@@ -117,7 +118,7 @@ class Replay:
                     tags.append({**tag, REPLAYED: True})
         if keys:
             tq.kv_batch_put(
-                keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=tags
+                keys=keys, partition_id=partition_of(batch), fields=list_of_dict_to_tensordict(rows), tags=tags
             )
         return replace(batch, keys=[*batch.keys, *keys], tags=[*batch.tags, *tags]), ages
 
@@ -166,7 +167,7 @@ class Replay:
             return {}
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         tags: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        read = _rows(tq.kv_batch_get(keys=[batch.keys[i] for i in at], partition_id=batch.partition_id))
+        read = _rows(tq.kv_batch_get(keys=[batch.keys[i] for i in at], partition_id=partition_of(batch)))
         for i, row in zip(at, read, strict=True):
             episode = split_key(batch.keys[i])[1]
             rows[episode].append(row)
@@ -180,7 +181,7 @@ class Replay:
 def _rows(data: TensorDict) -> list[dict[str, Any]]:
     """The fields of each row, with memory of their own: a view would hold the tensors of the whole batch."""
     columns: dict[str, list[Any]] = {}
-    for name in data.keys():  # noqa: SIM118
+    for name in map(str, data.keys()):
         value = data.get(name)
         tensors = isinstance(value, torch.Tensor)
         columns[name] = [one.clone() for one in value.unbind()] if tensors else list(data[name])

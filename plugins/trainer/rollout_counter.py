@@ -36,7 +36,7 @@ class RolloutCounter:
         """Store the numbers of rollouts that the prompts of ``batch`` set."""
         if COLUMN in batch:
             self._varies = True
-            self._own.update(zip(batch["uid"], map(int, batch[COLUMN]), strict=True))
+            self._own.update(zip(map(str, batch["uid"]), map(int, batch[COLUMN]), strict=True))
 
     def _on_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
         assert self._materialize is not None

@@ -66,7 +66,7 @@ def about(config: DictConfig) -> dict[str, Any]:
         "project": config.trainer.get("project_name"),
         "experiment": config.trainer.get("experiment_name"),
         "method": str(config.algorithm.adv_estimator) if estimator is None else estimator.name,
-        "params": asdict(params) if is_dataclass(params) else {},  # type: ignore[arg-type]
+        "params": asdict(params) if is_dataclass(params) else {},  # pyright: ignore[reportArgumentType]
         "modify": [{"name": one.spec.name, **asdict(one.params)} for one in credit_modify(config, turnkey)],
         **_shares(config),
         "loss": str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode")) if loss is None else loss.name,

@@ -190,7 +190,7 @@ def _nothing_played(batch: KVBatchMeta) -> set[str]:
     """The reasons if all episodes of the batch failed; else empty."""
     if any(split_key(key)[2] for key in batch.keys):  # a failed episode is a single row
         return set()
-    reasons = failures(batch.keys, batch.partition_id).values()
+    reasons = failures(batch.keys, internals.partition_of(batch)).values()
     if not reasons:
         return {"the agent loop left no rows: it raised in every episode, see the logs of the agent-loop workers"}
     return {reason for reason in reasons if reason} if None not in reasons else set()

@@ -98,7 +98,7 @@ class TurnkeyTrainer(PPOTrainer):
         run_info.write_start(self.config, self.global_steps)
         self.agent_loop_manager = internals.Dealing(agent_loop_manager, VALIDATION)
         with self.log.of_run(workers), self.shutdown.watchdog(self.turnkey.stop.patience):
-            super().fit(self.agent_loop_manager)  # type: ignore[arg-type]
+            super().fit(self.agent_loop_manager)  # pyright: ignore[reportArgumentType]
 
     def on_step_begin(self) -> None:
         self.shutdown.begin_step()
@@ -126,7 +126,7 @@ class TurnkeyTrainer(PPOTrainer):
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)
         # Meant for this call; left there, the critic would compute its values without its adapter too.
-        batch.extra_info.pop("no_lora_adapter", None)
+        (batch.extra_info or {}).pop("no_lora_adapter", None)
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -160,6 +160,12 @@ def data_parallel_size(group: Any, role: str = "actor") -> int:
     return max(group._dispatch_info[role]) + 1
 
 
+def partition_of(batch: KVBatchMeta) -> str:
+    """The partition of TransferQueue that holds the rows of ``batch``."""
+    assert batch.partition_id is not None, "verl names the partition of every batch"
+    return batch.partition_id
+
+
 def queue_fields(batch: KVBatchMeta) -> list[str]:
     """Names of all fields that the rows of ``batch`` share in TransferQueue.
 

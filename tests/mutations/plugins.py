@@ -426,7 +426,7 @@ MUTATIONS = [
     ("plugins/trainer/batching.py", "self._mini_batch = part * number // self.parts", "self._mini_batch = part"),
     ("plugins/trainer/batching.py", "[total > 0] / total[total > 0]", "[total > 0]"),
     ("plugins/trainer/actor_update.py", "max(1, rows) / number", "max(1, len(batch)) / number", STEP),
-    ("plugins/trainer/actor_update.py", 'batch.extra_info.pop("mini_batch_size", None)', "pass", STEP),
+    ("plugins/trainer/actor_update.py", 'extra_info.pop("mini_batch_size", None)', "pass", STEP),
     (
         "plugins/trainer/batching.py",
         "whole = self._config.data.train_batch_size / self._trainer.parameter_sync_step",
@@ -440,7 +440,7 @@ MUTATIONS = [
         STEP,
     ),
     ("plugins/trainer/batching.py", "(trainer.global_steps, trainer.local_trigger_step)", "(trainer.global_steps, 0)"),
-    ("plugins/trainer/trainer.py", 'batch.extra_info.pop("no_lora_adapter", None)', "pass", DEALING),
+    ("plugins/trainer/trainer.py", '(batch.extra_info or {}).pop("no_lora_adapter", None)', "pass", DEALING),
     ("plugins/trainer/checkpointing.py", "trainer.on_sample_end()  # verl saves", "pass  # verl saves", TRAINERS),
     ("plugins/trainer/checkpointing.py", "or self.saved == step:", "or self.saved == step + 1:", TRAINERS),
     ("plugins/trainer/checkpointing.py", "self._step.state = state", "pass", CHECKPOINTS),
@@ -669,7 +669,7 @@ MUTATIONS = [
     ("plugins/trainer/allocation_rules.py", "high - counts[free]", "more"),
     ("plugins/trainer/allocation_rules.py", "if counts[i] < high:", "if True:"),
     ("plugins/trainer/allocation_rules.py", "or not history.unsolved", ""),
-    ("plugins/trainer/group_selection.py", "tq.kv_clear(keys=left_out, partition_id=batch.partition_id)", "pass"),
+    ("plugins/trainer/group_selection.py", "tq.kv_clear(keys=left_out, partition_id=partition_of(batch))", "pass"),
     ("plugins/trainer/group_selection.py", "self.left_out.update(group for", "list(group for"),
     (
         "plugins/trainer/group_selection.py",
