@@ -267,6 +267,12 @@ def test_the_own_method_on_the_methods_page_works(tmp_path):
         registry._ESTIMATORS.pop("reward_only", None)
 
 
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/install.md"}))
+def test_pages_install_from_a_clone(name):
+    """The package is on no index; docs/install.md says when pip finds it by its name."""
+    assert not re.search(r"pip install \S*verl-turnkey", text(name))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_speak_to_users(name):
     found = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
