@@ -11,9 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
-from verl_turnkey.plugins.config.resolve import CORRECTION, LOSS
+from verl_turnkey.plugins.config.resolve import CORRECTION, FILTER, LOSS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
-from verl_turnkey.plugins.log.former_names import current_value
 from verl_turnkey.plugins.verl_api import internals
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
@@ -27,7 +26,6 @@ FORMER = {
 }
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_CONTROLLERS = ("fixed", "adaptive")
-FILTER = "algorithm.filter_groups"
 IS_LEVELS = ("token", "sequence")
 BYPASS_LOSSES = ("ppo_clip", "reinforce")
 METRICS = ("reward", "acc", "env_return", "episode_length", "invalid_rate", "unparsed_rate")
@@ -163,15 +161,10 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
 
 
 def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
-    """Refuse a metric that no episode has; what verl's own loops tell is known to their reward functions alone.
-
-    A former name of a metric of ``turnkey_env`` is replaced by the current one.
-    """
+    """Refuse a metric that no episode has; what verl's own loops tell is known to their reward functions alone."""
     if not OmegaConf.select(config, f"{FILTER}.enable"):
         return
     metric = OmegaConf.select(config, f"{FILTER}.metric")
-    if metric and "turnkey_env" in loops and (current := current_value(str(metric))) != metric:
-        OmegaConf.update(config, f"{FILTER}.metric", metric := current)
     known = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
     if not metric:
         refuse(

@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.files import tasks
+from verl_turnkey.plugins.checks.files import tasks, training_loops
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described
 from verl_turnkey.plugins.checks.values import unreadable
 from verl_turnkey.plugins.config import machine, resolve
 from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.log.former_names import current_value
 from verl_turnkey.plugins.log.segments import new_segment
 from verl_turnkey.plugins.shutdown.driver import guard_run
 
@@ -64,6 +65,8 @@ def resolve_and_check(config: Any, *, use_critic: bool) -> list[resolve.Change]:
         import_modules(turnkey_config(config).modules)  # which may register the method
         if str(OmegaConf.select(config, MODE)).startswith("turnkey_"):
             made += [findings.run(write, config, use_critic) for write in resolve.OF_OUR_TRAINERS]
+            if "turnkey_env" in training_loops(config):
+                made.append(findings.run(resolve.filter_metric, config, current_value))
         check(config, use_critic=use_critic)
     return [change for change in made if change]
 

@@ -17,6 +17,7 @@ from verl_turnkey.plugins.config import checkpoint_files
 from verl_turnkey.plugins.config.schema import turnkey_config
 
 LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
+FILTER = "algorithm.filter_groups"
 VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
 FOLDERS = ("trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_local_dir")
 KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remove_previous_ckpt_in_save"
@@ -105,6 +106,15 @@ def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
     with open_dict(policy_loss):
         policy_loss.rollout_correction = config.algorithm.get("rollout_correction") or {}
     return Change("bypass-settings-copied", f"{LOSS}=bypass_mode: {CORRECTION} is copied to where this loss reads it")
+
+
+def filter_metric(config: DictConfig, current_name: Callable[[str], str]) -> Change | None:
+    """Replace a former name of a metric of ``turnkey_env`` by which groups are filtered."""
+    metric = OmegaConf.select(config, f"{FILTER}.metric")
+    if not (metric and OmegaConf.select(config, f"{FILTER}.enable")) or current_name(str(metric)) == metric:
+        return None
+    OmegaConf.update(config, f"{FILTER}.metric", current_name(str(metric)))
+    return Change("metric-renamed", f"{FILTER}.metric={metric} is now {current_name(str(metric))}")
 
 
 def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | None = None) -> Change | None:
