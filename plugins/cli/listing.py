@@ -55,10 +55,18 @@ def _environment(row: dict[str, Any], width: int) -> list[str]:
 
 @app.command()
 def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="explain this one: a name of ours, of a paper, an arXiv number")
+    ] = None,
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
     markdown: Markdown = False,
 ) -> None:
-    """List the methods. Shows the switch of each, its parameters and the columns that it needs."""
+    """List the methods, or explain NAME. Shows the switch of each, its parameters and the columns that it needs."""
+    if name is not None:
+        from verl_turnkey.plugins.cli.explain import explain
+
+        typer.echo(explain(name))
+        return
     _show("overview" if short else "methods", markdown)
 
 
