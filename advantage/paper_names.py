@@ -244,6 +244,11 @@ def paper_name(name: object) -> PaperName | None:
 
 
 def known_as(name: object) -> str:
-    """``; gtpo is turn_norm here: +turnkey=turn_norm ...``, to end an error with; empty for a name of no paper."""
+    """``; gtpo is turn_norm here: +turnkey=turn_norm ...``, to end an error with.
+
+    Empty for a name of no paper, and for our own in another spelling.
+    """
     entry = paper_name(name)
-    return f"; {entry.told(name)}: {entry.line} (`turnkey methods {name}` explains)" if entry else ""
+    if entry is None or plain(entry.ours) == plain(name):
+        return ""
+    return f"; {entry.told(name)}: {entry.line} (`turnkey methods {name}` explains)."

@@ -35,6 +35,8 @@ def absolute_paths(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         shipped = (TEMPLATES / f"{turnkey.rollout.template}.txt").is_file()  # its name wins over a file's
         if not shipped and Path(turnkey.rollout.template).is_file():
             OmegaConf.update(config, "turnkey.rollout.template", _absolute(turnkey.rollout.template))
+        if isinstance(turnkey.rollout.examples, str):
+            OmegaConf.update(config, "turnkey.rollout.examples", _absolute(turnkey.rollout.examples))
         if turnkey.log.trajectories:
             if "://" in turnkey.log.trajectories:
                 refuse(

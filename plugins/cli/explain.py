@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-import yaml
-
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name, plain
 from verl_turnkey.advantage.params import did_you_mean
@@ -55,6 +53,8 @@ def _of_ours(method: str) -> PaperName:
 
 def _parts(line: str) -> Iterator[tuple[str, Any, type, str]]:
     """What a launch line selects of this package: its kind, spec, class of parameters, and where these are set."""
+    import yaml
+
     words = dict(word.split("=", 1) for word in shlex.split(line))
     if (method := words["+turnkey"]) in shipped():
         yield "method", shipped()[method], shipped()[method].params, "turnkey.credit."

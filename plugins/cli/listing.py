@@ -65,6 +65,7 @@ def methods(
     if name is not None:
         from verl_turnkey.plugins.cli.explain import explain
 
+        _stand_in_for_torch()
         typer.echo(explain(name))
         return
     _show("overview" if short else "methods", markdown)
@@ -79,11 +80,7 @@ def modifiers(markdown: Markdown = False) -> None:
 @app.command()
 def losses(markdown: Markdown = False) -> None:
     """List the policy losses. Shows the switch of each and its parameters."""
-    if find_spec("torch") is None:  # their files name it in annotations; nothing is computed here
-        stub = ModuleType("torch")
-        stub.__spec__ = ModuleSpec("torch", None)
-        stub.__dict__["Tensor"] = object
-        sys.modules["torch"] = stub
+    _stand_in_for_torch()
     _show("losses", markdown)
 
 
@@ -91,6 +88,15 @@ def losses(markdown: Markdown = False) -> None:
 def keys(markdown: Markdown = False) -> None:
     """List all keys under turnkey, with their defaults."""
     _show("keys", markdown)
+
+
+def _stand_in_for_torch() -> None:
+    """Where it is not installed: losses name it in annotations, and nothing is computed here."""
+    if find_spec("torch") is None:
+        stub = ModuleType("torch")
+        stub.__spec__ = ModuleSpec("torch", None)
+        stub.__dict__["Tensor"] = object
+        sys.modules["torch"] = stub
 
 
 def _show(name: str, markdown: bool) -> None:

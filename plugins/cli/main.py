@@ -66,7 +66,7 @@ def check(context: typer.Context) -> None:
 
     Prints what the run would do, all errors with the key to change, and warnings.
 
-    --rules lists the ids of all rules, for turnkey.ignore.
+    --rules lists the ids of all rules, for turnkey.ignore. --prompt shows the first prompt of the first task.
 
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
     """
@@ -81,7 +81,8 @@ def check(context: typer.Context) -> None:
         return
     from verl_turnkey.plugins.cli.dry_run import dry_run
 
-    raise typer.Exit(dry_run(context.args))
+    words = [word for word in context.args if word != "--prompt"]
+    raise typer.Exit(dry_run(words, prompt=words != context.args))
 
 
 @app.command()

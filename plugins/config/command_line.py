@@ -207,14 +207,13 @@ def _check_groups(line: CommandLine) -> None:
 
 
 def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
-    what = _noun(group)
     hint = (known_as(value) if group in ("turnkey", "turnkey/loss") else "") or did_you_mean(value, choices)
     way_out = ""
     if group == "turnkey" and value in VERLS_ESTIMATORS and value not in WITHOUT_INPUT:
         way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"
     elif group == "turnkey/env":
         way_out = " (any other environment: turnkey.env.id=<gymnasium id>)"
-    return f"+{group}={value}: there is no {what} {value!r}{hint}{way_out}\n{_listed(choices)}"
+    return f"+{group}={value}: there is no {_noun(group)} {value!r}{hint}{way_out}\n{_listed(choices)}"
 
 
 def _noun(group: str) -> str:
