@@ -34,16 +34,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "format_penalty": ("invalid_action_penalty",),
     "env_name": ("id",),
     "env_type": ("id",),
-    # methods
+    # methods (further names of papers: paper_names.py)
     "grpo": ("grpo_steps",),
     "gae": ("turn_gae",),
     "ppo": ("turn_gae",),
-    "rloo": (),
     "remax": (),
-    "opo": (),
-    "gpg": (),
     "gdpo": (),
-    "dapo": (),
-    "gspo": (),
     "reinforce": (),
 }

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
+from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 
 Estimate = Callable[[StepBatch], Credit]
@@ -147,9 +148,8 @@ def _parsed(entry: Any, here: str) -> Modification:
         raise ConfigError(f"{here}: expected a modifier's name, or a mapping with its name, got {entry!r}")
     name = given["name"]
     if name not in _MODIFIERS:
-        raise ConfigError(
-            f"{here}: unknown modifier {name!r}{did_you_mean(name, _MODIFIERS) or ';'} known: {', '.join(modifiers())}"
-        )
+        hint = known_as(name) or did_you_mean(name, _MODIFIERS)
+        raise ConfigError(f"{here}: unknown modifier {name!r}{hint or ';'} known: {', '.join(modifiers())}")
     spec = _MODIFIERS[name]
     params = parse(spec.params, {key: value for key, value in given.items() if key != "name"}, f"{here} ({name})")
     return Modification(spec, params)

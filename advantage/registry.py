@@ -17,6 +17,7 @@ from verl_turnkey.advantage.modifying import (
     modified,
     parse_modify,
 )
+from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
@@ -190,9 +191,8 @@ def compute_credit(
         ValueError: what was returned is not one finite number per step.
     """
     if name not in _ESTIMATORS:
-        raise ConfigError(
-            f"unknown estimator {name!r}{did_you_mean(name, _ESTIMATORS) or ';'} known: {', '.join(estimators())}"
-        )
+        hint = known_as(name) or did_you_mean(name, _ESTIMATORS)
+        raise ConfigError(f"unknown estimator {name!r}{hint or ';'} known: {', '.join(estimators())}")
     if not isinstance(batch, StepBatch):
         raise ConfigError(
             f"compute_credit: expected a StepBatch, got a {type(batch).__name__}: pass its columns by name, as in "

@@ -131,6 +131,14 @@ ADAPTERS = (
         package="gymnasium",
     ),
     Adapter(
+        "turnkey/Gymnasium-v0",
+        f"{_HERE}.spaces:SpacesText",
+        summary="any environment of gymnasium's",
+        recipe="gymnasium",
+        package="gymnasium",
+        samples=({"env": "CartPole-v1"}, {"env": "Blackjack-v1"}),
+    ),
+    Adapter(
         "turnkey/TextWorld-v0",
         f"{_HERE}.textworld:TextWorldText",
         summary="generated text adventures",

@@ -14,6 +14,7 @@ import numpy as np
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 
 COLUMN = "turnkey_task"
+HINT = "turnkey_hint"
 _MAX_SEED = 2**31 - 1
 HELD_OUT = 2**16
 """so many of the largest seeds are for evaluations alone"""
@@ -93,11 +94,31 @@ def held_out_seeds(n: int) -> list[int]:
     return [_MAX_SEED - 1 - int(place) for place in np.random.default_rng(0).permutation(HELD_OUT)[:n]]
 
 
-def write_parquet(path: str | PathLike[str], tasks: Sequence[Task], data_source: str, split: str) -> None:
+def write_parquet(
+    path: str | PathLike[str],
+    tasks: Sequence[Task],
+    data_source: str,
+    split: str,
+    *,
+    prompts: Sequence[Any] | None = None,
+    answers: Sequence[Any] | None = None,
+    hints: Sequence[str | None] | None = None,
+) -> None:
     """Write ``tasks`` as a parquet file in verl's format, one row per task; its folder is made if it is not there.
 
     The task travels as a JSON string: parquet cannot hold an empty dict and gives every row the union of all keys.
     The ``prompt`` is only what verl's data loader asks for, the agent loop writes its own.
+
+    Args:
+        data_source: name in verl's validation metrics.
+        split: ``extra_info.split`` of the rows.
+        prompts: text or messages of each task, or None; by default the environment's id.
+        answers: right answers of each task, a text, a number, a list of these or None: ``reward_model.ground_truth``.
+            Where one is a list, all are.
+        hints: text of each task's hint, or None: the column ``turnkey_hint``; without any no such column.
+
+    Raises:
+        TaskFormatError: there are no tasks.
     """
     if not tasks:
         raise TaskFormatError(f"no tasks to write to {path}: verl needs at least a batch of them")
@@ -108,15 +129,34 @@ def write_parquet(path: str | PathLike[str], tasks: Sequence[Task], data_source:
             'writing tasks needs pandas and pyarrow, which come with verl: pip install "verl-turnkey[verl]"'
         ) from error
 
+    truths = _of_one_kind(answers or [None] * len(tasks))
     rows = [
         {
             "data_source": data_source,
-            "prompt": [{"role": "user", "content": task.env_id}],
-            "reward_model": {"style": "rule", "ground_truth": ""},
+            "prompt": _messages(prompt or task.env_id),
+            "reward_model": {"style": "rule", "ground_truth": truth},
             "extra_info": {"index": index, "split": split},
             COLUMN: task.to_json(),
+            **({HINT: hint} if hints and any(hints) else {}),
         }
-        for index, task in enumerate(tasks)
+        for index, (task, prompt, truth, hint) in enumerate(
+            zip(tasks, prompts or [None] * len(tasks), truths, hints or [None] * len(tasks), strict=True)
+        )
     ]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_parquet(path, index=False)
+
+
+def _messages(prompt: Any) -> list[dict[str, str]]:
+    return [{"role": "user", "content": str(prompt)}] if not isinstance(prompt, list) else prompt
+
+
+def _of_one_kind(answers: Sequence[Any]) -> list[Any]:
+    """Texts, or lists of texts where one task has several answers: parquet has one type for a column."""
+    if any(isinstance(answer, list) for answer in answers):
+        return [[str(each) for each in answer] if isinstance(answer, list) else _texts(answer) for answer in answers]
+    return ["" if answer is None else str(answer) for answer in answers]
+
+
+def _texts(answer: Any) -> list[str]:
+    return [] if answer is None else [str(answer)]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 from verl_turnkey.losses.tensors import (
     LossInputs,
@@ -86,7 +87,8 @@ def loss_spec(name: str) -> LossSpec:
         ConfigError: there is none; names the closest.
     """
     if name not in _LOSSES:
-        raise ConfigError(f"unknown loss {name!r}{did_you_mean(name, _LOSSES) or ';'} known: {', '.join(losses())}")
+        hint = known_as(name) or did_you_mean(name, _LOSSES)
+        raise ConfigError(f"unknown loss {name!r}{hint or ';'} known: {', '.join(losses())}")
     return _LOSSES[name]
 
 

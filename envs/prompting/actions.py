@@ -20,7 +20,7 @@ INSTRUCTIONS = {
     "boxed": "Think about the situation. Then write one action as \\boxed{action}.",
     TOOL_CALL: "Think about the situation. Then call the tool with one action.",
 }
-"""what the field ``{format}`` of a prompt template says; nothing for a format of your own"""
+"""what the field ``{format}`` of a prompt template says; for a format of your own see :func:`instruction_of`"""
 
 KEY = "turnkey.rollout.action_format"
 
@@ -91,6 +91,16 @@ def load_parser(fmt: str) -> Parser:
         f"unknown action format {fmt!r}{did_you_mean(fmt, FORMATS) or '.'} {KEY} takes {', '.join(FORMATS)} and "
         f"module:function; {TOOL_CALL} works in the agent loop only"
     )
+
+
+def instruction_of(fmt: str) -> str:
+    """How to write an action in the format ``fmt``, for prompts.
+
+    A function of your own says it with an attribute ``instruction``; empty where it has none.
+    """
+    if fmt in INSTRUCTIONS:
+        return INSTRUCTIONS[fmt]
+    return str(getattr(load_function(fmt, KEY), "instruction", ""))
 
 
 def admit(found: str | None, admissible: Sequence[str] | None, fmt: str) -> ParsedAction:

@@ -12,11 +12,12 @@ from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.errors import PromptTooLongError
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
 
-FIELDS = ("task", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
+FIELDS = ("task", "examples", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
 LINE_FIELDS = ("step", "observation", "action")
 LINE = "{observation}\nAction: {action}"
 TEMPLATES = Path(__file__).parent / "templates"
 _FIELD = re.compile(r"\{([a-z_]+)\}")
+_OF_A_STEP = re.compile(r"\{(observation|admissible)\}")
 
 
 def check_fields(text: str, fields: Sequence[str], needs: str, what: str) -> None:
@@ -49,6 +50,11 @@ def load_template(name_or_path: str) -> str:
     return template
 
 
+def later_template(template: str) -> str:
+    """The lines of a prompt template that differ from step to step: those with the observation or the actions."""
+    return "\n".join(line for line in template.split("\n") if _OF_A_STEP.search(line))
+
+
 def build_messages(
     *,
     system: str | None,
@@ -61,6 +67,7 @@ def build_messages(
     summary: str = "",
     line: str = LINE,
     instruction: str = "",
+    examples: str = "",
     images: Sequence[Any] = (),
 ) -> list[dict[str, Any]]:
     """Chat messages for one step: the system text, if any, and one user message, made of ``template``.
@@ -78,12 +85,14 @@ def build_messages(
         step: defaults to the one after ``history``.
         line: text of a past turn, with ``{step}``, ``{observation}`` and ``{action}``.
         instruction: how to write an action, see ``actions.INSTRUCTIONS``.
+        examples: text of the field ``{examples}``; it comes first in a template that has no such field.
         images: placed before the text, in the form that chat templates of vision-language models take.
     """
     step = len(history) + 1 if step is None else step
     first = step - len(history)
     values = {
         "task": task,
+        "examples": examples,
         "summary": summary,
         "taken": str(step - 1 or ""),
         "shown": str(len(history) or ""),
@@ -96,6 +105,8 @@ def build_messages(
         "admissible": ", ".join(admissible or ()),
         "format": instruction,
     }
+    if examples and "{examples}" not in template:
+        template = f"{{examples}}\n\n{template}"
     lines: list[str] = []
     for text in template.strip("\n").split("\n"):
         fields = _FIELD.findall(text)
@@ -135,7 +146,7 @@ def fit_prompt(
         return tried[cut]
     raise PromptTooLongError(
         f"the prompt without any history takes {len(tried[memory.cuts][0])} tokens, data.max_prompt_length allows "
-        f"{budget}: raise data.max_prompt_length, or shorten the template or the observation"
+        f"{budget}: raise data.max_prompt_length, or shorten the template, its examples or the observation"
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import check_columns
+from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 
@@ -33,6 +35,24 @@ def check_agent_loop(
         check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given, forked)
 
 
+def _warn_of_silence(turnkey: TurnkeyConfig, template: str, instruction: str) -> None:
+    """Warn where no part of the prompt says how to write an action in a format of the user's own."""
+    options = turnkey.rollout
+    if instruction and "{format}" not in template:
+        warn(
+            "instruction-not-shown",
+            f"turnkey.rollout.template={options.template} has no field {{format}}: the instruction of "
+            f"turnkey.rollout.action_format={options.action_format} is in no prompt",
+        )
+    elif not instruction and options.system is None and "{format}" in template:
+        warn(
+            "format-not-told",
+            f"nothing tells the model the format of turnkey.rollout.action_format={options.action_format}: set the "
+            "attribute `instruction` of that function, which {format} of the template shows, or "
+            "turnkey.rollout.examples",
+        )
+
+
 def _check_routing(config: DictConfig) -> None:
     """Routed experts travel with no row of the agent loop turnkey_env."""
     replayed = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": "false"}
@@ -45,7 +65,8 @@ def _check_routing(config: DictConfig) -> None:
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """Check the prompt template, and load the functions and parsers that the agent loop will call."""
-    from verl_turnkey.envs.prompting.actions import TOOL_CALL, load_parser
+    from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL, instruction_of, load_parser
+    from verl_turnkey.envs.prompting.examples import check_examples
     from verl_turnkey.envs.prompting.prompts import load_template
     from verl_turnkey.envs.user_modules import load_function
 
@@ -67,6 +88,13 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         check_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)
     else:
         load_parser(options.action_format)
+    try:
+        examples = load_examples(options.examples)
+        check_examples(examples, options.action_format)
+    except ConfigError as error:
+        refuse("examples-invalid", str(error))
+    if options.action_format not in (*FORMATS, TOOL_CALL) and not examples:
+        _warn_of_silence(turnkey, template, instruction_of(options.action_format))
     if options.summary is not None:
         load_function(options.summary, "turnkey.rollout.summary")
         if "{summary}" not in template:

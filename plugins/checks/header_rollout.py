@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from verl_turnkey.envs.prompting.actions import instruction_of
+from verl_turnkey.envs.prompting.examples import Examples
+from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.checks.files import shared_tasks, task_environments, tasks
 from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
 from verl_turnkey.plugins.checks.sizes import OURS
+from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import estimator_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
@@ -109,6 +114,27 @@ def _stored(run: Run) -> str:
     return f"{most}, in at most {plural(groups_joining, 'stored group')} (turnkey.groups.buffer)"
 
 
+def _examples(run: Run) -> str:
+    """How many example turns prompts show, and about how many tokens they are where the tokenizer lies here."""
+    options = run.turnkey.rollout
+    turns = load_examples(options.examples) if run.our_loop else ()
+    if not turns:
+        return ""
+    conversation = options.prompt == "conversation"
+    template, instruction = load_template(options.template), instruction_of(options.action_format)
+    examples = Examples(turns, options.action_format, template, instruction, conversation)
+    messages = [str(message["content"]) for message in examples.messages("")]
+    file = Path(run.config.actor_rollout_ref.model.path).expanduser() / "tokenizer.json"
+    tokens = ""
+    if file.is_file():
+        from tokenizers import Tokenizer
+
+        text = "\n".join([*messages, examples.text])
+        tokens = f", about {len(Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids)} tokens"
+    how = "messages" if messages else "text"
+    return f"{plural(len(turns), 'turn')} in every prompt as {how}{tokens} (turnkey.rollout.examples)"
+
+
 def _hints(run: Run) -> str:
     groups = run.turnkey.groups
     return (
@@ -157,6 +183,7 @@ def _validation(run: Run) -> str:
 ROLLOUT: Lines = (
     ("agent loop", _agent_loops),
     ("environment", _environment),
+    ("examples", _examples),
     ("sampling", _sampling),
     ("strategy", _strategy),
     ("per step", _per_step),

@@ -21,7 +21,8 @@ from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import fingerprint
 from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
 from verl_turnkey.envs.hosting.process import ProcessWorker
-from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
+from verl_turnkey.envs.prompting.actions import TOOL_CALL, instruction_of
+from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
@@ -29,7 +30,8 @@ from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
-from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, estimator_of
+from verl_turnkey.plugins.config.examples import load_examples
+from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
@@ -225,14 +227,33 @@ def _another_state(actions: int, how: str) -> EnvironmentFailure:
     )
 
 
+def preview(config: DictConfig) -> str:
+    """The first prompt of the first task as the model gets it, and its tokens; or why it cannot be shown here."""
+    turnkey, file = turnkey_config(config), task_file(config)
+    if file is None:
+        return "no prompt to show: there is no training file with tasks on this machine"
+    observation, info, _ = asyncio.run(play(turnkey, _configured(first_task(file), turnkey)))
+    shown = _measure(config, turnkey, observation, info["task"], info["admissible"])
+    if shown is None:
+        return f"no prompt to show: {config.actor_rollout_ref.model.path} is no folder with a plain tokenizer"
+    text, number = shown
+    limit = config.actor_rollout_ref.rollout.prompt_length
+    return f"the first prompt, {number} of {limit} tokens (data.max_prompt_length):\n{text}"
+
+
 def _measure(
     config: DictConfig, turnkey: TurnkeyConfig, observation: str, goal: str, admissible: list[str] | None
-) -> None:
+) -> tuple[str, int] | None:
+    """The first prompt as text, and its number of tokens; None where the tokenizer is not a plain one of this machine.
+
+    Raises:
+        PromptTooLongError: it exceeds its budget.
+    """
     model = config.actor_rollout_ref.model
     path = Path(model.path).expanduser()
     special = any(model.get(key) for key in ("tokenizer_path", "trust_remote_code", "custom_chat_template"))
     if not path.is_dir() or special:
-        return  # not a plain local tokenizer: the agent loop measures each prompt anyway
+        return None  # not a plain local tokenizer: the agent loop measures each prompt anyway
     from transformers import AutoTokenizer
 
     from verl_turnkey.plugins.rollout.spaces import check_spaces
@@ -256,19 +277,28 @@ def _measure(
         if turnkey.rollout.prompt == "conversation":
             learn(builder, tokenizer, tools, turnkey.rollout.observation_role)
 
+    template, fmt = load_template(turnkey.rollout.template), turnkey.rollout.action_format
+    instruction = instruction_of(fmt)
+    turns = load_examples(turnkey.rollout.examples)
+    examples = Examples(turns, fmt, template, instruction, turnkey.rollout.prompt == "conversation")
+    system = [{"role": "system", "content": turnkey.rollout.system}] if turnkey.rollout.system else []
+
     def encode(past: PromptHistory) -> list[int]:
-        messages = build_messages(
-            system=turnkey.rollout.system,
-            template=load_template(turnkey.rollout.template),
+        now = build_messages(
+            system=None,
+            template=template,
             task=goal,
             history=past.turns,
             observation=observation,
             admissible=admissible,
-            instruction=INSTRUCTIONS.get(turnkey.rollout.action_format, ""),
+            instruction=instruction,
+            examples=examples.text,
         )
+        messages = [*system, *examples.messages(goal), *now]
         text = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False, tools=tools, **kwargs
         )
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)
+    ids, _ = fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)
+    return tokenizer.decode(ids, skip_special_tokens=False), len(ids)

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
@@ -246,7 +247,8 @@ def _check_loss_name(config: DictConfig) -> None:
     if name not in POLICY_LOSS_REGISTRY:
         refuse(
             "unknown-loss",
-            f"there is no {ACTOR}.policy_loss.loss_mode={name!r}{closest(name, [*POLICY_LOSS_REGISTRY])}",
+            f"there is no {ACTOR}.policy_loss.loss_mode={name!r}"
+            f"{known_as(name) or closest(name, [*POLICY_LOSS_REGISTRY])}",
         )
 
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
@@ -236,7 +237,7 @@ def _check_trainer(config: DictConfig, mode: str) -> None:
     if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
         refuse(
             "unknown-estimator",
-            f"there is no algorithm.adv_estimator={name!r}{closest(name, [*ADV_ESTIMATOR_REGISTRY])}",
+            f"there is no algorithm.adv_estimator={name!r}{known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])}",
         )
 
 

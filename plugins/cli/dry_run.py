@@ -16,8 +16,10 @@ from verl_turnkey.plugins.config.composing import verls_config_dir
 _NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
 
 
-def dry_run(arguments: Sequence[str]) -> int:
+def dry_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
     """Compose and check what ``python -m verl.trainer.main_ppo`` would with the same arguments; print the header.
+
+    ``prompt``: print the first prompt of the first task, too.
 
     Returns:
         0, or 1 when the run would be refused; the reason is on stderr.
@@ -35,6 +37,10 @@ def dry_run(arguments: Sequence[str]) -> int:
     if not uses_us(config):
         print("stock verl: nothing of this package is asked for. Add +turnkey=<method>", flush=True)
         return 1
+    if prompt:
+        from verl_turnkey.plugins.checks.probe import preview
+
+        print(preview(config), flush=True)
     print("ready: nothing was started", flush=True)
     return 0
 

@@ -55,10 +55,19 @@ def _environment(row: dict[str, Any], width: int) -> list[str]:
 
 @app.command()
 def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="explain this one: a name of ours, of a paper, an arXiv number")
+    ] = None,
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
     markdown: Markdown = False,
 ) -> None:
-    """List the methods. Shows the switch of each, its tier, its parameters and the columns that it needs."""
+    """List the methods, or explain NAME. Shows switch, tier, parameters and the columns that each needs."""
+    if name is not None:
+        from verl_turnkey.plugins.cli.explain import explain
+
+        _stand_in_for_torch()
+        typer.echo(explain(name))
+        return
     _show("overview" if short else "methods", markdown)
 
 
@@ -71,11 +80,7 @@ def modifiers(markdown: Markdown = False) -> None:
 @app.command()
 def losses(markdown: Markdown = False) -> None:
     """List the policy losses. Shows the switch of each and its parameters."""
-    if find_spec("torch") is None:  # their files name it in annotations; nothing is computed here
-        stub = ModuleType("torch")
-        stub.__spec__ = ModuleSpec("torch", None)
-        stub.__dict__["Tensor"] = object
-        sys.modules["torch"] = stub
+    _stand_in_for_torch()
     _show("losses", markdown)
 
 
@@ -105,6 +110,15 @@ def presets(
     tables.show(tables.settings(preset), markdown)
     for word, source in preset.sources.items():
         typer.echo(f"{word}: {source}")
+
+
+def _stand_in_for_torch() -> None:
+    """Where it is not installed: losses name it in annotations, and nothing is computed here."""
+    if find_spec("torch") is None:
+        stub = ModuleType("torch")
+        stub.__spec__ = ModuleSpec("torch", None)
+        stub.__dict__["Tensor"] = object
+        sys.modules["torch"] = stub
 
 
 def _show(name: str, markdown: bool) -> None:

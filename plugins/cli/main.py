@@ -6,15 +6,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from verl_turnkey.plugins.cli import evaluate, listing, train, view
+from verl_turnkey.plugins.cli import evaluate, listing, tasks, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
+from verl_turnkey.plugins.cli.tasks import json_object
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(listing.app)
+app.add_typer(tasks.app)
 app.add_typer(view.app)
 app.add_typer(train.app)
 app.add_typer(evaluate.app)
@@ -66,6 +68,8 @@ def check(context: typer.Context) -> None:
 
     --rules prints the rules instead, with their ids for turnkey.ignore; --rules --json the same for scripts.
 
+    --prompt shows the first prompt of the first task.
+
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
     """
     if context.args in ([], ["--help"], ["-h"]):
@@ -81,36 +85,8 @@ def check(context: typer.Context) -> None:
         return
     from verl_turnkey.plugins.cli.dry_run import dry_run
 
-    raise typer.Exit(dry_run(context.args))
-
-
-@app.command()
-def tasks(
-    out: Annotated[Path, typer.Argument(help="folder for train.parquet and val.parquet")],
-    env: Annotated[str, typer.Option(help="gymnasium id of the environment")],
-    kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
-    val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
-    train: Annotated[int, typer.Option(min=1, help="number of training tasks")] = 1024,
-    val: Annotated[int, typer.Option(min=1, help="number of validation tasks")] = 128,
-    seed: Annotated[int, typer.Option(help="draws the tasks' seeds; training and validation never share one")] = 0,
-    data_source: Annotated[str | None, typer.Option(help="name in verl's validation metrics")] = None,
-    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
-) -> None:
-    """Write tasks as the parquet files that verl reads."""
-    from verl_turnkey.envs import make
-    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
-    from verl_turnkey.envs.user_modules import import_modules
-
-    import_modules(module or [], "--module")
-    arguments = _json_object(kwargs)
-    for_val = arguments | _json_object(val_kwargs, "--val-kwargs")
-    for given in (arguments, for_val):  # a bad id or argument is found here, not in the training run
-        make(env, given).close()
-    train_seeds, val_seeds = split_seeds(train, val, seed)
-    for split, seeds, given in (("train", train_seeds, arguments), ("val", val_seeds, for_val)):
-        path = out / f"{split}.parquet"
-        write_parquet(path, [Task(env, s, given) for s in seeds], data_source or env.split("/")[-1], split)
-        typer.echo(f"{len(seeds)} tasks in {path}")
+    words = [word for word in context.args if word != "--prompt"]
+    raise typer.Exit(dry_run(words, prompt=words != context.args))
 
 
 @app.command()
@@ -135,7 +111,7 @@ def env_check(
     budget = {"modules": module or [], "seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
     budget |= {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
     if env is not None:
-        report = check(env, _json_object(kwargs), **budget)
+        report = check(env, json_object(kwargs), **budget)
         typer.echo(json.dumps(report.to_dict()) if as_json else "\n".join(report.lines()))
         raise typer.Exit(0 if report.ok else 1)
     reports, left_out = check_installed(lambda line: typer.echo(line, err=True), **budget)
@@ -143,17 +119,6 @@ def env_check(
     for line in left_out:
         typer.echo(f"not checked: {line}", err=True)
     raise typer.Exit(0 if all(report.ok for report in reports) else 1)
-
-
-def _json_object(text: str, option: str = "--kwargs") -> dict[str, Any]:
-    """The value of ``option`` as a dict."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"{option} must be a JSON object, got {text!r} ({error})") from None
-    if not isinstance(value, dict):
-        raise typer.BadParameter(f"{option} must be a JSON object, got {text!r}")
-    return value
 
 
 @app.command("alfworld-generate")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config.foreign_keys import BARE, VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
 from verl_turnkey.plugins.config.line_words import KWARGS, check_argument, check_node, check_together
@@ -206,13 +207,13 @@ def _check_groups(line: CommandLine) -> None:
 
 
 def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
-    what = _noun(group)
+    hint = (known_as(value) if group in ("turnkey", "turnkey/loss") else "") or did_you_mean(value, choices)
     way_out = ""
     if group == "turnkey" and value in VERLS_ESTIMATORS and value not in WITHOUT_INPUT:
         way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"
     elif group == "turnkey/env":
         way_out = " (any other environment: turnkey.env.id=<gymnasium id>)"
-    return f"+{group}={value}: there is no {what} {value!r}{did_you_mean(value, choices)}{way_out}\n{_listed(choices)}"
+    return f"+{group}={value}: there is no {_noun(group)} {value!r}{hint}{way_out}\n{_listed(choices)}"
 
 
 def _noun(group: str) -> str:

@@ -54,6 +54,8 @@ def absolute_paths(config: DictConfig) -> Change | None:
     for key in ("action_format", "summary"):
         if ".py:" in (path := getattr(turnkey.rollout, key) or ""):
             paths[f"turnkey.rollout.{key}"] = _absolute(path)
+    if isinstance(turnkey.rollout.examples, str):
+        paths["turnkey.rollout.examples"] = _absolute(turnkey.rollout.examples)
     template = turnkey.rollout.template
     shipped = (TEMPLATES / f"{template}.txt").is_file()  # its name wins over a file's
     if not shipped and Path(template).is_file():

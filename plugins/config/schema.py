@@ -14,6 +14,7 @@ from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, pars
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
+from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.stop import StopConfig
@@ -100,6 +101,9 @@ class RolloutConfig:
     """prompt template: a shipped name or the path of a text file"""
     system: str | None = None
     """system message; null: none"""
+    examples: list[Any] | str = field(default_factory=list)
+    """turns that prompts show before the episode's own, each with observation and action (or response), or a file of
+    them (YAML, JSON, JSONL); a conversation has them as turns, a template as text"""
     anchor: Literal["state_key", "observation"] = "state_key"
     """what identifies a state: the environment's key of the full state, or the observation (text and images)"""
     stop: list[str] = field(default_factory=list)
@@ -135,6 +139,7 @@ class RolloutConfig:
             f"auto or user with action_format={self.action_format}: only a tool call ({TOOL_CALL}) has a tool's answer",
             self.observation_role,
         )
+        load_examples([] if isinstance(self.examples, str) else self.examples)
         check(self.max_turns > 0, "max_turns", "positive", self.max_turns)
         check(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
         check(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import spec_of
+from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import reward_entries, turnkey_config
 from verl_turnkey.plugins.log.masking import masked
 
@@ -44,6 +45,7 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
     turnkey, rollout = turnkey_config(config), config.actor_rollout_ref.rollout
     data: Any = OmegaConf.to_container(config.data, resolve=True)
     options = {name: value for name, value in asdict(turnkey.rollout).items() if name not in (*OF_TRAINING, "template")}
+    turns = load_examples(options.pop("examples"))
     rewards = reward_entries(config, turnkey)
     files = _files([*turnkey.modules, options, rewards])
     fields = {
@@ -52,6 +54,7 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
         "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
         "rollout": _without_folders(options),
         "template": text_digest(load_template(turnkey.rollout.template)),
+        **({"examples": text_digest(str(turns))} if turns else {}),
         "rewards": _without_folders(rewards),
         "limits": {"prompt": rollout.prompt_length, "response": rollout.response_length},
         "chat_template": text_digest(chat_template or ""),

@@ -19,6 +19,7 @@ from verl_turnkey.envs.prompting.actions import (
     UNFINISHED,
     ParsedAction,
     admit,
+    instruction_of,
     load_parser,
 )
 from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
@@ -77,7 +78,7 @@ class TextReader:
         self._parse = load_parser(fmt)
         self._whole = fmt not in FORMATS
         self._tokenizer = tokenizer
-        self.instruction = INSTRUCTIONS.get(fmt, "")
+        self.instruction = instruction_of(fmt)
 
     async def read(
         self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]

@@ -51,6 +51,7 @@ class EnvAgentLoop(AgentLoopBase):
             template=self.shared.template,
             summarize=self.shared.summarize,
             instruction=self.reader.instruction,
+            examples=self.shared.examples(self.reader.instruction),
             tools=self.reader.tools,
             builder=builder,
             control=self.shared.control_tokens(self.tokenizer),

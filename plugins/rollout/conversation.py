@@ -8,25 +8,17 @@ ended with a token that begins another message than the one that followed).
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, said
-from verl_turnkey.envs.prompting.prompts import build_messages
+from verl_turnkey.envs.prompting.prompts import build_messages, later_template
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.prompts import Scene, forked
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
-
-_OF_A_STEP = re.compile(r"\{(observation|admissible)\}")
-
-
-def later_template(template: str) -> str:
-    """The lines of a prompt template that differ from step to step: those with the observation or the actions."""
-    return "\n".join(line for line in template.split("\n") if _OF_A_STEP.search(line))
 
 
 class ConversationPrompts:
@@ -139,7 +131,7 @@ class ConversationPrompts:
         if len(ids) + len(kept) > budget:
             raise PromptTooLongError(
                 f"the prompt without any past turn takes {len(ids)} tokens, data.max_prompt_length allows {budget}: "
-                "raise data.max_prompt_length, or shorten the template or the observation"
+                "raise data.max_prompt_length, or shorten the template, its examples or the observation"
             )
         moved = len(ids) - (self._starts[dropped] if kept else 0)
         self._starts = [start + moved for start in self._starts[dropped:]] if kept else []

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-COLUMN, SHARE = "turnkey_hint", "turnkey_hint_share"
-"""of a data row: the text of its hint; the share of it that is shown, which the trainer writes"""
+from verl_turnkey.envs.tasks import HINT as COLUMN
+
+SHARE = "turnkey_hint_share"
+"""of a data row: the share of it that is shown, which the trainer writes"""
 
 
 def words(text: Any) -> list[str]:

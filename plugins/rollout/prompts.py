@@ -17,6 +17,7 @@ from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.examples import NONE, Examples
 from verl_turnkey.envs.prompting.memory import (
     Memory,
     PromptHistory,
@@ -67,6 +68,7 @@ class Scene:
         control: makes control tokens in texts of the environment plain.
         prompt_length: ``data.max_prompt_length``.
         response_length: ``data.max_response_length``.
+        examples: turns that every prompt shows before those of the episode.
     """
 
     options: RolloutConfig
@@ -78,22 +80,27 @@ class Scene:
     control: ControlTokens
     prompt_length: int
     response_length: int
+    examples: Examples = NONE
 
     def messages(self, task: str, seen: Answer, past: PromptHistory, step: int, images: Sequence[Any]) -> list[Any]:
-        """The system message, if any, and the rendered template of step ``step``, counted from 1."""
-        return build_messages(
-            system=self.options.system,
+        """The system message and example turns, if any, and the rendered template of step ``step``, from 1."""
+        task = self.control.plain(task)
+        system = [{"role": "system", "content": self.options.system}] if self.options.system else []
+        now = build_messages(
+            system=None,
             template=self.template,
-            task=self.control.plain(task),
+            task=task,
             history=past.turns,
             summary=self.control.plain(past.summary),
             line=self.options.history_line,
             observation=self.control.plain(seen.observation),
             admissible=[self.control.plain(action) for action in seen.info["admissible"] or ()],
             instruction=self.instruction,
+            examples=self.examples.text,
             step=step,
             images=images,
         )
+        return [*system, *self.examples.messages(task), *now]
 
     def render(self, messages: list[dict[str, Any]], images: list[Any] | None) -> list[int]:
         """The token ids of a prompt of these messages."""

@@ -14,9 +14,11 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
+from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     credit_params,
@@ -55,6 +57,7 @@ class WorkerProcess:
         self.log_probs: bool = theirs.calculate_log_probs
         self.tool_format: str = theirs.multi_turn.format
         self.template = load_template(rollout.template)
+        self._examples = load_examples(rollout.examples)
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
@@ -89,6 +92,12 @@ class WorkerProcess:
     def allowance(self, group: str) -> Allowance:
         """What trained branches are left to a group, as long as one of its rollouts plays."""
         return self._allowances.setdefault(group, Allowance(self._branches))
+
+    def examples(self, instruction: str) -> Examples:
+        """The example turns; ``instruction`` says how to write an action."""
+        rollout = self.turnkey.rollout
+        conversation = rollout.prompt == "conversation"
+        return Examples(self._examples, rollout.action_format, self.template, instruction, conversation)
 
     def control_tokens(self, tokenizer: Any) -> ControlTokens:
         """The model's control tokens, computed once."""

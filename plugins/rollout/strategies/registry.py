@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import did_you_mean, parse, require_frozen
 
 if TYPE_CHECKING:
@@ -189,8 +190,8 @@ def read_strategy(value: str | Mapping[str, Any]) -> tuple[StrategySpec, Any] | 
     if name not in _STRATEGIES:
         known = [INDEPENDENT, *strategies()]
         raise ConfigError(
-            f"{KEY}: there is no strategy {name!r}{did_you_mean(name, known) or '.'} There are {', '.join(known)}; one "
-            "of your own is registered by a module of turnkey.modules"
+            f"{KEY}: there is no strategy {name!r}{known_as(name) or did_you_mean(name, known) or '.'} There are "
+            f"{', '.join(known)}; one of your own is registered by a module of turnkey.modules"
         )
     spec = _STRATEGIES[name]
     return spec, parse(spec.cls, entry, KEY)

@@ -142,7 +142,7 @@ def test_what_others_call_it(name, known, expected):
     assert did_you_mean(name, known) == f"; did you mean {expected!r}?"
 
 
-@pytest.mark.parametrize("name", ["rloo", "remax", "gdpo"])
+@pytest.mark.parametrize("name", ["remax", "gdpo"])
 def test_a_method_of_others_is_no_misspelling(name):
     assert did_you_mean(name, ("proxmo", "hgpo", "hdpo", "rebn", "salt")) == ""
 

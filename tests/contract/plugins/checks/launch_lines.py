@@ -51,6 +51,10 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
         folder / "val.parquet", [Task("turnkey/MiniGrid-v0", seed) for seed in range(100, 104)], "grid", "val"
     )
     good = pd.read_parquet(folder / "train.parquet")
+    good[["prompt", "turnkey_task"]].to_json(folder / "two.jsonl", orient="records", lines=True)
+    (folder / "shout.py").write_text(
+        "def shout(text, admissible):\n    return text\n\n\nshout.instruction = 'Shout.'\n"
+    )
 
     def with_task(name: str, row: int, text: str | None) -> None:
         rows = good.copy()
@@ -183,6 +187,16 @@ PARAMETERS = [
     (
         "turnkey.rollout.action_format=json actor_rollout_ref.rollout.multi_turn.format=hermess",
         "actor_rollout_ref.rollout.multi_turn.format=hermess | 'hermes'",
+    ),
+    ("turnkey.rollout.examples=absent.yaml", "turnkey.rollout.examples= | absent.yaml: a list of turns | No such file"),
+    ("'turnkey.rollout.examples=[{observation: x, acton: go}]'", "examples[0].acton | 'action'"),
+    (
+        "turnkey.rollout.action_format=tags 'turnkey.rollout.examples=[{observation: x, response: go}]'",
+        "turnkey.rollout.examples[0] | 'go' is no example of turnkey.rollout.action_format=tags",
+    ),
+    (
+        f"'turnkey.rollout.examples=[{{observation: {'wall ' * 2000}, action: go}}]'",
+        "tokens, data.max_prompt_length allows | its examples",
     ),
     ("turnkey.rollout.template=defualt", "turnkey.rollout.template | defualt | 'default'"),
     ("turnkey.rollout.template={tmp}/odd.txt", "turnkey.rollout.template | {observaton} | 'observation'"),
@@ -892,6 +906,7 @@ KL = (
     "actor_rollout_ref.actor.kl_loss_type=low_var_kl"
 )
 STARTS = [
+    "+turnkey=gigpo data.train_files={tmp}/two.jsonl data.val_files={tmp}/two.jsonl",
     *(f"+turnkey={name} {given(spec)}".strip() for name, spec in shipped().items() if "value" not in spec.needs),
     "+turnkey=turn_gae",
     "+turnkey=vc_gae critic.model.path={model}",

@@ -188,6 +188,16 @@ POTENTIAL = "'turnkey.rewards=[{{name: step}},{{name: potential, gamma: {}}}]' t
 
 WARNED_OR_NOT: list[tuple[str, str, str]] = [
     (
+        "+turnkey=gigpo turnkey.rollout.action_format=textwrap:shorten",
+        "nothing tells the model the format of turnkey.rollout.action_format=textwrap:shorten",
+        "+turnkey=gigpo turnkey.rollout.action_format=textwrap:shorten turnkey.rollout.system=Shout.",
+    ),
+    (
+        "+turnkey=gigpo turnkey.rollout.action_format={tmp}/shout.py:shout turnkey.rollout.template=minigrid",
+        "turnkey.rollout.template=minigrid has no field {format} | is in no prompt",
+        "+turnkey=gigpo turnkey.rollout.action_format={tmp}/shout.py:shout",
+    ),
+    (
         f"+turnkey=gigpo {ROLLOUT}.name=sglang",
         "rollout.name=sglang | it is not installed",
         "+turnkey=gigpo",

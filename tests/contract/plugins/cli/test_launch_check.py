@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,17 @@ def header(out: str) -> dict[str, list[str]]:
         else:
             found[label][-1] += f" {text}"
     return found
+
+
+def test_the_first_prompt_is_shown_with_its_examples(stock_overrides, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    examples = "turnkey.rollout.examples=[{observation: a wall, action: turn around}]"
+    assert dry_run(["+turnkey=gigpo", "+turnkey/env=babyai", *stock_overrides, examples], prompt=True) == 0
+    out = capsys.readouterr().out
+    shown = out.partition("the first prompt, ")[2]
+    assert re.match(r"\d+ of 1200 tokens \(data.max_prompt_length\):\n", shown)
+    assert "Observation: a wall\nAnswer: turn around" in shown
+    assert re.fullmatch(r"1 turn in every prompt as text, about \d+ tokens \(turnkey.*\)", header(out)["examples"][0])
 
 
 def test_a_good_line(checked: Checked):

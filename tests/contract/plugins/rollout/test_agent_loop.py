@@ -84,6 +84,21 @@ def test_a_hint_stands_behind_the_task(play, prompt):
         assert script.prompts
 
 
+@pytest.mark.parametrize("prompt", ["template", "conversation"])
+@pytest.mark.parametrize("validation", [False, True])
+def test_example_turns_are_in_every_prompt_and_are_not_trained(play, tmp_path, prompt, validation):
+    (tmp_path / "examples.yaml").write_text("- {observation: a wall, action: turn around}\n")
+    settings = (f"turnkey.rollout.examples={tmp_path}/examples.yaml", f"turnkey.rollout.prompt={prompt}")
+    task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
+    outputs, script = play(
+        ["turn left"] * 2, task, "turnkey.rollout.max_turns=2", *settings, fields={VALIDATION: validation}
+    )
+    observation, _ = make(task.env_id, task.kwargs).reset(seed=task.seed)
+    assert 0 <= script.text(0).find("turn around") < script.text(0).find(observation)
+    assert all("turn around" in script.text(t) for t in range(len(script.prompts)))
+    assert not any("turn around" in script.tokenizer.decode(row.response_ids) for row in outputs)
+
+
 def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
     task = Task("turnkey/MiniGrid-v0", 11, LEVEL)
     turns = ["turn left", "dance", "turn right", "go forward"]

@@ -15,10 +15,13 @@ from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.memory import PromptTurn, Summarize
+from verl_turnkey.envs.prompting.prompts import later_template
+from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.action_reader import ACT
-from verl_turnkey.plugins.rollout.conversation import ConversationPrompts, later_template
+from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.prompts import Scene
 from verl_turnkey.plugins.rollout.turn_tail import learn
@@ -38,6 +41,7 @@ class Talk:
         prompt: int = 4000,
         response: int = 4000,
         summarize: Summarize | None = None,
+        examples: Sequence[dict[str, Any]] = (),
         **options: Any,
     ):
         self.family, self.tokenizer = family, family.tokenizer()
@@ -58,6 +62,7 @@ class Talk:
             control=ControlTokens(self.tokenizer),
             prompt_length=prompt,
             response_length=response,
+            examples=Examples(load_examples(examples), config.action_format, TEMPLATE, "Answer.", conversation=True),
         )
         self.prompts = ConversationPrompts(scene, "it", self.tail)
         self.given: list[Prompt] = []
@@ -108,6 +113,53 @@ def test_three_turns_as_the_template_writes_them(name):
         assert talk.see(f"room {step}") == expected
     assert talk.extends() == [True] * 3
     assert [prompt.broke for prompt in talk.given] == [None] * 4
+
+
+EXAMPLES = [
+    {"observation": "a wall", "action": "turn left"},
+    {"observation": "a door", "action": "open the door"},
+    {"task": "another task", "observation": "a cat", "action": "stroke the cat"},
+]
+
+
+@each_family
+def test_example_turns_stand_before_the_first_message(name):
+    family = FAMILIES[name]
+    talk = Talk(family, examples=EXAMPLES, system="Be brief.")
+    first = talk.see("a room")
+    parts = ["Be brief.", "Do it\n\nSeen (step 1): a wall\nAnswer.", "turn left", "Seen (step 2): a door"]
+    parts += ["open the door", "Do another task\n\nSeen (step 1): a cat\nAnswer.", "stroke the cat"]
+    parts += ["Do it\n\nSeen (step 1): a room\nAnswer."]
+    places = [first.find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+    for step, said in ((2, "go north"), (3, "look")):
+        talk.say(said + family.stop)
+        assert talk.see(f"room {step}").startswith(first)
+    assert talk.extends() == [True] * 2
+
+
+def test_examples_with_tool_calls_are_text():
+    talk = Talk(QWEN, tools=True, examples=EXAMPLES[:1])
+    first = talk.see("a room")
+    assert first.index("Observation: a wall\nCall of act: turn left") < first.index("Do it\n\nSeen (step 1): a room")
+
+
+def test_examples_are_part_of_the_budget():
+    long = {"observation": "a wall " * 300, "action": "turn left"}
+    Talk(QWEN, prompt=200).see("a room")
+    with pytest.raises(PromptTooLongError, match="its examples"):
+        Talk(QWEN, prompt=200, examples=[long]).see("a room")
+
+
+def test_examples_stay_when_the_first_turns_are_dropped():
+    talk = Talk(QWEN, examples=EXAMPLES[:1], when_full="drop_oldest", response=150, prompt=400)
+    talk.see("a room")
+    for step in range(2, 12):
+        talk.say("go north" + QWEN.stop)
+        shown = talk.see(f"room {step}")
+    assert "full" in {prompt.broke for prompt in talk.given}
+    assert "Seen (step 1): a wall" in shown
 
 
 @each_family

@@ -26,7 +26,7 @@ def test_no_summary_is_cut_at_80_columns():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "grpo"], "no method 'grpo'; did you mean 'grpo_steps'"),
+        (["--method", "grpo"], "no method 'grpo'; grpo is grpo_steps here: +turnkey=grpo_steps"),
         (["turnkey.rollout.histori=3"], "turnkey.rollout.histori: unknown key"),
     ],
 )

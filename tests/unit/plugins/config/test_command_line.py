@@ -29,7 +29,14 @@ REFUSED = {
     "turnkey=gigpo": ["+turnkey=gigpo"],
     "++turnkey=gigpo": ["+turnkey=gigpo", "one plus"],
     "+turnkey=gigop": ["'gigop'", "'gigpo'", "choices: a_grae, base, ", ", gigpo, "],
-    "+turnkey=grpo": ["'grpo_steps'", "+turnkey=base algorithm.adv_estimator=grpo"],
+    "+turnkey=grpo": ["grpo is grpo_steps here", "+turnkey=base algorithm.adv_estimator=grpo"],
+    "+turnkey=gtpo": ["no method 'gtpo'; gtpo is turn_norm here: +turnkey=turn_norm (`turnkey methods gtpo`"],
+    "+turnkey=igpo": ["is information_gain with the strategy", "turnkey.rollout.strategy=probe_gold"],
+    "+turnkey=vineppo": ["progress with the strategy vine", "turnkey.credit.alpha=0"],
+    "+turnkey=mt-grpo": ["turnkey.credit.rule=mt_grpo"],
+    "+turnkey=empg": ["empg is the modifier empg here", "'turnkey.credit.modify=[empg]'"],
+    "+turnkey=portool": ["is not here, the closest is tree"],
+    "+turnkey=gigpo +turnkey/loss=sorl": ["no loss 'sorl'; sorl is the loss st_ppo here", "+turnkey/loss=st_ppo"],
     "+turnkey=rloo": ["'rloo'", "+turnkey=base algorithm.adv_estimator=rloo"],
     "+turnkey=gigpo +turnkey/env=babyi": ["+turnkey/env=babyi", "'babyai'", "turnkey.env.id", "choices: alfworld"],
     "+turnkey=gigpo +turnkey/loss=turn_ration": ["there is no loss 'turn_ration'", "'turn_ratio'"],
@@ -162,7 +169,7 @@ def test_turnkey_train_refuses_what_the_run_would():
     played = launch.Played("turnkey/MiniGrid-v0", recipe="babyai")
     sizes: dict[str, Any] = {"device": "cpu", "gpus": 1, "steps": 1, "tasks": Path("t"), "out": Path("o")}
     launch.overrides(played, model="m", method="gigpo", **sizes)
-    with pytest.raises(ConfigError, match=r"no method 'grpo'; did you mean 'grpo_steps'"):
+    with pytest.raises(ConfigError, match=r"no method 'grpo'; grpo is grpo_steps here: \+turnkey=grpo_steps"):
         launch.overrides(played, model="m", method="grpo", **sizes)
 
 

@@ -1,0 +1,77 @@
+"""``turnkey methods NAME``: what a paper's or a framework's name is called here, and how it is selected."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name, plain
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers
+
+WIDTH = 80
+
+
+def explain(name: str) -> str:
+    """What ``name``, ours or a paper's, is here: its launch line, what it computes, where it differs, its page.
+
+    Raises:
+        ConfigError: nobody calls anything here by that name; names the closest.
+    """
+    ours = {plain(method): method for method in shipped()}.get(plain(name))
+    entry = _of_ours(ours) if ours else paper_name(name)
+    if entry is None:
+        known = [*shipped(), *(each for entry in PAPER_NAMES for each in entry.names.split(" / "))]
+        raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, known)}")
+    others = ", ".join(other for other in entry.names.split(" / ") if plain(other) != plain(name))
+    first = f"{ours} is a method of this package" if ours else entry.told(name)
+    lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
+    lines += ["", f"{'note' if entry.exact else 'differs'}: {entry.note}"] if entry.note else []
+    for kind, spec, params, key in _parts(entry.line):
+        source = spec.source if kind == "strategy" else spec.paper
+        lines += ["", f"{kind} {spec.name}: {spec.summary} ({source})"]
+        if kind != "strategy" and spec.needs:
+            lines.append(f"  needs {', '.join(spec.needs)}")
+        docs, default = attribute_docs(params), params()
+        for field in [each.name for each in fields(params)]:
+            lines.append(f"  {key}{field}={scalar(getattr(default, field))}  {docs.get(field, '')}")
+    lines += ["", f"page: docs/{entry.page}"]
+    return "\n".join(wrapped for line in lines for wrapped in _wrapped(line))
+
+
+def _of_ours(method: str) -> PaperName:
+    """The entry of a method by our own name, with what its papers are called."""
+    same = [entry for entry in PAPER_NAMES if entry.exact and entry.ours == method]
+    names = " / ".join(entry.names for entry in same) or method
+    note = "; ".join(entry.note for entry in same if entry.note)
+    return PaperName(names, method, f"+turnkey={method}", f"methods/{method}.md", note)
+
+
+def _parts(line: str) -> Iterator[tuple[str, Any, type, str]]:
+    """What a launch line selects of this package: its kind, spec, class of parameters, and where these are set."""
+    import yaml
+
+    words = dict(word.split("=", 1) for word in shlex.split(line))
+    if (method := words["+turnkey"]) in shipped():
+        yield "method", shipped()[method], shipped()[method].params, "turnkey.credit."
+    if loss := words.get("+turnkey/loss"):
+        yield "loss", shipped_losses()[loss], shipped_losses()[loss].params, "turnkey.loss."
+    for name in yaml.safe_load(words.get("turnkey.credit.modify", "[]")):
+        yield "modifier", shipped_modifiers()[name], shipped_modifiers()[name].params, ""
+    if strategy := words.get("turnkey.rollout.strategy"):
+        from verl_turnkey.plugins.rollout.strategies import read_strategy
+
+        if (chosen := read_strategy(yaml.safe_load(strategy))) is not None:
+            yield "strategy", chosen[0], chosen[0].cls, ""
+
+
+def _wrapped(line: str) -> list[str]:
+    """``line`` in :data:`WIDTH` columns, but whole where it is to be copied."""
+    if line.startswith("    ") or not line:
+        return [line]
+    indent = "      " if line.startswith("  ") else "  "
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,97 @@
+"""``turnkey tasks``: tasks as the parquet files that verl reads, from seeds or from rows of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from verl_turnkey.plugins.cli.task_rows import TaskRow
+
+app = typer.Typer()
+
+NUMBERS = {"train": 1024, "val": 128}
+"""tasks without --from"""
+
+
+@app.command()
+def tasks(
+    out: Annotated[Path, typer.Argument(help="folder for train.parquet and val.parquet")],
+    env: Annotated[str, typer.Option(help="gymnasium id of the environment")],
+    kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
+    val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
+    source: Annotated[
+        str | None, typer.Option("--from", help="rows of your own: jsonl, json, csv, tsv, parquet; or NAME@SPLIT")
+    ] = None,
+    val_source: Annotated[str | None, typer.Option("--val-from", help="of validation; default: rows of --from")] = None,
+    columns: Annotated[str, typer.Option(help='with --from, as JSON: {"answer": "my_column"}')] = "{}",
+    train: Annotated[int | None, typer.Option(min=1, help="training tasks; default 1024, or all rows")] = None,
+    val: Annotated[int | None, typer.Option(min=1, help="validation tasks; default 128, or a tenth of rows")] = None,
+    seed: Annotated[int, typer.Option(help="draws the tasks' seeds; training and validation never share one")] = 0,
+    data_source: Annotated[str | None, typer.Option(help="name in verl's validation metrics")] = None,
+    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
+) -> None:
+    """Write tasks as the parquet files that verl reads. From seeds of an environment, or from rows of your own."""
+    from verl_turnkey.envs import make
+    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+    from verl_turnkey.envs.user_modules import import_modules
+    from verl_turnkey.plugins.cli.task_rows import TaskRow
+
+    import_modules(module or [], "--module")
+    arguments = {"train": json_object(kwargs)}
+    arguments["val"] = arguments["train"] | json_object(val_kwargs, "--val-kwargs")
+    if source is None:
+        if val_source is not None or json_object(columns, "--columns"):
+            raise typer.BadParameter("--val-from and --columns go with --from")
+        numbers = (train or NUMBERS["train"], val or NUMBERS["val"])
+        rows = {split: [TaskRow()] * number for split, number in zip(arguments, numbers, strict=True)}
+    else:
+        rows = _rows(env, source, val_source, json_object(columns, "--columns"), train, val, seed)
+    seeds = dict(zip(rows, split_seeds(*map(len, rows.values()), seed), strict=True))
+    written = {
+        split: [
+            Task(env, drawn if row.seed is None else row.seed, arguments[split] | row.kwargs)
+            for row, drawn in zip(rows[split], seeds[split], strict=True)
+        ]
+        for split in rows
+    }
+    for of_split in written.values():  # a bad id or argument is found here, not in the training run
+        make(env, of_split[0].kwargs).close()
+    for split, of_split in written.items():
+        path = out / f"{split}.parquet"
+        further = {f"{name}s": [getattr(row, name) for row in rows[split]] for name in ("prompt", "answer", "hint")}
+        write_parquet(path, of_split, data_source or env.split("/")[-1], split, **further)
+        typer.echo(f"{len(of_split)} tasks in {path}")
+
+
+def _rows(
+    env: str,
+    source: str,
+    val_source: str | None,
+    columns: dict[str, Any],
+    train: int | None,
+    val: int | None,
+    seed: int,
+) -> dict[str, list[TaskRow]]:
+    """The rows of training and of validation, without an equal one in both."""
+    from verl_turnkey.plugins.cli.task_rows import arguments_of, split_rows, task_rows
+
+    accepted = arguments_of(env)
+    own, told = task_rows(source, accepted, columns)
+    typer.echo(told)
+    others = None if val_source is None else task_rows(val_source, accepted, columns)[0]
+    return dict(zip(("train", "val"), split_rows(own, others, train, val, seed), strict=True))
+
+
+def json_object(text: str, option: str = "--kwargs") -> dict[str, Any]:
+    """The value of ``option`` as a dict."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"{option} must be a JSON object, got {text!r} ({error})") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{option} must be a JSON object, got {text!r}")
+    return value

@@ -1,0 +1,53 @@
+"""The page "From your API or simulator to an environment": its code and its commands run, in the order of the page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import gymnasium
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from verl_turnkey.envs import make
+from verl_turnkey.plugins.cli.main import app
+
+PAGE = (Path(__file__).parents[3] / "docs" / "own-environment.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = [shlex.split(text) for language, text in BLOCKS if language == "bash"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    for language, text in BLOCKS:
+        if language != "bash":
+            (tmp_path / text.split("\n")[0].removeprefix("# ")).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    gymnasium.registry.pop("my/Parcels-v0", None)
+
+
+def run(words: list[str]) -> str:
+    assert words[0] == "turnkey"
+    done = CliRunner().invoke(app, words[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_page_from_top_to_bottom(folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["examples.yaml", "parcels.py"]
+    check, tasks, train = COMMANDS
+    assert run(check).splitlines()[-1] == "all good"
+    run(tasks)
+    assert len(pd.read_parquet("data/train.parquet")) == 64
+    printed = run(train)
+    assert f"turnkey.modules=[{folder}/parcels.py]" in printed.replace("'", "").replace('"', "")
+    assert "turnkey.rollout.examples=examples.yaml" in printed
+    env = make("my/Parcels-v0")
+    for seed in range(20):
+        env.reset(seed=seed)
+        assert env.step(env.unwrapped.oracle()[0])[1:3] == (1.0, True)
+        env.reset(seed=seed)
+        assert env.step("send it")[4]["invalid"]

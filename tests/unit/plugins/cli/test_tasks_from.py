@@ -1,0 +1,166 @@
+"""``turnkey tasks --from``: rows of a file, or of a data set, become tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.cli.task_rows import read_rows
+
+QUIZ = """
+import gymnasium
+from verl_turnkey.envs import StepResult, TextEnv
+
+class Quiz(TextEnv):
+    def __init__(self, question: str = "?", level: int = 1):
+        super().__init__(1)
+        assert isinstance(level, int)
+        self.question = question
+
+    def begin(self, seed):
+        return StepResult(self.question, self.question), "Answer."
+
+    def act(self, action):
+        return StepResult("Thanks.", "end", terminated=True)
+
+gymnasium.register("my/Quiz-v0", entry_point=Quiz)
+"""
+ROWS = [
+    {"question": "2 + 2?", "level": 1, "answers": ["4", "four"], "id": "a"},
+    {"question": "Capital of France?", "level": 2, "answers": ["Paris"], "id": "b"},
+    {"question": "Not available?", "level": None, "answers": ["NA"], "id": "c"},
+    {"question": "H2O?", "level": 3, "answers": ["water"], "id": "d"},
+]
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Iterator[Run]:
+    monkeypatch.chdir(tmp_path)
+    Path("quiz.py").write_text(QUIZ)
+
+    def tasks(*words: str) -> str:
+        line = ["tasks", "out", "--env", "my/Quiz-v0", "--module", "quiz.py", *words]
+        return CliRunner().invoke(app, line, catch_exceptions=False).output
+
+    yield tasks
+    gymnasium.registry.pop("my/Quiz-v0", None)
+
+
+def written(split: str = "train") -> dict[str, dict[str, Any]]:
+    """Question -> the row."""
+    rows = pd.read_parquet(f"out/{split}.parquet").to_dict("records")
+    return {Task.from_json(row["turnkey_task"]).kwargs["question"]: row for row in rows}
+
+
+def write(name: str, rows: list[dict[str, Any]] = ROWS) -> str:
+    if name.endswith("jsonl"):
+        Path(name).write_text("\n".join(map(json.dumps, rows)) + "\n")
+    elif name.endswith("json"):
+        Path(name).write_text(json.dumps(rows))
+    elif name.endswith("parquet"):
+        pd.DataFrame(rows).convert_dtypes().to_parquet(name)
+    else:
+        frame = pd.DataFrame([{**row, "answers": json.dumps(row["answers"])} for row in rows]).astype(object)
+        frame.to_csv(name, index=False, sep="\t" if name.endswith("tsv") else ",")
+    return name
+
+
+@pytest.mark.parametrize("name", ["q.jsonl", "q.json", "q.csv", "q.tsv", "q.parquet"])
+def test_columns_are_taken_by_their_names(run, name):
+    said = run("--from", write(name))
+    assert "question -> question, level -> level, answers -> answer, question -> prompt; not used: id" in said
+    assert "3 tasks in out/train.parquet" in said
+    rows = written() | written("val")
+    assert {question: row["reward_model"]["ground_truth"].tolist() for question, row in rows.items()} == {
+        row["question"]: row["answers"] for row in ROWS
+    }
+    kwargs = {question: Task.from_json(row["turnkey_task"]).kwargs for question, row in rows.items()}
+    assert kwargs["H2O?"] == {"question": "H2O?", "level": 3}
+    assert kwargs["Not available?"] == {"question": "Not available?"}
+    assert rows["H2O?"]["prompt"][0]["content"] == "H2O?"
+    assert rows["H2O?"]["data_source"] == "Quiz-v0"
+
+
+def test_columns_are_chosen_by_options(run):
+    rows = [
+        {"q": "2 + 2?", "gold": {"text": ["4"]}, "s": 7, "tip": "count"},
+        {"q": "3?", "gold": {"text": ["3"]}, "s": 8, "tip": ""},
+    ]
+    columns = {"question": "q", "prompt": "q", "answer": "gold", "seed": "s", "hint": "tip"}
+    run("--from", write("q.jsonl", rows), "--columns", json.dumps(columns), "--val-from", write("v.jsonl", rows[1:]))
+    row = written()["2 + 2?"]
+    assert row["reward_model"]["ground_truth"].tolist() == ["4"]
+    assert (Task.from_json(row["turnkey_task"]).seed, row["turnkey_hint"]) == (7, "count")
+
+
+def test_nested_columns_are_named_with_dots(run):
+    rows = [{"ask": {"text": f"{n}?"}, "answer": n} for n in range(3)]
+    run("--from", write("q.jsonl", rows), "--columns", '{"question": "ask.text"}', "--val", "1")
+    assert {*written(), *written("val")} == {"0?", "1?", "2?"}
+    assert next(iter(written().values()))["reward_model"]["ground_truth"] in ("0", "1", "2")
+
+
+def test_equal_rows_are_never_in_both(run):
+    rows = [{"question": f"{n % 20}?"} for n in range(60)]
+    run("--from", write("q.jsonl", rows), "--val", "5", "--train", "10", "--seed", "3")
+    assert (len(written()), len(written("val"))) == (10, 5)
+    assert not {*written()} & {*written("val")}
+    first = {*written("val")}
+    run("--from", write("q.jsonl", rows), "--val", "5", "--train", "10", "--seed", "3")
+    assert {*written("val")} == first
+    run("--from", "q.jsonl", "--val-from", write("v.jsonl", rows[:3]))
+    assert (len(written()), len(written("val"))) == (17, 3)
+
+
+def test_a_data_set_of_the_library_is_read_by_name_and_split(run, tmp_path):
+    Path("mine").mkdir()
+    write("mine/train.jsonl", [{"question": f"{n}?", "answer": str(n)} for n in range(4)])
+    write("mine/test.jsonl", [{"question": "9?", "answer": "9"}])
+    run("--from", "mine@train", "--val-from", "mine@test")
+    assert (len(written()), {*written("val")}) == (4, {"9?"})
+    with pytest.raises(ConfigError, match="choose a split, mine@train or mine@test"):
+        read_rows("mine")
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(MissingPackageError, match="pip install datasets"):
+        read_rows("rajpurkar/squad@train")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["--from", "absent.csv"], ConfigError, "absent.csv: there is no such file"),
+        (["--from", "quiz.py"], ConfigError, "expected a file that ends with .jsonl"),
+        (["--from", "bad.jsonl"], ConfigError, "bad.jsonl cannot be read as .jsonl"),
+        (["--from", "q.jsonl", "--columns", '{"answr": "id"}'], ConfigError, "nobody reads 'answr'; did you mean"),
+        (["--from", "q.jsonl", "--columns", '{"answer": "gold"}'], ConfigError, "q.jsonl has no column 'gold'"),
+        (["--from", "q.jsonl", "--val", "9"], ConfigError, "--val 9: there are 4 rows for it"),
+        (["--from", "q.jsonl", "--val", "4"], ConfigError, "--train 1: there are 0 rows for it"),
+        (["--from", "q.jsonl", "--env", "my/Quizz-v0"], UnknownEnvironmentError, "did you mean 'my/Quiz-v0'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_anything_is_written(run, words, error, message):
+    write("q.jsonl")
+    Path("bad.jsonl").write_text("{")
+    with pytest.raises(error, match=message.replace("(", r"\(")):
+        run(*words)
+    assert not Path("out").exists()
+
+
+def test_options_of_rows_need_rows(run):
+    assert "go with --from" in run("--columns", '{"answer": "a"}')
