@@ -243,12 +243,14 @@ def paper_name(name: object) -> PaperName | None:
     return _by_name().get(plain(name))
 
 
-def known_as(name: object) -> str:
+def known_as(name: object, of: str = "") -> str:
     """``; gtpo is turn_norm here: +turnkey=turn_norm ...``, to end an error with.
 
-    Empty for a name of no paper, and for our own in another spelling.
+    Empty for a name of no paper, for our own in another spelling, and where its line does not hold ``of``.
     """
     entry = paper_name(name)
-    if entry is None or plain(entry.ours) == plain(name):
+    if entry is None or of not in entry.line:
+        return ""
+    if plain(entry.ours.split()[-1] if of == "loss" else entry.ours) == plain(name):
         return ""
     return f"; {entry.told(name)}: {entry.line} (`turnkey methods {name}` explains)."

@@ -123,7 +123,7 @@ def _composed(space: Any, entries: Any, names: Names, label: str) -> Any:
     of_dict = isinstance(space, spaces.Dict)
     if not isinstance(entries, dict if of_dict else list) or len(entries) != len(space.spaces):
         raise ValueError(f"expected a JSON {'object' if of_dict else 'list'} with {len(space.spaces)} entries")
-    keys = list(space.spaces) if of_dict else range(len(space.spaces))
+    keys: list[Any] = [*space.spaces] if of_dict else [*range(len(space.spaces))]
     if of_dict and {*entries} != {*keys}:
         raise ValueError(f"expected the keys {', '.join(keys)}")
     read_parts = [read(space.spaces[key], entries[key], names, f"{label}.{key}" if label else str(key)) for key in keys]
@@ -156,6 +156,7 @@ def how_to_write(space: spaces.Space, names: Names, label: str = "") -> str:
     if isinstance(space, spaces.MultiDiscrete):
         most = ", ".join(str(int(n) - 1) for n in space.nvec.reshape(-1))
         return f"{number} integers, separated by spaces, from 0 to {most}"
-    low, high = (np.unique(bound).tolist() for bound in (space.low, space.high))  # type: ignore[attr-defined]
+    assert isinstance(space, spaces.Box), space
+    low, high = (np.unique(bound).tolist() for bound in (space.low, space.high))
     bounds = f" from {low[0]:g} to {high[0]:g}" if len(low) == len(high) == 1 else ""
     return f"a number{bounds}" if number == 1 else f"{number} numbers{bounds}, separated by spaces"

@@ -248,7 +248,7 @@ def _check_loss_name(config: DictConfig) -> None:
         refuse(
             "unknown-loss",
             f"there is no {ACTOR}.policy_loss.loss_mode={name!r}"
-            f"{known_as(name) or closest(name, [*POLICY_LOSS_REGISTRY])}",
+            f"{known_as(name, of='loss') or closest(name, [*POLICY_LOSS_REGISTRY])}",
         )
 
 

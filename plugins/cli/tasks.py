@@ -50,7 +50,7 @@ def tasks(
         rows = {split: [TaskRow()] * number for split, number in zip(arguments, numbers, strict=True)}
     else:
         rows = _rows(env, source, val_source, json_object(columns, "--columns"), train, val, seed)
-    seeds = dict(zip(rows, split_seeds(*map(len, rows.values()), seed), strict=True))
+    seeds = dict(zip(rows, split_seeds(len(rows["train"]), len(rows["val"]), seed), strict=True))
     written = {
         split: [
             Task(env, drawn if row.seed is None else row.seed, arguments[split] | row.kwargs)

@@ -207,7 +207,7 @@ def _check_groups(line: CommandLine) -> None:
 
 
 def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
-    hint = (known_as(value) if group in ("turnkey", "turnkey/loss") else "") or did_you_mean(value, choices)
+    hint = known_as(value, {"turnkey": "+", "turnkey/loss": "loss"}.get(group, "?")) or did_you_mean(value, choices)
     way_out = ""
     if group == "turnkey" and value in VERLS_ESTIMATORS and value not in WITHOUT_INPUT:
         way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"

@@ -54,7 +54,7 @@ def test_the_first_prompt_is_shown_with_its_examples(stock_overrides, monkeypatc
     out = capsys.readouterr().out
     shown = out.partition("the first prompt, ")[2]
     assert re.match(r"\d+ of 1200 tokens \(data.max_prompt_length\):\n", shown)
-    assert "Observation: a wall\nAnswer: turn around" in shown
+    assert "Observation: a wall\nAnswer: <action>turn around</action>" in shown
     assert re.fullmatch(r"1 turn in every prompt as text, about \d+ tokens \(turnkey.*\)", header(out)["examples"][0])
 
 
