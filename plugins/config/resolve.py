@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.plugins.config import checkpoint_files
+from verl_turnkey.plugins.config.former_values import current_value
 from verl_turnkey.plugins.config.schema import turnkey_config
 
 FILTER = "algorithm.filter_groups"
@@ -118,13 +119,6 @@ def filter_metric(config: DictConfig, _use_critic: bool) -> Change | None:
         return None
     OmegaConf.update(config, f"{FILTER}.metric", current)
     return Change("filter-metric-renamed", f"{FILTER}.metric={metric} is called {current} now")
-
-
-def current_value(name: str) -> str:
-    """A name in ``reward_extra_info``, as ``algorithm.filter_groups.metric`` has it, by its current name."""
-    if name.startswith("reward/"):
-        return f"composed_return.{name.removeprefix('reward/')}"
-    return "env_return" if name == "episode_return" else name
 
 
 def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | None = None) -> Change | None:

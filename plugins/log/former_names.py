@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from verl_turnkey.plugins.config.resolve import current_value
+from verl_turnkey.plugins.config.former_values import current_value
 from verl_turnkey.plugins.log.schema import COMPONENT, TABLES
 
 if TYPE_CHECKING:
