@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Install the pinned CPU stack and the environments, then run every test: unit, contract (real verl, real environments),
+# Install the pinned CPU stack and the environments, then run tests: unit, contract (real verl, real environments),
 # openenv (in a virtual environment of its own: its packages and verl's do not go together), end to end (real training).
 # A skipped or expectedly failing test fails the run (tests/conftest.py).
 #
-#   ./run_tests.sh                 # everything but what is marked as long
+#   ./run_tests.sh                 # unit tests, and of the others those in tests/fast.txt: each mechanism once
+#   ./run_tests.sh all             # everything but what is marked as long
 #   ./run_tests.sh long            # that: real runs of further methods and modes, lost processes and nodes
-#   ./run_tests.sh unit            # only tests/unit; also: contract, openenv, e2e
+#   ./run_tests.sh unit            # only tests/unit; also: fast, rest (what all adds), contract, openenv, e2e
 #   VERL=verl==0.9.0 TURNKEY_VENV=.venv-0.9.0 ./run_tests.sh verl    # what moved in another verl, then what touches verl
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 venv="${TURNKEY_VENV:-.venv}"
-parts="${1:-unit contract openenv e2e}"
+parts="${*:-unit fast}"
+[ "$parts" = all ] && parts="unit fast rest openenv"
 
 # Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++.
 debian_packages() {
@@ -52,7 +54,7 @@ against_verl() {
     "$venv/bin/python" -m pytest --durations=5 tests/contract/plugins/{test_registration.py,verl_api,credit,actor,rollout,trainer,shutdown,checks}
 }
 
-case "$parts" in *contract* | *e2e* | long) debian_packages ;; esac
+case "$parts" in *fast* | *rest* | *contract* | *e2e* | long) debian_packages ;; esac
 bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/docs.txt
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
@@ -60,6 +62,10 @@ bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/
 export OMP_NUM_THREADS=1
 side_by_side() {
     "$venv/bin/python" -m pytest --durations=5 -n 2 "$@"
+}
+
+fast() {
+    grep "^tests/$1" tests/fast.txt
 }
 
 for part in $parts; do
@@ -70,9 +76,16 @@ for part in $parts; do
             site
             side_by_side tests/unit --dist worksteal
             ;;
+        # Trees one after the other: names of their files repeat.
+        fast) for tree in contract e2e; do side_by_side $(fast "$tree") --dist loadfile -m "not long"; done ;;
+        rest)
+            for tree in contract e2e; do
+                side_by_side "tests/$tree" $(fast "$tree" | sed 's/^/--deselect=/') --dist loadfile -m "not long"
+            done
+            ;;
         openenv) openenv ;;
         verl) against_verl ;;
-        long) for long in contract e2e; do side_by_side "tests/$long" --dist loadfile -m long; done ;;
+        long) for tree in contract e2e; do side_by_side "tests/$tree" --dist loadfile -m long; done ;;
         *) side_by_side "tests/$part" --dist loadfile -m "not long" ;;
     esac
 done

@@ -16,12 +16,13 @@ import typer
 app = typer.Typer()
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="for a page; default: for a terminal")]
+Json = Annotated[bool, typer.Option("--json", help="for scripts")]
 
 
 @app.command()
 def envs(
     module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers environments")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Json = False,
     markdown: Markdown = False,
 ) -> None:
     """List the environments. Shows how each is chosen, whether it is installed, and what else it needs."""
@@ -60,6 +61,7 @@ def methods(
     ] = None,
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
     markdown: Markdown = False,
+    as_json: Json = False,
 ) -> None:
     """List the methods, or explain NAME. Shows switch, tier, parameters and the columns that each needs."""
     if name is not None:
@@ -68,36 +70,37 @@ def methods(
         _stand_in_for_torch()
         typer.echo(explain(name))
         return
-    _show("overview" if short else "methods", markdown)
+    _show("overview" if short else "methods", markdown, as_json)
 
 
 @app.command()
-def modifiers(markdown: Markdown = False) -> None:
+def modifiers(markdown: Markdown = False, as_json: Json = False) -> None:
     """List the modifiers of credit. Shows the parameters of each and the columns that it needs."""
-    _show("modifiers", markdown)
+    _show("modifiers", markdown, as_json)
 
 
 @app.command()
-def losses(markdown: Markdown = False) -> None:
+def losses(markdown: Markdown = False, as_json: Json = False) -> None:
     """List the policy losses. Shows the switch of each and its parameters."""
     _stand_in_for_torch()
-    _show("losses", markdown)
+    _show("losses", markdown, as_json)
 
 
 @app.command()
-def keys(markdown: Markdown = False) -> None:
+def keys(markdown: Markdown = False, as_json: Json = False) -> None:
     """List all keys under turnkey, with their defaults."""
-    _show("keys", markdown)
+    _show("keys", markdown, as_json)
 
 
 @app.command()
 def presets(
     name: Annotated[str | None, typer.Argument(help="show this one: every value and its source")] = None,
     markdown: Markdown = False,
+    as_json: Json = False,
 ) -> None:
     """List the published settings, or show those of one preset."""
     if name is None:
-        _show("presets", markdown)
+        _show("presets", markdown, as_json)
         return
     from verl_turnkey.advantage.params import did_you_mean
     from verl_turnkey.plugins.cli import tables
@@ -106,6 +109,9 @@ def presets(
     if name not in names():
         raise typer.BadParameter(f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey presets` lists them")
     preset = read(name)
+    if as_json:
+        tables.show(tables.settings(preset), markdown, as_json)
+        return
     typer.echo(f"{preset.title}\n\n    {' '.join(preset.switches)}\n")
     tables.show(tables.settings(preset), markdown)
     for word, source in preset.sources.items():
@@ -121,7 +127,7 @@ def _stand_in_for_torch() -> None:
         sys.modules["torch"] = stub
 
 
-def _show(name: str, markdown: bool) -> None:
+def _show(name: str, markdown: bool, as_json: bool = False) -> None:
     from verl_turnkey.plugins.cli import tables  # it imports all methods and losses, which other commands do not need
 
-    tables.show(getattr(tables, name)(), markdown)
+    tables.show(getattr(tables, name)(), markdown, as_json)

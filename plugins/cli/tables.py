@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -190,9 +191,19 @@ def settings(preset: Preset) -> str:
     return "\n".join(["| key | value | source |", "|---|---|---|", *rows]) + "\n"
 
 
-def show(table: str, markdown: bool) -> None:
-    """Print a table, for a terminal of any width or as the markdown it is."""
+def show(table: str, markdown: bool, as_json: bool = False) -> None:
+    """Print a table: for a terminal of any width, as the markdown it is, or its rows as JSON."""
+    if as_json:
+        head, *rows = cells(table)
+        print(json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=2))
+        return
     print(table if markdown else on_terminal(table, None if sys.stdout.isatty() else 190), end="")
+
+
+def cells(markdown: str) -> list[list[str]]:
+    """The plain cells of a markdown table, head first."""
+    head, _, *rows = [[plain(cell) for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
+    return [head, *rows]
 
 
 def on_terminal(markdown: str, width: int | None = None) -> str:
@@ -204,7 +215,7 @@ def on_terminal(markdown: str, width: int | None = None) -> str:
     from rich.console import Console
     from rich.table import Column, Table
 
-    head, _, *rows = [[plain(cell) for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
+    head, *rows = cells(markdown)
     below = head.index(PARAMETERS) if PARAMETERS in head else None
     names = [name for i, name in enumerate(head) if i != below]
     shares = [*[None] * (len(names) - 3), 3, 1, 1] if len(names) > 3 else [None, 3, 2] if below else [None, 1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -70,6 +71,14 @@ def test_tables_are_for_a_terminal_or_for_a_page(command):
     assert "|---|" in page
     assert "|" not in shown
     assert max(map(len, shown.splitlines())) <= 190
+
+
+@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
+def test_lists_are_json_for_scripts(command):
+    rows = json.loads(CliRunner().invoke(app, [command, "--json"], catch_exceptions=False).output)
+    page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
+    assert len(rows) == len(page.splitlines()) - 2
+    assert all(row.keys() == rows[0].keys() for row in rows)
 
 
 def test_environments_fit_80_columns(monkeypatch):
