@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,8 @@ app = typer.Typer()
 METHOD = "+turnkey="
 CREDIT = "turnkey.credit."
 ROLLOUT = "actor_rollout_ref.rollout"
+LINE_EVERY = 60.0
+"""seconds between two lines of progress without a terminal"""
 
 
 @app.command("eval")
@@ -226,29 +229,36 @@ def _task_file(tasks: str, played: Played, folder: Path) -> Path:
 
 
 class _progress:
-    """A bar on stderr from the first sample on; entered it is the function ``begin`` of an evaluation."""
+    """A bar on stderr from the first sample on, or without a terminal a line a minute.
+
+    Entered it is the function ``begin`` of an evaluation.
+    """
 
     def __enter__(self) -> Callable[[int, int], Callable[[bool | None], None]]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-        )
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console)
         self._counts = [0, 0, 0]  # solved, played, failed
+        self._printed = time.monotonic()
         return self._begin
 
     def _begin(self, done: int, total: int) -> Callable[[bool | None], None]:
-        shown = self._bar.add_task("samples", total=total, completed=done)
-        self._bar.start()
+        task = self._bar.add_task("samples", total=total, completed=done)
+        if self._console.is_terminal:
+            self._bar.start()
 
         def advance(success: bool | None) -> None:
             self._counts[2 if success is None else 1] += 1
             self._counts[0] += bool(success)
             solved, played, failed = self._counts
-            said = f"success {solved / max(1, played):.2f}" + (f", {failed} failed" if failed else "")
-            self._bar.update(shown, advance=1, description=said)
+            description = f"success {solved / max(1, played):.2f}" + (f", {failed} failed" if failed else "")
+            self._bar.update(task, advance=1, description=description)
+            if not self._console.is_terminal and time.monotonic() - self._printed > LINE_EVERY:
+                self._printed = time.monotonic()
+                typer.echo(f"{done + played + failed} of {total} samples, {description}", err=True)
 
         return advance
 

@@ -135,3 +135,16 @@ def test_the_bar_tells_success_of_what_was_played_and_how_many_failed():
             advance(success)
         (shown,) = progress._bar.tasks
         assert (shown.description, shown.completed, shown.total) == ("success 0.33, 1 failed", 4, 5)
+
+
+def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "LINE_EVERY", -1.0)
+    with evaluate._progress() as begin:
+        advance = begin(3, 8)
+        for success in (True, None, False):
+            advance(success)
+    assert capsys.readouterr().err.splitlines() == [
+        "4 of 8 samples, success 1.00",
+        "5 of 8 samples, success 1.00, 1 failed",
+        "6 of 8 samples, success 0.50, 1 failed",
+    ]
