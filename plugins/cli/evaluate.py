@@ -263,7 +263,8 @@ class _progress:
         return advance
 
     def __exit__(self, *_: Any) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
 
 def _print(found: dict[str, Any], folder: Path) -> None:
