@@ -478,7 +478,7 @@ MUTATIONS = [
     ("plugins/credit/supplied.py", "        return value.tolist()\n", "        return str(value)\n"),
     ("plugins/credit/supplied.py", "and any(field in data for field in SOURCES[column].fields)", "", SUPPLIED),
     ("plugins/credit/rows.py", 'step["action"] is None and name not in before', 'step["action"] is None', TURNS),
-    ("plugins/credit/rows.py", "if name not in found.extra}", "}", SUPPLIED),
+    ("plugins/credit/rows.py", "if name not in parsed.extra}", "}", SUPPLIED),
     ("plugins/checks/validate.py", "{*COLUMNS, *SOURCES, *per_turn}", "{*COLUMNS, *per_turn}", SUPPLIED),
     ("plugins/trainer/credit_state.py", "        return Path(config.trainer.resume_from_path)\n", "        pass\n"),
     ("plugins/trainer/credit_state.py", "state if saved_method == method else", "state if True else"),
@@ -710,6 +710,6 @@ MUTATIONS = [
     ("plugins/trainer/allocation.py", "if share and history is not None:", "if False:"),
     ("plugins/trainer/allocation.py", "self.histories = {key: TaskHistory(", "_ = {key: TaskHistory("),
     ("plugins/credit/signals.py", "!= calls[t - 1]", ""),
-    ("plugins/credit/signals.py", "found += length == least", "found += length >= least"),
+    ("plugins/credit/signals.py", "count += length == least", "count += length >= least"),
     ("plugins/credit/signals.py", "steps.step[first], ", ""),
 ]
