@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from verl_turnkey.plugins.log.former_names import current_metric
 from verl_turnkey.plugins.view import stats
-from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, changes, fall, told
+from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, change_rows, changes, fall
 from verl_turnkey.plugins.view.groups import Group, group, seed
 from verl_turnkey.plugins.view.runs import Run, nearest
 
@@ -203,7 +203,7 @@ def _collapse(run: Run) -> dict[str, Any] | None:
         "last": found.last,
         "step": found.turn,
         "back": found.back,
-        "changes": told(found, changes(curves, found)),
+        "changes": change_rows(found, changes(curves, found)),
     }
 
 

@@ -147,7 +147,7 @@ MUTATIONS = [
         "start = int(np.argmax(beyond))",
     ),
     ("plugins/view/training.py", '~flag(run.episodes["validation"])', '~flag(run.episodes["truncated"])'),
-    ("plugins/view/health.py", '(seen.turns["turn"] > 0) & ', ""),
+    ("plugins/view/health.py", '(history.turns["turn"] > 0) & ', ""),
     ("plugins/view/training.py", '("at", "action", "anchor")', '("at", "action")'),
     ("plugins/view/collapse.py", " & (highest >= LEAST)", ""),
     ("plugins/view/collapse.py", "range(2, len(value) - 1)", "range(1, len(value))"),
