@@ -20,7 +20,7 @@ from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
 from verl_turnkey.plugins.rollout.episode import Episode, Generated
 from verl_turnkey.plugins.rollout.paths import Node, Path, Rival
 from verl_turnkey.plugins.rollout.prompts import PromptError
-from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, Place, Strategy
+from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint, Strategy
 
 FAILURES = (EnvironmentFailure, PromptError, PromptTooLongError, RewardError, SummaryError, TaskFormatError)
 """what costs an episode or a branch, and not the run"""
@@ -55,7 +55,7 @@ class Branching:
         failed: Callable[[str], None],
     ) -> None:
         self._strategy, self._budget, self._allowance = strategy, budget, allowance
-        self._doubt: Callable[[Place, Generated], Fork | None] | None = getattr(strategy, "doubt", None)
+        self._doubt: Callable[[ForkPoint, Generated], Fork | None] | None = getattr(strategy, "doubt", None)
         self._choose: Callable[[Sequence[float]], int] | None = getattr(strategy, "choose", None)
         self._walk, self._reward, self._score, self._ask, self._failed = walk, reward, score, ask, failed
         self._playing: list[asyncio.Task[None]] = []
@@ -67,25 +67,25 @@ class Branching:
 
     async def at(self, path: Path) -> None:
         """Fork ``path``, whose next prompt is made, or ask the model there, if the strategy says so."""
-        if (place := self._place(path)) is None:
+        if (point := self._fork_point(path)) is None:
             return
-        what = self._strategy.fork(place)
+        what = self._strategy.fork(point)
         if isinstance(what, Ask):
             await self._begin_asking(path, what)
         elif what is not None:
-            await self._begin_branches(path, what, place.turn)
+            await self._begin_branches(path, what, point.turn)
 
     async def written(self, path: Path, turn: Generated) -> None:
         """Fork ``path``, which has written a turn that the environment has not seen: branches write another one."""
-        if self._doubt is None or (place := self._place(path)) is None:
+        if self._doubt is None or (point := self._fork_point(path)) is None:
             return
-        if (fork := self._doubt(place, turn)) is not None:
-            await self._begin_branches(path, fork, place.turn)
+        if (fork := self._doubt(point, turn)) is not None:
+            await self._begin_branches(path, fork, point.turn)
 
-    def _place(self, path: Path) -> Place | None:
-        """Where a path may fork; not where it begins, for there forked the one that it is a branch of."""
+    def _fork_point(self, path: Path) -> ForkPoint | None:
+        """The next fork point of a path; None at its own beginning, where its parent forked already."""
         t = len(path.episode.steps)
-        return None if t == path.begins else Place(t, path.episode.branch, path.depth, path.episode.steps)
+        return None if t == path.begins else ForkPoint(t, path.episode.branch, path.depth, path.episode.steps)
 
     async def _begin_asking(self, path: Path, ask: Ask) -> None:
         most = Cost(tokens=ask.tokens)

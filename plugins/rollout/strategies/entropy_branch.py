@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import Fork, ForkPoint, register_strategy
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Generated
@@ -68,10 +68,10 @@ class EntropyBranch:
         check(self.tokens >= 1, "tokens", "an integer >= 1", self.tokens)
         check(self.vocabulary >= 2, "vocabulary", "an integer >= 2", self.vocabulary)
 
-    def fork(self, at: Place) -> None:
+    def fork(self, at: ForkPoint) -> None:
         return None
 
-    def doubt(self, at: Place, turn: Generated) -> Fork | None:
+    def doubt(self, at: ForkPoint, turn: Generated) -> Fork | None:
         if not at.steps:
             return None
         now, first = ((written.log_probs or [])[: self.tokens] for written in (turn, at.steps[0].turn))

@@ -25,7 +25,7 @@ SCORE = "candidate_score"
 
 
 @dataclass(frozen=True)
-class Place:
+class ForkPoint:
     """Where an episode, or a trained branch of it, is before a turn."""
 
     turn: int
@@ -38,9 +38,13 @@ class Place:
     """what was played on the way here, with the ids and log-probabilities of each turn"""
 
 
+Place = ForkPoint
+"""former name, which strategies of users may import"""
+
+
 @dataclass(frozen=True)
 class Fork:
-    """What to begin at a place; the episode itself goes on in any case."""
+    """What to begin at a fork point; the episode itself goes on in any case."""
 
     branches: int
     """how many to begin, fewer where the budget or the environment allows fewer"""
@@ -50,7 +54,7 @@ class Fork:
     """after which a branch is truncated; null: played to its end"""
 
 
-class Asked(Protocol):
+class QueriedState(Protocol):
     """The state before a turn, and the model that would take it."""
 
     def turn(self, text: str, action: str) -> RewardStep:
@@ -70,15 +74,19 @@ class Asked(Protocol):
         raise NotImplementedError
 
 
+Asked = QueriedState
+"""former name, which strategies of users may import"""
+
+
 @dataclass(frozen=True)
 class Ask:
-    """What to ask the model at a place, beside the episode. Nothing of it is trained, and no environment is cloned."""
+    """A query of the model at a fork point. The episode goes on, nothing is trained, and no environment is cloned."""
 
     times: int
     """how often, fewer where the budget allows fewer"""
     tokens: int
     """that the model may write each time"""
-    value: Callable[[Asked], Awaitable[float]]
+    value: Callable[[QueriedState], Awaitable[float]]
     """what the state is worth by one answer; its errors are those of a reward"""
 
 
@@ -104,7 +112,7 @@ class Strategy(Protocol):
     starts; strings in an attribute ``stop`` are what it has answers end with.
     """
 
-    def fork(self, at: Place) -> Fork | Ask | None:
+    def fork(self, at: ForkPoint) -> Fork | Ask | None:
         """Asked before each turn of the episode and of its trained branches; None: go on without either."""
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:

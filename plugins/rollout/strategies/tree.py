@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import Fork, ForkPoint, register_strategy
 
 
 @register_strategy(
@@ -47,7 +47,7 @@ class Tree:
     def clones_at_once(self) -> int:
         return self.branches**self.depth - 1
 
-    def fork(self, at: Place) -> Fork | None:
+    def fork(self, at: ForkPoint) -> Fork | None:
         due = at.turn >= self.first and (at.turn - self.first) % self.every == 0
         return Fork(self.branches - 1, trained=True) if due and at.depth < self.depth else None
 

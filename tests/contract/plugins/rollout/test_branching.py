@@ -26,7 +26,7 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.branching import Branching
 from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
 from verl_turnkey.plugins.rollout.paths import Node, Path
-from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
+from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint, register_strategy, registry
 from verl_turnkey.plugins.rollout.strategies.vine import Vine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
@@ -188,7 +188,7 @@ def bushy():
     class Bushy:
         roots: str = "shared"
 
-        def fork(self, at: Place) -> Fork | None:
+        def fork(self, at: ForkPoint) -> Fork | None:
             assert at.depth == len(at.steps) == at.turn
             return Fork(3 if at.turn == 0 else 1, trained=True)
 

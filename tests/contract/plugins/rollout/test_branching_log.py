@@ -18,7 +18,7 @@ from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns
 from verl_turnkey.plugins.log.writer import Tables
-from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
+from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint, register_strategy, registry
 from verl_turnkey.plugins.view.join import HAS_CREDIT, Run, load
 from verl_turnkey.plugins.view.training import TrainingHistory
 
@@ -43,7 +43,7 @@ class Late:
 
     roots: str = "shared"
 
-    def fork(self, at: Place) -> Fork | None:
+    def fork(self, at: ForkPoint) -> Fork | None:
         if at.turn == 0:
             return Fork(1, trained=False)
         return Fork(2, trained=True) if at.turn == 1 and not at.branch else None
