@@ -22,7 +22,6 @@ from verl_turnkey.envs.rewards import Seat
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.rollout import hints, worker
 from verl_turnkey.plugins.rollout.action_reader import action_reader
-from verl_turnkey.plugins.rollout.asking import State
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
 from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
@@ -30,6 +29,7 @@ from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep,
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
 from verl_turnkey.plugins.rollout.paths import Path
 from verl_turnkey.plugins.rollout.prompts import Prompts, Scene, TemplatePrompts, guarded
+from verl_turnkey.plugins.rollout.query import Query
 from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.verl_api import builders
@@ -211,9 +211,9 @@ class EnvAgentLoop(AgentLoopBase):
         return await guarded(path.prompts.next, path.seen, images)
 
     async def _ask(self, path: Path, ask: Ask, row: dict[str, Any]) -> float:
-        """Ask the model at the end of ``path``, about which the environment need not know."""
+        """Query the model at the end of ``path`` without stepping the environment."""
         prompt = path.prompt or await self._prompt(path)
-        return await ask.value(State(path, prompt, row, self.tokenizer, self._generate, self.shared.room))
+        return await ask.value(Query(path, prompt, row, self.tokenizer, self._generate, self.shared.room))
 
     def _played(
         self,

@@ -39,7 +39,7 @@ class Branching:
         walk: plays a path to its end, forking it where it is trained.
         reward: composes the rewards of an episode that has ended.
         score: the composed reward of the last step so far.
-        ask: asks the model at the end of a path.
+        ask: queries the model at the end of a path.
         failed: told why a branch failed.
     """
 
@@ -66,12 +66,12 @@ class Branching:
         self._said = dict(NOTHING)
 
     async def at(self, path: Path) -> None:
-        """Fork ``path``, whose next prompt is made, or ask the model there, if the strategy says so."""
+        """Fork ``path``, whose next prompt is made, or query the model there, if the strategy says so."""
         if (point := self._fork_point(path)) is None:
             return
         what = self._strategy.fork(point)
         if isinstance(what, Ask):
-            await self._begin_asking(path, what)
+            await self._begin_queries(path, what)
         elif what is not None:
             await self._begin_branches(path, what, point.turn)
 
@@ -87,7 +87,7 @@ class Branching:
         t = len(path.episode.steps)
         return None if t == path.begins else ForkPoint(t, path.episode.branch, path.depth, path.episode.steps)
 
-    async def _begin_asking(self, path: Path, ask: Ask) -> None:
+    async def _begin_queries(self, path: Path, ask: Ask) -> None:
         most = Cost(tokens=ask.tokens)
         number = await self._budget.reserve(most, ask.times)
         for _ in range(number):

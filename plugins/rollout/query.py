@@ -1,4 +1,4 @@
-"""The model asked at a state, instead of playing on from it: what it goes on to write, or how probable a text is."""
+"""Query the model in a state without stepping the environment: what it writes next, or how probable a text is."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCORING = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokeniz
 
 
 @dataclass(frozen=True)
-class State:
-    """What a strategy's :class:`~verl_turnkey.plugins.rollout.strategies.Ask` is given.
+class Query:
+    """The state and the model that a strategy's ``Ask.value`` takes: a ``QueriedState``.
 
     Args:
         path: ends in the state; what is written counts as its cost.
@@ -72,10 +72,10 @@ class State:
         if scored is None:
             raise RewardError("the server gives no log-probabilities of a prompt (sampling parameter prompt_logprobs)")
         # Place i of the list is token i + 1 of the prompt, and the last place is padding.
-        found = [float(scored[len(self.prompt.ids) + i - 1][0]) for i in range(first, len(whole))]
-        if not all(map(math.isfinite, found)):
-            raise RewardError(f"the server gives the log-probabilities {found} of {text!r}")
-        return fmean(found)
+        log_probs = [float(scored[len(self.prompt.ids) + i - 1][0]) for i in range(first, len(whole))]
+        if not all(map(math.isfinite, log_probs)):
+            raise RewardError(f"the server gives the log-probabilities {log_probs} of {text!r}")
+        return fmean(log_probs)
 
     def _closing(self, begun: str) -> str:
         """What ends thoughts that the prompt opens: inside them nothing is an answer."""
