@@ -51,7 +51,7 @@ from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout.action_reader import action_reader
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, RowBuilder
-from verl_turnkey.plugins.rollout.prompts import Scene, TemplatePrompts
+from verl_turnkey.plugins.rollout.prompts import PromptSettings, TemplatePrompts
 from verl_turnkey.plugins.rollout.turn_tail import learn
 from verl_turnkey.plugins.verl_api.builders import builder_of
 
@@ -116,7 +116,7 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
     draw, options = random.Random(seed), turnkey_config(config).rollout
     reader = action_reader(options.action_format, "hermes", tokenizer)
     builder = builder_of(config, tokenizer, None, "qwen3")
-    scene = Scene(
+    settings = PromptSettings(
         options=options,
         template=load_template("default"),
         summarize=None,
@@ -129,9 +129,9 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
     )
     task = " ".join(draw.choices(WORDS, k=20))
     if options.prompt == "conversation":
-        prompts: Any = ConversationPrompts(scene, task, learn(builder, tokenizer, None, options.observation_role))
+        prompts: Any = ConversationPrompts(settings, task, learn(builder, tokenizer, None, options.observation_role))
     else:
-        prompts = TemplatePrompts(scene, task)
+        prompts = TemplatePrompts(settings, task)
     episode = Episode(task=task)
     for t in range(turns):
         info = {"task": task, "admissible": None, "state_key": None, "success": None, "invalid": False}
@@ -148,7 +148,7 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
         episode.steps.append(PlayedStep(prompt, turn, record, seen.observation, "", None, False, 0.0, {}, {}))
     episode.end(True)
     return RowBuilder(
-        tokenizer.eos_token_id, True, merged=options.layout == "merged", max_response_length=scene.response_length
+        tokenizer.eos_token_id, True, merged=options.layout == "merged", max_response_length=settings.response_length
     ).played(episode)
 
 

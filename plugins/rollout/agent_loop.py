@@ -28,7 +28,7 @@ from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
 from verl_turnkey.plugins.rollout.paths import Path
-from verl_turnkey.plugins.rollout.prompts import Prompts, Scene, TemplatePrompts, guarded
+from verl_turnkey.plugins.rollout.prompts import Prompts, PromptSettings, TemplatePrompts, guarded
 from verl_turnkey.plugins.rollout.query import Query
 from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
@@ -46,7 +46,7 @@ class EnvAgentLoop(AgentLoopBase):
         self.options = self.shared.turnkey.rollout
         self.reader = action_reader(self.options.action_format, self.shared.tool_format, self.tokenizer)
         builder = builders.builder_of_loop(self)
-        self.scene = Scene(
+        self.prompt_settings = PromptSettings(
             options=self.options,
             template=self.shared.template,
             summarize=self.shared.summarize,
@@ -268,7 +268,9 @@ class EnvAgentLoop(AgentLoopBase):
 
     def _prompts(self, task: str) -> Prompts:
         return (
-            TemplatePrompts(self.scene, task) if self.tail is None else ConversationPrompts(self.scene, task, self.tail)
+            TemplatePrompts(self.prompt_settings, task)
+            if self.tail is None
+            else ConversationPrompts(self.prompt_settings, task, self.tail)
         )
 
     async def _images(self, arrays: list[Any]) -> list[Any] | None:
