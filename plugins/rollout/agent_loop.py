@@ -18,7 +18,7 @@ from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.rewards import Seat
+from verl_turnkey.envs.rewards import GroupMember
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.rollout import hints, worker
 from verl_turnkey.plugins.rollout.action_reader import action_reader
@@ -81,12 +81,12 @@ class EnvAgentLoop(AgentLoopBase):
         """
         episode, task, failed = Episode(), None, None
         branching, found = self._branching(kwargs), [episode]
-        seat = self._seat(kwargs)  # before the first await: the rollouts of a task begin together
+        member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
             hint = hints.shown(kwargs)
             path = await self._play(episode, self._sampling(sampling_params), task, branching, hint)
-            await episode.apply_rewards(self.shared.rewards, kwargs, seat)
+            await episode.apply_rewards(self.shared.rewards, kwargs, member)
             if branching is not None:
                 await branching.finished()
                 found = branching.episodes(path, str(kwargs["session_id"]))
@@ -97,8 +97,8 @@ class EnvAgentLoop(AgentLoopBase):
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
-            if seat is not None:
-                seat.leave()
+            if member is not None:
+                member.leave()
             if branching is not None:
                 await branching.close()
         self.shared.times.append(episode.seconds)
@@ -106,11 +106,11 @@ class EnvAgentLoop(AgentLoopBase):
             self.shared.log.write(kwargs, task, each, outputs, failed, self.tokenizer.decode)
         return outputs
 
-    def _seat(self, row: dict[str, Any]) -> Seat | None:
-        """The place of a training episode among those of its task, if a reward compares them."""
+    def _group_member(self, row: dict[str, Any]) -> GroupMember | None:
+        """A training episode as a member of its task's group; None unless a reward compares them."""
         if row.get(VALIDATION) or self.shared.rewards.compares is None:
             return None
-        return self.shared.groups.seat(str(row["uid"]), str(row["session_id"]))
+        return self.shared.groups.join(str(row["uid"]), str(row["session_id"]))
 
     def _branching(self, row: dict[str, Any]) -> Branching | None:
         """What forks the episode of a data row; None: nothing does. Validation plays as the model is used."""
