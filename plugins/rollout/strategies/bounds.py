@@ -15,7 +15,7 @@ class Most:
     """Upper bounds; None: the parameters give none, since the strategy decides by what was played."""
 
     trajectories: int | None = 1
-    """paths that are trained, the rollout itself included"""
+    """trajectories that are trained, the rollout itself included"""
     turns: int | None = 0
     """turns of these, of which each is trained once"""
     measured: int | None = 0
@@ -70,7 +70,7 @@ def most_of_group(
 
 
 def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> Most:
-    """Of one episode without limits: every path plays all its turns, and forks wherever it may."""
+    """Of one episode without limits: every trajectory plays all its turns, and forks wherever it may."""
 
     @cache
     def walk(begins: int, depth: int, end: int) -> tuple[int, int, int]:

@@ -105,8 +105,8 @@ class Strategy(Protocol):
     :func:`most_clones`.
 
     With a method ``choose(scores) -> int`` the branches of a fork, which must have ``turns=1``, are candidates for the
-    next turn, as is the path itself. It is asked before the path goes on which one it is to go on with: the number of
-    its score, of which the first one is the path's own. The strategy gives the column ``candidate_score``.
+    next turn, as is the trajectory itself. It returns the number of the score with which the trajectory goes on; the
+    first score is the trajectory's own. The strategy gives the column ``candidate_score``.
 
     With an attribute ``needs_answer`` that is true, a first task without a right answer is refused before the run
     starts; strings in an attribute ``stop`` are what it has answers end with.
@@ -116,7 +116,7 @@ class Strategy(Protocol):
         """Asked before each turn of the episode and of its trained branches; None: go on without either."""
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:
-        """The columns that it gives, one entry per step of a path from the start to an end.
+        """The columns that it gives, one entry per step of a trajectory from the start to an end.
 
         ``rewards``: composed, of each step. ``measured``: for each step the returns, from that step on, of the measured
         branches that began before it, or the values by what the model was asked there.
