@@ -238,24 +238,24 @@ def main(
     ]
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         pool.apply(build_model, (folder,))
-        found = pool.starmap(measure, cases, chunksize=1)
+        results = pool.starmap(measure, cases, chunksize=1)
     shutil.rmtree(folder)
     print("| turns | prompts | rows | tokens | trained | log-probs s | update s | peak GiB |")
     print("|---|---|---|---|---|---|---|---|")
-    found.sort(key=lambda f: f["turns"])
-    for f in found:
+    results.sort(key=lambda f: f["turns"])
+    for f in results:
         sizes = f"{f['rows']:.0f} | {f['tokens']:,.0f} | {f['trained']:,.0f}"
         print(
             f"| {f['turns']} | {f['prompts']} | {sizes} | {f['log_probs']:.1f} | {f['update']:.1f} | "
             f"{f['memory']:.2f} |"
         )
     print("\n| turns | tokens | log-probs | update |\n|---|---|---|---|")
-    for i in range(1, len(found), len(PROMPTS)):
-        full, conversation = found[i], found[i + 1]
+    for i in range(1, len(results), len(PROMPTS)):
+        full, conversation = results[i], results[i + 1]
         ratios = [f"{full[name] / conversation[name]:.1f}" for name in ("tokens", "log_probs", "update")]
         print(f"| {full['turns']} | {' | '.join(ratios)} |")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(found, indent=1))
+    (out / "summary.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -80,18 +80,18 @@ class EnvAgentLoop(AgentLoopBase):
             output of a failed episode.
         """
         episode, task, failed = Episode(), None, None
-        branching, found = self._branching(kwargs), [episode]
+        branching, episodes = self._branching(kwargs), [episode]
         member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
-            hint = hints.shown(kwargs)
+            hint = hints.hint_line(kwargs)
             trajectory = await self._play(episode, self._sampling(sampling_params), task, branching, hint)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
             if branching is not None:
                 await branching.finished()
-                found = branching.episodes(trajectory, str(kwargs["session_id"]))
+                episodes = branching.episodes(trajectory, str(kwargs["session_id"]))
             # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
-            outputs = [row for each in reversed(found) for row in self.rows.played(each)]
+            outputs = [row for each in reversed(episodes) for row in self.rows.played(each)]
         except FAILURES as error:
             failed = f"{type(error).__name__}: {error}"
             self.shared.failures.add(failed)
@@ -102,7 +102,7 @@ class EnvAgentLoop(AgentLoopBase):
             if branching is not None:
                 await branching.close()
         self.shared.times.append(episode.seconds)
-        for each in found:
+        for each in episodes:
             self.shared.log.write(kwargs, task, each, outputs, failed, self.tokenizer.decode)
         return outputs
 
@@ -286,22 +286,22 @@ class EnvAgentLoop(AgentLoopBase):
         content = [{"type": "image", "image": Image.fromarray(array)} for array in arrays]
         try:
             builders.check_takes_images(self)
-            found = await self.process_multi_modal_info([{"role": "user", "content": content}])
+            media = await self.process_multi_modal_info([{"role": "user", "content": content}])
         except Exception as error:  # the model's processor raises its own errors; the message is passed on
             raise EnvironmentFailure(
                 "images",
                 f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}",
             ) from error
-        return found["images"]
+        return media["images"]
 
     async def _generate(self, trajectory: Trajectory, prompt: Prompt) -> Generated:
-        seen = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
+        multi_modal = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
         started = perf_counter()
         output = await self.server_manager.generate(
             request_id=trajectory.request_id,
             prompt_ids=prompt.ids,
             sampling_params=dict(trajectory.sampling),
-            **(seen if prompt.images else {}),
+            **(multi_modal if prompt.images else {}),
         )
         seconds = perf_counter() - started
         ids = list(output.token_ids)

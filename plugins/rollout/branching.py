@@ -40,7 +40,7 @@ class Branching:
         reward: composes the rewards of an episode that has ended.
         score: the composed reward of the last step so far.
         ask: queries the model at the end of a trajectory.
-        failed: told why a branch failed.
+        failed: called with the reason why a branch failed.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Branching:
         self._branches = 0
         self._ended: list[Trajectory] = []
         self._returns: dict[Node, list[float]] = {}
-        self._said = dict(NOTHING)
+        self._counts = dict(NOTHING)
 
     async def at(self, trajectory: Trajectory) -> None:
         """Fork ``trajectory``, whose next prompt is made, or query the model there, if the strategy says so."""
@@ -94,7 +94,7 @@ class Branching:
             await self._budget.begin()
             branch = trajectory.fork(trajectory.episode.branch, trained=False, turns=trajectory.turns, most=most)
             self._playing.append(asyncio.create_task(self._play(branch, lambda b: self._ask(b, ask))))
-        self._said["forks"] += number > 0
+        self._counts["forks"] += number > 0
 
     async def _begin_branches(self, trajectory: Trajectory, fork: Fork, t: int) -> None:
         turns = trajectory.turns if fork.turns is None else min(trajectory.turns, t + fork.turns)
@@ -116,7 +116,7 @@ class Branching:
             self._playing.append(asyncio.create_task(self._play(branch, course)))
         if clones:
             trajectory.depth = depth
-            self._said["forks"] += 1
+            self._counts["forks"] += 1
             await asyncio.wait(clones)  # the state must not change before
 
     async def _reserve(self, most: Cost, fork: Fork) -> int:
@@ -208,17 +208,17 @@ class Branching:
         try:
             value = await course(branch)
         except FAILURES as error:
-            self._said["failed"] += 1
+            self._counts["failed"] += 1
             self._failed(f"{type(error).__name__}: {error}")
         else:
-            self._said[kind] += 1
+            self._counts[kind] += 1
             if branch.trained:
                 self._ended.append(branch)
             else:
                 self._returns.setdefault(branch.node(branch.begins), []).append(value)
         finally:
-            self._said[f"{kind}_tokens"] += branch.spent.tokens
-            self._said[f"{kind}_steps"] += branch.spent.steps
+            self._counts[f"{kind}_tokens"] += branch.spent.tokens
+            self._counts[f"{kind}_steps"] += branch.spent.steps
             self._give_back(branch)  # else others wait for ever
             if branch.environment is not None:
                 branch.environment.close()
@@ -234,24 +234,24 @@ class Branching:
         """
         root = session if getattr(self._strategy, "roots", "shared") == "own" else "start"
         held: dict[tuple[int, int], int] = {}
-        found = []
+        episodes = []
         for trajectory in (trunk, *sorted(self._ended, key=lambda each: each.episode.branch)):
             episode, steps = trajectory.episode, trajectory.episode.steps
             owners = [held.setdefault((made, t), episode.branch) for t, made in enumerate(trajectory.made_by)]
             if episode.branch not in owners:
                 continue
-            episode.owners, episode.branching = owners, self._said
+            episode.owners, episode.branching = owners, self._counts
             rewards = [step.record["composed_reward"] for step in steps]
             nodes = [trajectory.node(t) for t in range(len(steps))]
-            given = self._strategy.columns(rewards, [self._returns.get(node, []) for node in nodes])
+            strategy_columns = self._strategy.columns(rewards, [self._returns.get(node, []) for node in nodes])
             columns = {
                 "parent": [f"{session}.{branch}.{t}" if t else root for branch, t in nodes],
                 "branch": [float(episode.branch)] * len(steps),
                 "depth": [float(trajectory.depth)] * len(steps),
                 "leaf_outcome": [float(sum(rewards))] * len(steps),
-                **given,
+                **strategy_columns,
             }
             for t, step in enumerate(steps):
                 step.record["extra"] |= {name: values[t] for name, values in columns.items()}
-            found.append(episode)
-        return found
+            episodes.append(episode)
+        return episodes

@@ -13,7 +13,7 @@ from typing import Any
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, said
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import build_messages, later_template
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.prompts import PromptSettings, forked
@@ -66,7 +66,7 @@ class ConversationPrompts:
         return self._prompt("full")
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
-        self._memory.add(PromptTurn(self._seen[-1].observation, said(parsed, turn.text, whole=False)))
+        self._memory.add(PromptTurn(self._seen[-1].observation, history_text(parsed, turn.text, whole=False)))
         called = parsed.action is not None or parsed.kind == "admissible"
         self._role = "tool" if called and self._tail.tool is not None else "user"
         self._sampled, self._broke = [*self._ids, *turn.ids], None
@@ -83,8 +83,8 @@ class ConversationPrompts:
         return forked(self)
 
     def _prompt(self, broke: str | None) -> Prompt:
-        shown = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
-        return Prompt(self._ids, shown or None, broke, cut=len(self._starts) < len(self._seen) - 1)
+        visible = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
+        return Prompt(self._ids, visible or None, broke, cut=len(self._starts) < len(self._seen) - 1)
 
     def _appended(self) -> list[int]:
         """The ids, followed by a message with the observation and by the generation prompt."""

@@ -24,7 +24,7 @@ from verl_turnkey.envs.prompting.memory import (
     PromptTurn,
     Summarize,
     SummaryError,
-    said,
+    history_text,
 )
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
 from verl_turnkey.plugins.config.schema import RolloutConfig
@@ -129,7 +129,7 @@ class TemplatePrompts:
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         whole = self._settings.options.keep_thinking
-        text = said(parsed, turn.text, whole)
+        text = history_text(parsed, turn.text, whole)
         self._memory.add(PromptTurn(self._seen, text if whole else self._settings.control.plain(text)))
 
     def fork(self) -> TemplatePrompts:

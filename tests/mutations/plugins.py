@@ -597,7 +597,7 @@ MUTATIONS = [
     # --- episodes that fork
     ("plugins/rollout/branching.py", "episode.steps[branch.begins :]", "episode.steps"),
     ("plugins/rollout/branching.py", "None if t == trajectory.begins else", "None if False else"),
-    ("plugins/rollout/agent_loop.py", "for each in reversed(found) for row", "for each in found for row", FORKS),
+    ("plugins/rollout/agent_loop.py", "for each in reversed(episodes) for row", "for each in episodes for row", FORKS),
     ("plugins/rollout/branching.py", "await self._budget.reserve(most, allowed)", "allowed"),
     ("plugins/rollout/trajectories.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
     (
@@ -652,7 +652,7 @@ MUTATIONS = [
     ("plugins/rollout/merging.py", " and self.mask[-1] and step.response_mask[0]:", ":"),
     ("plugins/rollout/merging.py", "len(step.prompt_ids) == held and self.mask[-1]", "False and self.mask[-1]"),
     ("plugins/rollout/merging.py", "if not _same_media(last, step):", "if False:"),
-    ("plugins/rollout/merging.py", "len(still) != len(shown or ()) or ", ""),
+    ("plugins/rollout/merging.py", "len(still) != len(media or ()) or ", ""),
     ("plugins/rollout/merging.py", "bool(one == other)", "one.size == other.size"),
     ("plugins/rollout/merging.py", "length > budget", "length >= budget"),
     ("plugins/rollout/merging.py", "len(step.prompt_ids) - len(self.prompt)", "len(step.prompt_ids) - held"),

@@ -17,7 +17,7 @@ from verl_turnkey.plugins.rollout.strategies.registry import Fork, ForkPoint, re
 )
 @dataclass(frozen=True)
 class Tree:
-    """Before turns ``first``, ``first + every``, ... a trajectory becomes ``branches`` ones, up to ``depth`` forks deep.
+    """Before turns ``first``, ``first + every``, ... a trajectory forks into ``branches``, up to ``depth`` forks deep.
 
     An episode has at most branches ** depth leaves. The method ``tree`` compares each branch with its siblings, by the
     outcomes of the leaves below it; its columns every strategy gives (``extra.parent``).
