@@ -51,7 +51,7 @@ from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout.action_reader import action_reader
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, RowBuilder
-from verl_turnkey.plugins.rollout.prompts import Scene, TemplatePrompts
+from verl_turnkey.plugins.rollout.prompts import PromptSettings, TemplatePrompts
 from verl_turnkey.plugins.rollout.turn_tail import learn
 from verl_turnkey.plugins.verl_api.builders import builder_of
 
@@ -116,7 +116,7 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
     draw, options = random.Random(seed), turnkey_config(config).rollout
     reader = action_reader(options.action_format, "hermes", tokenizer)
     builder = builder_of(config, tokenizer, None, "qwen3")
-    scene = Scene(
+    settings = PromptSettings(
         options=options,
         template=load_template("default"),
         summarize=None,
@@ -129,9 +129,9 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
     )
     task = " ".join(draw.choices(WORDS, k=20))
     if options.prompt == "conversation":
-        prompts: Any = ConversationPrompts(scene, task, learn(builder, tokenizer, None, options.observation_role))
+        prompts: Any = ConversationPrompts(settings, task, learn(builder, tokenizer, None, options.observation_role))
     else:
-        prompts = TemplatePrompts(scene, task)
+        prompts = TemplatePrompts(settings, task)
     episode = Episode(task=task)
     for t in range(turns):
         info = {"task": task, "admissible": None, "state_key": None, "success": None, "invalid": False}
@@ -148,7 +148,7 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
         episode.steps.append(PlayedStep(prompt, turn, record, seen.observation, "", None, False, 0.0, {}, {}))
     episode.end(True)
     return RowBuilder(
-        tokenizer.eos_token_id, True, merged=options.layout == "merged", max_response_length=scene.response_length
+        tokenizer.eos_token_id, True, merged=options.layout == "merged", max_response_length=settings.response_length
     ).played(episode)
 
 
@@ -238,24 +238,24 @@ def main(
     ]
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         pool.apply(build_model, (folder,))
-        found = pool.starmap(measure, cases, chunksize=1)
+        results = pool.starmap(measure, cases, chunksize=1)
     shutil.rmtree(folder)
     print("| turns | prompts | rows | tokens | trained | log-probs s | update s | peak GiB |")
     print("|---|---|---|---|---|---|---|---|")
-    found.sort(key=lambda f: f["turns"])
-    for f in found:
+    results.sort(key=lambda f: f["turns"])
+    for f in results:
         sizes = f"{f['rows']:.0f} | {f['tokens']:,.0f} | {f['trained']:,.0f}"
         print(
             f"| {f['turns']} | {f['prompts']} | {sizes} | {f['log_probs']:.1f} | {f['update']:.1f} | "
             f"{f['memory']:.2f} |"
         )
     print("\n| turns | tokens | log-probs | update |\n|---|---|---|---|")
-    for i in range(1, len(found), len(PROMPTS)):
-        full, conversation = found[i], found[i + 1]
+    for i in range(1, len(results), len(PROMPTS)):
+        full, conversation = results[i], results[i + 1]
         ratios = [f"{full[name] / conversation[name]:.1f}" for name in ("tokens", "log_probs", "update")]
         print(f"| {full['turns']} | {' | '.join(ratios)} |")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(found, indent=1))
+    (out / "summary.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

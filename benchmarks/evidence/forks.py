@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from verl_turnkey.plugins.rollout.budget import Allowance
-from verl_turnkey.plugins.rollout.strategies import Fork, Place
+from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint
 
 Node = tuple[int, int, int]
 """A state on a path: the rollout, its branch that played the step to the state, and the number of the step from it."""
@@ -73,21 +73,21 @@ class Forks:
         """Branches of those that are about to take a turn."""
         return [
             branch
-            for path, place in self._places(paths)
-            for branch in self._begin(path, cast("Fork | None", self.strategy.fork(place)))
+            for path, point in self._fork_points(paths)
+            for branch in self._begin(path, cast("Fork | None", self.strategy.fork(point)))
         ]
 
     def written(self, paths: Sequence[P], turns: Sequence[Any]) -> list[P]:
         """Branches of those that have written a turn which their environment has not seen."""
         doubt = getattr(self.strategy, "doubt", None)
-        said = {id(path): turn for path, turn in zip(paths, turns, strict=True)}
-        places = [] if doubt is None else self._places(paths)
-        return [branch for path, place in places for branch in self._begin(path, doubt(place, said[id(path)]))]
+        turn_of = {id(path): turn for path, turn in zip(paths, turns, strict=True)}
+        points = [] if doubt is None else self._fork_points(paths)
+        return [branch for path, point in points for branch in self._begin(path, doubt(point, turn_of[id(path)]))]
 
-    def _places(self, paths: Sequence[P]) -> list[tuple[P, Place]]:
-        """Of those that may fork: not where they begin, for there forked the one that they are a branch of."""
+    def _fork_points(self, paths: Sequence[P]) -> list[tuple[P, ForkPoint]]:
+        """The next fork points of trained paths; none at a path's own beginning, where its parent forked already."""
         return [
-            (path, Place(len(path.steps), path.branch, path.depth, cast("Sequence[Any]", path.steps)))
+            (path, ForkPoint(len(path.steps), path.branch, path.depth, cast("Sequence[Any]", path.steps)))
             for path in paths
             if path.trained and path.begins != len(path.steps)
         ]
@@ -97,10 +97,10 @@ class Forks:
             return []
         allowance = self._allowances.setdefault(path.group, Allowance(self._more))
         turns = None if fork.turns is None else len(path.steps) + fork.turns
-        found: list[P] = []
+        begun: list[P] = []
         for _ in range(allowance.take(fork.branches) if fork.trained else fork.branches):
             branch = self._branches[path.rollout] = self._branches.get(path.rollout, 0) + fork.trained
-            found.append(path.fork(branch if fork.trained else path.branch, fork.trained, turns))
-            found[-1].depth += fork.trained
-        path.depth += bool(found) and fork.trained
-        return found
+            begun.append(path.fork(branch if fork.trained else path.branch, fork.trained, turns))
+            begun[-1].depth += fork.trained
+        path.depth += bool(begun) and fork.trained
+        return begun

@@ -14,7 +14,7 @@ class PromptTurn:
 
     observation: str
     action: str
-    """what :func:`said` makes of the response"""
+    """what :func:`history_text` makes of the response"""
 
 
 Summarize = Callable[[Sequence[PromptTurn]], str]
@@ -88,7 +88,7 @@ class Memory:
         return self._summaries[turns]
 
 
-def said(parsed: ParsedAction, text: str, whole: bool) -> str:
+def history_text(parsed: ParsedAction, text: str, whole: bool) -> str:
     """A past turn as later prompts show it: the action, or without one the beginning of what follows the thoughts."""
     if whole:
         return text.strip() or "(nothing)"

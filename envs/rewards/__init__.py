@@ -30,13 +30,14 @@ from verl_turnkey.envs.rewards.components import (
     rewards,
 )
 from verl_turnkey.envs.rewards.composition import LOOPS_OWN, Composition, Shaped, column_clash, compose
-from verl_turnkey.envs.rewards.group import Groups, Seat
+from verl_turnkey.envs.rewards.group import GroupMember, Groups
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
 
 __all__ = [
     "LOOPS_OWN",
     "Component",
     "Composition",
+    "GroupMember",
     "Groups",
     "Judge",
     "JudgeConfig",
@@ -44,7 +45,6 @@ __all__ = [
     "RewardError",
     "RewardSpec",
     "RewardStep",
-    "Seat",
     "Shaped",
     "Standing",
     "column_clash",

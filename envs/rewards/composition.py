@@ -13,7 +13,7 @@ from typing import Any, cast
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
 from verl_turnkey.envs.rewards.components import Component, RewardError, Steps, rewards
-from verl_turnkey.envs.rewards.group import Seat
+from verl_turnkey.envs.rewards.group import GroupMember
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label", "column")
@@ -74,10 +74,10 @@ class Composition:
         """The columns that components give instead of a reward."""
         return tuple(dict.fromkeys(part.column for part in self._parts if part.column is not None))
 
-    async def run(self, steps: Steps, seat: Seat | None = None) -> Shaped:
+    async def run(self, steps: Steps, member: GroupMember | None = None) -> Shaped:
         """The rewards of an episode, given all of its steps; components that wait for a server wait at the same time.
 
-        ``seat``: its place in its group, for components that compare its episodes; None: it is compared with nobody.
+        ``member``: the episode in its group, for components that compare episodes; None: no comparison.
 
         Raises:
             RewardError: a component fails, or gives anything but one number per step, up to 1e18 in size; or the sum of
@@ -86,13 +86,13 @@ class Composition:
         if not steps:
             raise RewardError("an episode without steps has no rewards")
         # An episode of which another component fails is not compared.
-        meet = [part for part in self._parts if part.group and seat is not None]
-        alone = [part for part in self._parts if not part.group or seat is None]
-        found = dict(zip(map(id, alone), await gather(self._value(part, steps) for part in alone), strict=True))
-        met = await gather(self._value(part, steps, seat) for part in meet)
-        found |= dict(zip(map(id, meet), met, strict=True))
-        pairs = [(part, found[id(part)]) for part in self._parts]
-        shares = {} if seat is None else seat.calls
+        meet = [part for part in self._parts if part.group and member is not None]
+        alone = [part for part in self._parts if not part.group or member is None]
+        part_values = dict(zip(map(id, alone), await gather(self._value(part, steps) for part in alone), strict=True))
+        met = await gather(self._value(part, steps, member) for part in meet)
+        part_values |= dict(zip(map(id, meet), met, strict=True))
+        pairs = [(part, part_values[id(part)]) for part in self._parts]
+        shares = {} if member is None else member.calls
         sums = _sums(values for part, values in pairs if part.column is None)
         columns = {name: _sums(values for part, values in pairs if part.column == name) for name in self.columns}
         for what, column in (("components", sums), *((f"components of the column {n}", c) for n, c in columns.items())):
@@ -107,11 +107,11 @@ class Composition:
         return asyncio.run(self.run(steps))
 
     @staticmethod
-    async def _value(part: _Part, steps: Steps, seat: Seat | None = None) -> list[float]:
+    async def _value(part: _Part, steps: Steps, member: GroupMember | None = None) -> list[float]:
         where = f"{part.where} ({part.label})"
         component: Any = part.values
         try:
-            values: Any = component(steps) if seat is None else seat.values(part.label, component, steps)
+            values: Any = component(steps) if member is None else member.values(part.label, component, steps)
             values = await values if inspect.isawaitable(values) else values
             values = [float(value) for value in values]
         except RewardError as error:

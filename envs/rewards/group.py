@@ -1,6 +1,6 @@
 """Where the episodes of a task meet: rewards that compare them with each other need all of them.
 
-The rollouts of a task run in one event loop. Each takes a seat before it begins, and leaves it when it fails.
+The rollouts of a task run in one event loop. Each joins its group before it begins, and leaves it when it ends.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Group:
     """The episodes of one task."""
 
     def __init__(self) -> None:
-        self.seats = 0
+        self.open_members = 0
         self.whole = asyncio.Event()
         self._playing: set[str] = set()
         self._ended: dict[str, Steps] = {}
         self._rankings: dict[str, asyncio.Future[Ranking]] = {}
 
     def enter(self, name: str) -> None:
-        self.seats += 1
+        self.open_members += 1
         self._playing.add(name)
 
     def leave(self, name: str) -> None:
@@ -50,8 +50,8 @@ class Group:
         return await asyncio.shield(self._rankings[label])  # who is cancelled does not take it from the others
 
 
-class Seat:
-    """An episode's place in its group."""
+class GroupMember:
+    """An episode as a member of its group."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group, self._name = group, name
@@ -68,7 +68,7 @@ class Seat:
     def leave(self) -> None:
         """The episode has ended, well or not."""
         self._group.leave(self._name)
-        self._group.seats -= 1
+        self._group.open_members -= 1
 
 
 class Groups:
@@ -77,10 +77,10 @@ class Groups:
     def __init__(self) -> None:
         self._open: dict[str, Group] = {}
 
-    def seat(self, key: str, name: str) -> Seat:
-        """A seat in the group ``key``; all of its episodes have to take theirs before the first one ends."""
-        self._open = {k: group for k, group in self._open.items() if group.seats}
+    def join(self, key: str, name: str) -> GroupMember:
+        """Make episode ``name`` a member of group ``key``; all of its episodes must join before the first one ends."""
+        self._open = {k: group for k, group in self._open.items() if group.open_members}
         group = self._open.get(key)
         if group is None or group.whole.is_set():  # those of another time
             group = self._open[key] = Group()
-        return Seat(group, name)
+        return GroupMember(group, name)

@@ -32,7 +32,7 @@ ROW = "turnkey_row"
 
 
 @dataclass
-class Seen:
+class ClippedRows:
     """The rows of a mini-batch with tokens clipped in the first pass: ``rows`` are positions on this rank."""
 
     rows: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Seen:
             self.rows += self.of_micro_batch[(term.bias != 0).any(1)].tolist()
 
 
-seen = Seen()
+clipped_rows = ClippedRows()
 
 
 def install(worker: Any, spec: LossSpec, params: Any) -> None:
@@ -70,11 +70,11 @@ def train_batch(
     data[ROW] = torch.arange(len(data))
 
     def first_pass(model_output: Any, data: TensorDict, dp_group: Any = None) -> Any:
-        seen.of_micro_batch = data[ROW]
+        clipped_rows.of_micro_batch = data[ROW]
         try:
             return loss_function(model_output=model_output, data=data, dp_group=dp_group)
         finally:
-            seen.of_micro_batch = None
+            clipped_rows.of_micro_batch = None
 
     step = engine.optimizer_step
 
@@ -82,7 +82,7 @@ def train_batch(
         extra.update(_scale(engine, spec, params, data, loss_function.keywords["config"]))
         return step()
 
-    seen.rows.clear()
+    clipped_rows.rows.clear()
     with _replaced(engine, "optimizer_step", scaled_step):
         outputs = own(data, first_pass)
     if engine.is_mp_src_rank_with_outputs():
@@ -93,7 +93,7 @@ def train_batch(
 def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: Any) -> dict[str, float]:
     """Scale the gradients of the first pass; returns the metrics."""
     started = time.perf_counter()
-    anywhere, most = (torch.tensor([len(seen.rows)], device=get_device_name()) for _ in range(2))
+    anywhere, most = (torch.tensor([len(clipped_rows.rows)], device=get_device_name()) for _ in range(2))
     dist.all_reduce(anywhere, group=engine.get_data_parallel_group())
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=engine.get_data_parallel_group())
     norm, scale = 0.0, 1.0
@@ -124,7 +124,7 @@ def _second_pass(data: TensorDict, most: int) -> list[int]:
     """
     if not tu.get_non_tensor_data(data, "use_dynamic_bsz", default=True):
         most += -most % int(data["micro_batch_size_per_gpu"])
-    clipped = set(seen.rows)
+    clipped = set(clipped_rows.rows)
     unclipped = [row for row in range(len(data)) if row not in clipped]
     return sorted([*clipped, *unclipped[: most - len(clipped)]])
 

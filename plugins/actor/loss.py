@@ -58,7 +58,7 @@ def verl_loss(name: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]]:
         )
         if name not in _found_finite and response_mask.any():  # a micro-batch of padding alone proves nothing
             _found_finite.add(name)
-        clipping_bias.seen.note(term)
+        clipping_bias.clipped_rows.note(term)
         updates.note(term)
         per_token = term.loss if rollout_is_weights is None else term.loss * rollout_is_weights
         # Looked up at each call, because verl_api/aggregation.py replaces it while token weights apply.

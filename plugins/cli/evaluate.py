@@ -65,7 +65,7 @@ def evaluate(
     from verl_turnkey.plugins.config.composing import composed
     from verl_turnkey.plugins.config.overrides import override
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
-    from verl_turnkey.plugins.eval.run import Asked
+    from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
     from verl_turnkey.plugins.eval.samples import locked
 
@@ -80,10 +80,10 @@ def evaluate(
         raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
     if checkpoint is None and model is None:
         raise typer.BadParameter("--server needs --model, the name of the model there")
-    method, given, ignored = _method(overrides or ())
+    method, overridden, ignored = _method(overrides or ())
     if ignored:
         typer.echo(f"ignored, as credit decides nothing in an evaluation: {' '.join(ignored)}", err=True)
-    further = [*_sampling(greedy, temperature, samples), *given]
+    further = [*_sampling(greedy, temperature, samples), *overridden]
     if trained is not None:
         import_modules(trained.modules, "turnkey.modules of the run")
     played = launch.resolve(environment, further)
@@ -135,7 +135,7 @@ def evaluate(
             weights = checkpoints.resolve(checkpoint, folder, trusted)
         task_file = _task_file(tasks, played, folder)
         typer.echo(_counted_tasks(config, task_file, trained, samples), err=True)
-        asked = Asked(
+        settings = EvalSettings(
             words=words(str(weights or tokenizer or model), further),
             tasks=task_file,
             out=folder,
@@ -148,9 +148,9 @@ def evaluate(
             api_key_env=api_key_env,
             new=new,
         )
-        found = play(asked, begin=begin)
-    _print(found, folder)
-    raise typer.Exit(0 if found["complete"] else 1)
+        result = play(settings, begin=begin)
+    _print(result, folder)
+    raise typer.Exit(0 if result["complete"] else 1)
 
 
 def _header(config: DictConfig, checkpoint: Path | None, trained: RunFolder | None) -> Iterator[str]:
@@ -267,21 +267,21 @@ class _progress:
             self._bar.stop()
 
 
-def _print(found: dict[str, Any], folder: Path) -> None:
+def _print(result: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from verl_turnkey.plugins.eval.result import remarks, rows
 
-    table = Table("", "mean", "95 % interval", title=_counted(found))
-    for line in rows(found):
+    table = Table("", "mean", "95 % interval", title=_counted(result))
+    for line in rows(result):
         table.add_row(*line)
     console = Console(highlight=False, markup=False)
     console.print(table)
-    for line in remarks(found):
+    for line in remarks(result):
         console.print(line)
     console.print(f"{folder / 'result.json'}", soft_wrap=True)
 
 
-def _counted(found: dict[str, Any]) -> str:
-    return f"{len(found['tasks'])} tasks, {found['samples']} samples"
+def _counted(result: dict[str, Any]) -> str:
+    return f"{len(result['tasks'])} tasks, {result['samples']} samples"

@@ -29,16 +29,18 @@ FAILED = "episode/failed/"
 
 def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over the played episodes: the sum of each reward component, ``unparsed_rate``, and of branches."""
-    said: dict[str, Mapping[str, Any]] = {}
+    reward_info: dict[str, Mapping[str, Any]] = {}
     for row in rows.row[rows.branch == 0].tolist():
-        said.setdefault(split_key(keys[int(row)])[1], extra_fields[row].get("reward_extra_info") or {})
+        reward_info.setdefault(split_key(keys[int(row)])[1], extra_fields[row].get("reward_extra_info") or {})
     names = {
         name
-        for info in said.values()
+        for info in reward_info.values()
         for name in info
         if name.startswith((COMPONENT, BRANCHING)) or name == "unparsed_rate"
     }
-    means = {name: float(np.mean([info[name] for info in said.values() if name in info])) for name in sorted(names)}
+    means = {
+        name: float(np.mean([info[name] for info in reward_info.values() if name in info])) for name in sorted(names)
+    }
     return {_metric_name(name): mean for name, mean in means.items()}
 
 

@@ -13,7 +13,7 @@ from verl_turnkey.losses.turns import Turns, like, row_offsets
 
 
 @dataclass
-class Found:
+class ParsedRows:
     """The steps that a batch of rows holds, one entry per step in each list.
 
     ``row``: position of its row in the batch; ``turn``: position of its turn in the row; ``reward``: the environment's,

@@ -18,7 +18,7 @@ import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
 from verl_turnkey.losses.turns import Turns, row_offsets
-from verl_turnkey.plugins.credit.row_turns import Found, Runs, branch_name, record_of, split_key
+from verl_turnkey.plugins.credit.row_turns import ParsedRows, Runs, branch_name, record_of, split_key
 from verl_turnkey.plugins.credit.supplied import Column
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
 
@@ -106,36 +106,36 @@ def read_rows(
     records = [record_of(extra_fields[i]) for i in real]
     recorded = not real or any(record is not None for record in records)
     if recorded:
-        found = _read_records(keys, real, records, runs.count.tolist(), before)
+        parsed = _read_records(keys, real, records, runs.count.tolist(), before)
     else:
         assert scores is not None, "rows without records need scores"
-        found = derive(keys, real, runs, scores, extra_fields, lists)
-    row, turn = np.array(found.row, dtype=np.int64), np.array(found.turn, dtype=np.int64)
+        parsed = derive(keys, real, runs, scores, extra_fields, lists)
+    row, turn = np.array(parsed.row, dtype=np.int64), np.array(parsed.turn, dtype=np.int64)
     of_run = runs.steps(row, turn)
     turns = runs.turns(of_run, len(row))
-    columns = dict(found.columns)
+    columns = dict(parsed.columns)
     reward = np.asarray(columns.pop("reward"), dtype=np.float64)
-    supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in found.extra}
+    supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in parsed.extra}
     return Rows(
         steps=StepBatch(
             **columns,
             reward=reward if kl is None else reward + turns.sum(kl.double()).numpy(),
             tokens=turns.tokens.numpy(),
             value=None if values is None else _before_steps(values, turns, row),
-            text=found.extra.pop("text", None),
-            extra={**found.extra, **supplied},
+            text=parsed.extra.pop("text", None),
+            extra={**parsed.extra, **supplied},
         ),
         row=row,
         turn=turn,
         runs=runs,
         of_run=of_run,
         turns=turns,
-        reward=np.array(found.reward, dtype=np.float64) if recorded else None,
+        reward=np.array(parsed.reward, dtype=np.float64) if recorded else None,
         reward_before_kl=reward,
-        version=np.array(found.version or [np.nan] * len(row), dtype=np.float64),
-        branch=np.array(found.branch or [0] * len(row), dtype=np.int64),
+        version=np.array(parsed.version or [np.nan] * len(row), dtype=np.float64),
+        branch=np.array(parsed.branch or [0] * len(row), dtype=np.int64),
         recorded=recorded,
-        failed=found.failed,
+        failed=parsed.failed,
     )
 
 
@@ -147,30 +147,30 @@ def _before_steps(values: torch.Tensor, turns: Turns, row: np.ndarray) -> np.nda
 
 def _read_records(
     keys: Sequence[str], real: Sequence[int], records: Sequence[Any], turns: Sequence[int], before: Collection[str]
-) -> Found:
+) -> ParsedRows:
     """The steps of the rows ``real`` from their ``records``; ``turns``: number of turns in each row of the batch."""
     if any(record is None for record in records):
         _raise_missing([keys[i] for i in real], records)
-    found, group, trajectory = Found(), [], []
+    parsed, group, trajectory = ParsedRows(), [], []
     steps: list[Mapping[str, Any]] = []
     for i, record in zip(real, records, strict=True):
         _check_row(keys[i], record, turns[i])
         row_group, row_trajectory, _ = split_key(keys[i])
         if record["failed"] is not None:
-            found.failed[row_trajectory] = record["failed"]
+            parsed.failed[row_trajectory] = record["failed"]
         held = record["steps"]
         steps += held
         group += [row_group] * len(held)
         branch = record.get("branch", 0)
         trajectory += [branch_name(row_trajectory, branch)] * len(held)
-        found.branch += [branch] * len(held)
-        found.row += [i] * len(held)
-        found.turn += range(len(held))
-    found.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}
-    found.extra = _extra_columns(steps, before)
-    found.version = [step.get("version", np.nan) for step in steps]
-    found.reward = [step["reward"] for step in steps]
-    return found
+        parsed.branch += [branch] * len(held)
+        parsed.row += [i] * len(held)
+        parsed.turn += range(len(held))
+    parsed.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}
+    parsed.extra = _extra_columns(steps, before)
+    parsed.version = [step.get("version", np.nan) for step in steps]
+    parsed.reward = [step["reward"] for step in steps]
+    return parsed
 
 
 def _raise_missing(keys: Sequence[str], records: Sequence[Any]) -> NoReturn:

@@ -52,11 +52,11 @@ def _alternated(calls: Sequence[int]) -> int:
 
 def _stretches(marks: Sequence[bool], least: int) -> int:
     """How many stretches of at least ``least`` marks in a row there are."""
-    found = length = 0
+    count = length = 0
     for mark in marks:
         length = length + 1 if mark else 0
-        found += length == least
-    return found
+        count += length == least
+    return count
 
 
 def signal_metrics(rows: Rows) -> dict[str, float]:
@@ -72,11 +72,11 @@ def signal_metrics(rows: Rows) -> dict[str, float]:
     calls = np.unique(pairs[order], axis=0, return_inverse=True)[1].reshape(-1)
     cuts = np.flatnonzero(np.diff(steps.trajectory[order])) + 1
     columns = (np.split(column, cuts) for column in (calls, steps.valid[order], steps.truncated[order]))
-    found = [signals(c.tolist(), v.tolist(), bool(t.any())) for c, v, t in zip(*columns, strict=True)]
+    per_episode = [signals(c.tolist(), v.tolist(), bool(t.any())) for c, v, t in zip(*columns, strict=True)]
     return {
-        "episode/signals/failures": float(np.mean([each.failures for each in found])),
-        "episode/signals/loops": float(np.mean([each.loops for each in found])),
-        "episode/signals/exhausted": float(np.mean([each.exhausted for each in found])),
-        "episode/signals/share": float(np.mean([any(each) for each in found])),
-        "episode/signals/score": float(np.mean([each.score for each in found])),
+        "episode/signals/failures": float(np.mean([each.failures for each in per_episode])),
+        "episode/signals/loops": float(np.mean([each.loops for each in per_episode])),
+        "episode/signals/exhausted": float(np.mean([each.exhausted for each in per_episode])),
+        "episode/signals/share": float(np.mean([any(each) for each in per_episode])),
+        "episode/signals/score": float(np.mean([each.score for each in per_episode])),
     }

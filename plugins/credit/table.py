@@ -79,5 +79,5 @@ def credit_columns(
     for name, code in credit.groups.items():
         columns[f"group.{name}"], columns[f"size.{name}"] = numbers.of(name, code)
     episodes = steps.ids["trajectory"]
-    found: dict[str, Sequence[Any]] = {"episode": [episodes[i] for i in steps.trajectory[chosen].tolist()]}
-    return found | {name: column[chosen] for name, column in columns.items()}
+    table: dict[str, Sequence[Any]] = {"episode": [episodes[i] for i in steps.trajectory[chosen].tolist()]}
+    return table | {name: column[chosen] for name, column in columns.items()}

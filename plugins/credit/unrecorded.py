@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from verl_turnkey.losses.turns import row_offsets
-from verl_turnkey.plugins.credit.row_turns import Found, Runs, split_key
+from verl_turnkey.plugins.credit.row_turns import ParsedRows, Runs, split_key
 
 # verl's own agent loops, each with its extra fields that hold one number per turn.
 VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
@@ -41,7 +41,7 @@ def derive(
     scores: torch.Tensor,
     extra_fields: Sequence[Mapping[str, Any]],
     lists: Sequence[str],
-) -> Found:
+) -> ParsedRows:
     """The steps of rows without a record.
 
     The turns of a trajectory are the runs of ones in its rows, the rows ordered by their index. A turn's reward is the
@@ -59,7 +59,7 @@ def derive(
             list that is one short gets a 0 for the last turn, in which no tool was called. A name is left out if no
             row fills it, or if a list of any trajectory has another length.
     """
-    found = Found()
+    parsed = ParsedRows()
     turns = runs.count.tolist()
     parts = {i: split_key(keys[i]) for i in real}
     trajectories: dict[str, list[int]] = {}
@@ -72,11 +72,11 @@ def derive(
     for name, rows in trajectories.items():
         size = sum(turns[i] for i in rows)
         if not size:
-            found.failed[name] = NO_TOKENS
+            parsed.failed[name] = NO_TOKENS
             continue
         for i in rows:
-            found.row += [i] * turns[i]
-            found.turn += range(turns[i])
+            parsed.row += [i] * turns[i]
+            parsed.turn += range(turns[i])
         earlier += rows[:-1]
         silent += [(len(step) + size - 1, i) for i in rows if not turns[i]]
         played.append((size, rows))
@@ -87,10 +87,10 @@ def derive(
     ends = row_offsets(scores).tolist()
     flat = scores.values().double()
     flat[[ends[i + 1] - 1 for i in earlier]] = 0.0
-    reward = runs.owned(flat)[runs.first[found.row] + np.array(found.turn, dtype=np.int64)]
+    reward = runs.owned(flat)[runs.first[parsed.row] + np.array(parsed.turn, dtype=np.int64)]
     for position, i in silent:
         reward[position] += flat[ends[i] : ends[i + 1]].sum().item()
-    found.columns = {
+    parsed.columns = {
         "group": group,
         "trajectory": trajectory,
         "step": step,
@@ -98,8 +98,8 @@ def derive(
         "terminated": terminated,
     }
     columns = {name: _column(name, played, extra_fields) for name in lists}
-    found.extra = {name: column for name, column in columns.items() if column is not None}
-    return found
+    parsed.extra = {name: column for name, column in columns.items() if column is not None}
+    return parsed
 
 
 def _column(
@@ -119,9 +119,9 @@ def _column(
 
 def needs_record(name: str, lacking: Sequence[str]) -> str:
     """The message when rows lack the columns ``lacking`` of the estimator ``name``, with code that provides them."""
-    given = {column.partition(".")[2] for column in lacking if column.startswith("extra.")}
+    extra_names = {column.partition(".")[2] for column in lacking if column.startswith("extra.")}
     fields = [f"{column}={column}[t]" for column in lacking if not column.startswith("extra.") and column != "text"]
-    extra = [f'"{column}": {column}[t]' for column in sorted(given | ({"text"} & set(lacking)))]
+    extra = [f'"{column}": {column}[t]' for column in sorted(extra_names | ({"text"} & set(lacking)))]
     fields += [f"extra={{{', '.join(extra)}}}"] if extra else []
     return (
         f"algorithm.adv_estimator={name} needs {', '.join(map(repr, lacking))} of each step, which cannot be told from "

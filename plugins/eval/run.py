@@ -23,7 +23,7 @@ Advance = Callable[["bool | None"], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalSettings:
     """What to evaluate.
 
     Args:
@@ -55,9 +55,9 @@ class Asked:
 
 
 def evaluate(
-    asked: Asked, *, begin: Callable[[int, int], Advance] = lambda done, all: lambda success: None
+    settings: EvalSettings, *, begin: Callable[[int, int], Advance] = lambda done, all: lambda success: None
 ) -> dict[str, Any]:
-    """Play the samples that are missing in ``asked.out``.
+    """Play the samples that are missing in ``settings.out``.
 
     Args:
         begin: called with the numbers of finished and of all samples before the first is played; what it returns is
@@ -69,28 +69,35 @@ def evaluate(
     Raises:
         ConfigError: the words, the tasks, the model or the server cannot be used; another evaluation is in ``out``.
     """
-    config = checked(asked.words, asked.tasks)
-    rows = read_rows(asked.tasks)
-    model = {**asked.model, **({} if asked.weights is None else {"engine": engine(config)})}
+    config = checked(settings.words, settings.tasks)
+    rows = read_rows(settings.tasks)
+    model = {**settings.model, **({} if settings.weights is None else {"engine": engine(config)})}
     with hosts():
         from verl_turnkey.plugins.eval.player import Player, for_evaluation
 
         player = Player(for_evaluation(config))
-        kept = Samples(asked.out, identity(config, model, player.chat_template), asked.new)
+        kept = Samples(settings.out, identity(config, model, player.chat_template), settings.new)
         failures: list[dict[str, Any]] = []
         try:
-            todo = jobs(rows, asked.samples, kept)
+            todo = jobs(rows, settings.samples, kept)
             with suppress(KeyboardInterrupt):
                 if todo:
-                    failures = _play(asked, config, player, kept, todo, lambda n: begin(n, len(rows) * asked.samples))
-            return finish(kept, rows, asked.samples, failures)
+                    failures = _play(
+                        settings, config, player, kept, todo, lambda n: begin(n, len(rows) * settings.samples)
+                    )
+            return finish(kept, rows, settings.samples, failures)
         finally:
             player.close()
             kept.close()
 
 
 def _play(
-    asked: Asked, config: DictConfig, player: Any, kept: Samples, todo: Sequence[Job], begin: Callable[[int], Advance]
+    settings: EvalSettings,
+    config: DictConfig,
+    player: Any,
+    kept: Samples,
+    todo: Sequence[Job],
+    begin: Callable[[int], Advance],
 ) -> list[dict[str, Any]]:
     from verl_turnkey.plugins.eval.completions import Completions
 
@@ -98,13 +105,13 @@ def _play(
         player.server = completions
         await completions.check(*longest(config))
         advance = begin(len(kept.done))
-        return await play_all(todo, player.play, kept, concurrency=asked.concurrency, check=check, advance=advance)
+        return await play_all(todo, player.play, kept, concurrency=settings.concurrency, check=check, advance=advance)
 
-    at_once = asked.concurrency
-    if asked.weights is None:
-        theirs = Completions(asked.url, asked.name, concurrency=at_once, api_key_env=asked.api_key_env)
+    at_once = settings.concurrency
+    if settings.weights is None:
+        theirs = Completions(settings.url, settings.name, concurrency=at_once, api_key_env=settings.api_key_env)
         return asyncio.run(play(theirs, lambda: None))
-    with server.serve(asked.weights, config, asked.out / "server.log") as ours:
+    with server.serve(settings.weights, config, settings.out / "server.log") as ours:
         completions = Completions(ours.url, server.NAME, concurrency=at_once, key=ours.key)
         return asyncio.run(play(completions, ours.check_alive))
 

@@ -18,19 +18,19 @@ from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.rewards import Seat
+from verl_turnkey.envs.rewards import GroupMember
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.rollout import hints, worker
 from verl_turnkey.plugins.rollout.action_reader import action_reader
-from verl_turnkey.plugins.rollout.asking import State
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
 from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
-from verl_turnkey.plugins.rollout.paths import Path
-from verl_turnkey.plugins.rollout.prompts import Prompts, Scene, TemplatePrompts, guarded
+from verl_turnkey.plugins.rollout.prompts import Prompts, PromptSettings, TemplatePrompts, guarded
+from verl_turnkey.plugins.rollout.query import Query
 from verl_turnkey.plugins.rollout.strategies import Ask
+from verl_turnkey.plugins.rollout.trajectories import Trajectory
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.verl_api import builders
 
@@ -46,7 +46,7 @@ class EnvAgentLoop(AgentLoopBase):
         self.options = self.shared.turnkey.rollout
         self.reader = action_reader(self.options.action_format, self.shared.tool_format, self.tokenizer)
         builder = builders.builder_of_loop(self)
-        self.scene = Scene(
+        self.prompt_settings = PromptSettings(
             options=self.options,
             template=self.shared.template,
             summarize=self.shared.summarize,
@@ -80,37 +80,37 @@ class EnvAgentLoop(AgentLoopBase):
             output of a failed episode.
         """
         episode, task, failed = Episode(), None, None
-        branching, found = self._branching(kwargs), [episode]
-        seat = self._seat(kwargs)  # before the first await: the rollouts of a task begin together
+        branching, episodes = self._branching(kwargs), [episode]
+        member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
-            hint = hints.shown(kwargs)
-            path = await self._play(episode, self._sampling(sampling_params), task, branching, hint)
-            await episode.apply_rewards(self.shared.rewards, kwargs, seat)
+            hint = hints.hint_line(kwargs)
+            trajectory = await self._play(episode, self._sampling(sampling_params), task, branching, hint)
+            await episode.apply_rewards(self.shared.rewards, kwargs, member)
             if branching is not None:
                 await branching.finished()
-                found = branching.episodes(path, str(kwargs["session_id"]))
+                episodes = branching.episodes(trajectory, str(kwargs["session_id"]))
             # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
-            outputs = [row for each in reversed(found) for row in self.rows.played(each)]
+            outputs = [row for each in reversed(episodes) for row in self.rows.played(each)]
         except FAILURES as error:
             failed = f"{type(error).__name__}: {error}"
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
-            if seat is not None:
-                seat.leave()
+            if member is not None:
+                member.leave()
             if branching is not None:
                 await branching.close()
         self.shared.times.append(episode.seconds)
-        for each in found:
+        for each in episodes:
             self.shared.log.write(kwargs, task, each, outputs, failed, self.tokenizer.decode)
         return outputs
 
-    def _seat(self, row: dict[str, Any]) -> Seat | None:
-        """The place of a training episode among those of its task, if a reward compares them."""
+    def _group_member(self, row: dict[str, Any]) -> GroupMember | None:
+        """A training episode as a member of its task's group; None unless a reward compares them."""
         if row.get(VALIDATION) or self.shared.rewards.compares is None:
             return None
-        return self.shared.groups.seat(str(row["uid"]), str(row["session_id"]))
+        return self.shared.groups.join(str(row["uid"]), str(row["session_id"]))
 
     def _branching(self, row: dict[str, Any]) -> Branching | None:
         """What forks the episode of a data row; None: nothing does. Validation plays as the model is used."""
@@ -124,7 +124,7 @@ class EnvAgentLoop(AgentLoopBase):
             self._walk,
             lambda episode: episode.apply_rewards(self.shared.rewards, row),
             lambda episode: episode.score(self.shared.rewards, row),
-            lambda path, ask: self._ask(path, ask, row),
+            lambda trajectory, ask: self._ask(trajectory, ask, row),
             self.shared.failed_branches.add,
         )
 
@@ -155,7 +155,7 @@ class EnvAgentLoop(AgentLoopBase):
         task: Task,
         branching: Branching | None,
         hint: str = "",
-    ) -> Path:
+    ) -> Trajectory:
         """Start the environment and play to the end of the episode."""
         started = perf_counter()
         running = await self.shared.pool.start(task.env_id, task.kwargs, task.seed)
@@ -165,55 +165,59 @@ class EnvAgentLoop(AgentLoopBase):
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]
             prompts = self._prompts(episode.task + hint)
-            path = Path(episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running)
-            await self._walk(path, branching)
-            return path
+            trajectory = Trajectory(
+                episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running
+            )
+            await self._walk(trajectory, branching)
+            return trajectory
         finally:
             running.close()
 
-    async def _walk(self, path: Path, branching: Branching | None) -> None:
+    async def _walk(self, trajectory: Trajectory, branching: Branching | None) -> None:
         """Play until the environment, the number of turns or the prompt's budget ends the episode."""
-        episode, forks = path.episode, branching if path.trained else None
-        for t in range(len(episode.steps), path.turns):
+        episode, forks = trajectory.episode, branching if trajectory.trained else None
+        for t in range(len(episode.steps), trajectory.turns):
             try:
-                prompt = path.prompt = path.prompt or await self._prompt(path)
+                prompt = trajectory.prompt = trajectory.prompt or await self._prompt(trajectory)
             except PromptTooLongError:
                 if t == 0:
                     raise
                 episode.steps[-1].record["truncated"] = True
                 break
             if forks is not None:
-                await forks.at(path)
-            turn = await self._generate(path, prompt)
+                await forks.at(trajectory)
+            turn = await self._generate(trajectory, prompt)
             if forks is not None:
-                await forks.written(path, turn)
-            seen, path.prompt = path.seen, None
+                await forks.written(trajectory, turn)
+            seen, trajectory.prompt = trajectory.seen, None
             parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids)
             started = perf_counter()
             # Without an action the environment is not called, and its state stays.
             answer = (
-                await path.step(parsed.action) if parsed.action is not None else Answer(seen.observation, seen.info)
+                await trajectory.step(parsed.action)
+                if parsed.action is not None
+                else Answer(seen.observation, seen.info)
             )
             seconds = perf_counter() - started
-            last = t + 1 == path.turns
-            path.add(self._played(t, last, prompt, turn, parsed, seen, answer, seconds), answer)
+            last = t + 1 == trajectory.turns
+            trajectory.add(self._played(t, last, prompt, turn, parsed, seen, answer, seconds), answer)
             if not (answer.terminated or answer.truncated):
-                await guarded(path.prompts.heard, turn, parsed)
+                await guarded(trajectory.prompts.heard, turn, parsed)
             if forks is not None:
-                await forks.chosen(path)
-            if path.seen.terminated or path.seen.truncated:
+                await forks.chosen(trajectory)
+            if trajectory.seen.terminated or trajectory.seen.truncated:
                 break
-        episode.end(path.seen.info["success"])
+        episode.end(trajectory.seen.info["success"])
 
-    async def _prompt(self, path: Path) -> Prompt:
+    async def _prompt(self, trajectory: Trajectory) -> Prompt:
         """The prompt of the next turn."""
-        images = await self._images(path.seen.info.get("images") or [])
-        return await guarded(path.prompts.next, path.seen, images)
+        images = await self._images(trajectory.seen.info.get("images") or [])
+        return await guarded(trajectory.prompts.next, trajectory.seen, images)
 
-    async def _ask(self, path: Path, ask: Ask, row: dict[str, Any]) -> float:
-        """Ask the model at the end of ``path``, about which the environment need not know."""
-        prompt = path.prompt or await self._prompt(path)
-        return await ask.value(State(path, prompt, row, self.tokenizer, self._generate, self.shared.room))
+    async def _ask(self, trajectory: Trajectory, ask: Ask, row: dict[str, Any]) -> float:
+        """Query the model at the end of ``trajectory`` without stepping the environment."""
+        prompt = trajectory.prompt or await self._prompt(trajectory)
+        return await ask.value(Query(trajectory, prompt, row, self.tokenizer, self._generate, self.shared.room))
 
     def _played(
         self,
@@ -268,7 +272,9 @@ class EnvAgentLoop(AgentLoopBase):
 
     def _prompts(self, task: str) -> Prompts:
         return (
-            TemplatePrompts(self.scene, task) if self.tail is None else ConversationPrompts(self.scene, task, self.tail)
+            TemplatePrompts(self.prompt_settings, task)
+            if self.tail is None
+            else ConversationPrompts(self.prompt_settings, task, self.tail)
         )
 
     async def _images(self, arrays: list[Any]) -> list[Any] | None:
@@ -280,26 +286,26 @@ class EnvAgentLoop(AgentLoopBase):
         content = [{"type": "image", "image": Image.fromarray(array)} for array in arrays]
         try:
             builders.check_takes_images(self)
-            found = await self.process_multi_modal_info([{"role": "user", "content": content}])
+            media = await self.process_multi_modal_info([{"role": "user", "content": content}])
         except Exception as error:  # the model's processor raises its own errors; the message is passed on
             raise EnvironmentFailure(
                 "images",
                 f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}",
             ) from error
-        return found["images"]
+        return media["images"]
 
-    async def _generate(self, path: Path, prompt: Prompt) -> Generated:
-        seen = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
+    async def _generate(self, trajectory: Trajectory, prompt: Prompt) -> Generated:
+        multi_modal = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
         started = perf_counter()
         output = await self.server_manager.generate(
-            request_id=path.request_id,
+            request_id=trajectory.request_id,
             prompt_ids=prompt.ids,
-            sampling_params=dict(path.sampling),
-            **(seen if prompt.images else {}),
+            sampling_params=dict(trajectory.sampling),
+            **(multi_modal if prompt.images else {}),
         )
         seconds = perf_counter() - started
         ids = list(output.token_ids)
-        path.spent += Cost(tokens=len(ids))
+        trajectory.spent += Cost(tokens=len(ids))
         if self._image_token in ids:
             raise EnvironmentFailure(
                 "images", "the model wrote the token that stands for an image: no image belongs to it"

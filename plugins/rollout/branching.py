@@ -1,9 +1,9 @@
 """Episodes that fork: a strategy says where, the branches play at the same time, and each turn is trained once.
 
 A fork copies what was played and the prompts, and clones the environment. A turn that is written and not yet played has
-not changed the environment: a path can still fork before it. Where a strategy chooses, the branches are candidates for
-one turn: the path waits for them, and goes on with the one that was chosen. Branches ask the server under the request
-id of their episode, so that they come to the server that holds their prefix.
+not changed the environment: a trajectory can still fork before it. Where a strategy chooses, the branches are
+candidates for one turn: the trajectory waits for them, and goes on with the one that was chosen. Branches ask the
+server under the request id of their episode, so that they come to the server that holds their prefix.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from verl_turnkey.envs.prompting.memory import SummaryError
 from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
 from verl_turnkey.plugins.rollout.episode import Episode, Generated
-from verl_turnkey.plugins.rollout.paths import Node, Path, Rival
 from verl_turnkey.plugins.rollout.prompts import PromptError
-from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, Place, Strategy
+from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint, Strategy
+from verl_turnkey.plugins.rollout.trajectories import Candidate, Node, Trajectory
 
 FAILURES = (EnvironmentFailure, PromptError, PromptTooLongError, RewardError, SummaryError, TaskFormatError)
 """what costs an episode or a branch, and not the run"""
@@ -36,11 +36,11 @@ class Branching:
 
     Args:
         allowance: of its group, what trained branches are left.
-        walk: plays a path to its end, forking it where it is trained.
+        walk: plays a trajectory to its end, forking it where it is trained.
         reward: composes the rewards of an episode that has ended.
         score: the composed reward of the last step so far.
-        ask: asks the model at the end of a path.
-        failed: told why a branch failed.
+        ask: queries the model at the end of a trajectory.
+        failed: called with the reason why a branch failed.
     """
 
     def __init__(
@@ -48,74 +48,75 @@ class Branching:
         strategy: Strategy,
         budget: Budget,
         allowance: Allowance,
-        walk: Callable[[Path, Branching], Awaitable[None]],
+        walk: Callable[[Trajectory, Branching], Awaitable[None]],
         reward: Callable[[Episode], Awaitable[None]],
         score: Callable[[Episode], Awaitable[float]],
-        ask: Callable[[Path, Ask], Awaitable[float]],
+        ask: Callable[[Trajectory, Ask], Awaitable[float]],
         failed: Callable[[str], None],
     ) -> None:
         self._strategy, self._budget, self._allowance = strategy, budget, allowance
-        self._doubt: Callable[[Place, Generated], Fork | None] | None = getattr(strategy, "doubt", None)
+        self._doubt: Callable[[ForkPoint, Generated], Fork | None] | None = getattr(strategy, "doubt", None)
         self._choose: Callable[[Sequence[float]], int] | None = getattr(strategy, "choose", None)
         self._walk, self._reward, self._score, self._ask, self._failed = walk, reward, score, ask, failed
         self._playing: list[asyncio.Task[None]] = []
         self._clones: list[asyncio.Task[Any]] = []
         self._branches = 0
-        self._ended: list[Path] = []
+        self._ended: list[Trajectory] = []
         self._returns: dict[Node, list[float]] = {}
-        self._said = dict(NOTHING)
+        self._counts = dict(NOTHING)
 
-    async def at(self, path: Path) -> None:
-        """Fork ``path``, whose next prompt is made, or ask the model there, if the strategy says so."""
-        if (place := self._place(path)) is None:
+    async def at(self, trajectory: Trajectory) -> None:
+        """Fork ``trajectory``, whose next prompt is made, or query the model there, if the strategy says so."""
+        if (point := self._fork_point(trajectory)) is None:
             return
-        what = self._strategy.fork(place)
+        what = self._strategy.fork(point)
         if isinstance(what, Ask):
-            await self._begin_asking(path, what)
+            await self._begin_queries(trajectory, what)
         elif what is not None:
-            await self._begin_branches(path, what, place.turn)
+            await self._begin_branches(trajectory, what, point.turn)
 
-    async def written(self, path: Path, turn: Generated) -> None:
-        """Fork ``path``, which has written a turn that the environment has not seen: branches write another one."""
-        if self._doubt is None or (place := self._place(path)) is None:
+    async def written(self, trajectory: Trajectory, turn: Generated) -> None:
+        """Fork ``trajectory`` before a turn that it wrote and the environment has not seen; branches write another."""
+        if self._doubt is None or (point := self._fork_point(trajectory)) is None:
             return
-        if (fork := self._doubt(place, turn)) is not None:
-            await self._begin_branches(path, fork, place.turn)
+        if (fork := self._doubt(point, turn)) is not None:
+            await self._begin_branches(trajectory, fork, point.turn)
 
-    def _place(self, path: Path) -> Place | None:
-        """Where a path may fork; not where it begins, for there forked the one that it is a branch of."""
-        t = len(path.episode.steps)
-        return None if t == path.begins else Place(t, path.episode.branch, path.depth, path.episode.steps)
+    def _fork_point(self, trajectory: Trajectory) -> ForkPoint | None:
+        """The next fork point of a trajectory; None at its own beginning, where its parent forked already."""
+        episode, t = trajectory.episode, len(trajectory.episode.steps)
+        return None if t == trajectory.begins else ForkPoint(t, episode.branch, trajectory.depth, episode.steps)
 
-    async def _begin_asking(self, path: Path, ask: Ask) -> None:
+    async def _begin_queries(self, trajectory: Trajectory, ask: Ask) -> None:
         most = Cost(tokens=ask.tokens)
         number = await self._budget.reserve(most, ask.times)
         for _ in range(number):
             await self._budget.begin()
-            branch = path.fork(path.episode.branch, trained=False, turns=path.turns, most=most)
+            branch = trajectory.fork(trajectory.episode.branch, trained=False, turns=trajectory.turns, most=most)
             self._playing.append(asyncio.create_task(self._play(branch, lambda b: self._ask(b, ask))))
-        self._said["forks"] += number > 0
+        self._counts["forks"] += number > 0
 
-    async def _begin_branches(self, path: Path, fork: Fork, t: int) -> None:
-        turns = path.turns if fork.turns is None else min(path.turns, t + fork.turns)
-        most = Cost((turns - t) * path.sampling["max_tokens"], turns - t)
-        depth, clones = path.depth + fork.trained, []
+    async def _begin_branches(self, trajectory: Trajectory, fork: Fork, t: int) -> None:
+        turns = trajectory.turns if fork.turns is None else min(trajectory.turns, t + fork.turns)
+        most = Cost((turns - t) * trajectory.sampling["max_tokens"], turns - t)
+        depth, clones = trajectory.depth + fork.trained, []
         for _ in range(await self._reserve(most, fork)):
             if not fork.trained:
                 await self._budget.begin()
             self._branches += fork.trained
-            branch = path.fork(self._branches if fork.trained else path.episode.branch, fork.trained, turns, most)
+            number = self._branches if fork.trained else trajectory.episode.branch
+            branch = trajectory.fork(number, fork.trained, turns, most)
             branch.depth = depth
-            clones.append(asyncio.ensure_future(path.environment.clone()))
+            clones.append(asyncio.ensure_future(trajectory.environment.clone()))
             self._clones.append(clones[-1])
             course = partial(self._to_its_end, clones[-1])
             if self._choose is not None:
-                path.rivals.append(Rival.of(branch))
-                course = partial(self._to_the_choice, clones[-1], path.rivals[-1])
+                trajectory.candidates.append(Candidate.of(branch))
+                course = partial(self._to_the_choice, clones[-1], trajectory.candidates[-1])
             self._playing.append(asyncio.create_task(self._play(branch, course)))
         if clones:
-            path.depth = depth
-            self._said["forks"] += 1
+            trajectory.depth = depth
+            self._counts["forks"] += 1
             await asyncio.wait(clones)  # the state must not change before
 
     async def _reserve(self, most: Cost, fork: Fork) -> int:
@@ -126,35 +127,35 @@ class Branching:
             self._allowance.give_back(allowed - number)
         return number
 
-    async def chosen(self, path: Path) -> None:
-        """Let the candidate that is chosen for the turn that ``path`` has just taken go on; the others end there.
+    async def chosen(self, trajectory: Trajectory) -> None:
+        """Let the candidate that is chosen for the turn that ``trajectory`` has just taken go on; the others end there.
 
         All have their scores under the same conditions: as if the episode had been cut after the turn.
         """
-        t = len(path.episode.steps) - 1
-        if self._choose is None or t == path.begins:
+        t = len(trajectory.episode.steps) - 1
+        if self._choose is None or t == trajectory.begins:
             return
-        rivals = [rival for rival in path.rivals if await rival.played]
-        path.rivals = []
-        path.end(cut=True)
-        paths = [path, *(rival.branch for rival in rivals)]
-        scores = await asyncio.gather(*(self._score(each.episode) for each in paths), return_exceptions=True)
+        candidates = [candidate for candidate in trajectory.candidates if await candidate.played]
+        trajectory.candidates = []
+        trajectory.end(cut=True)
+        trajectories = [trajectory, *(candidate.branch for candidate in candidates)]
+        scores = await asyncio.gather(*(self._score(each.episode) for each in trajectories), return_exceptions=True)
         if isinstance(scores[0], BaseException):
             raise scores[0]
-        for rival, score in zip(rivals, scores[1:], strict=True):
+        for candidate, score in zip(candidates, scores[1:], strict=True):
             if isinstance(score, BaseException):
-                rival.decided.set_exception(score)
-        known = [(each, score) for each, score in zip(paths, scores, strict=True) if isinstance(score, float)]
+                candidate.decided.set_exception(score)
+        known = [(each, score) for each, score in zip(trajectories, scores, strict=True) if isinstance(score, float)]
         for each, score in known:
             each.episode.steps[-1].record["extra"][SCORE] = score
         winner, _ = known[self._choose([score for _, score in known])]
-        if winner is not path:
-            path.trade(winner)
+        if winner is not trajectory:
+            trajectory.trade(winner)
             winner.end(cut=True)
-        path.end(cut=t + 1 == path.turns)
-        for rival in rivals:
-            if not rival.decided.done():
-                rival.decided.set_result(None)
+        trajectory.end(cut=t + 1 == trajectory.turns)
+        for candidate in candidates:
+            if not candidate.decided.done():
+                candidate.decided.set_result(None)
 
     async def finished(self) -> None:
         """Wait for all branches."""
@@ -175,14 +176,14 @@ class Branching:
             if not clone.cancelled() and clone.exception() is None:
                 clone.result().close()
 
-    async def _to_its_end(self, clone: asyncio.Task[Any], branch: Path) -> float:
+    async def _to_its_end(self, clone: asyncio.Task[Any], branch: Trajectory) -> float:
         """Play ``branch``; its return from the fork on."""
         branch.environment = await clone
         await self._walk(branch, self)
         await self._reward(branch.episode)
         return float(sum(step.record["composed_reward"] for step in branch.episode.steps[branch.begins :]))
 
-    async def _to_the_choice(self, clone: asyncio.Task[Any], rival: Rival, branch: Path) -> float:
+    async def _to_the_choice(self, clone: asyncio.Task[Any], candidate: Candidate, branch: Trajectory) -> float:
         """The same of a candidate: it waits until one is chosen, and may have the turn of another one then."""
         well = False
         try:
@@ -191,66 +192,66 @@ class Branching:
             well = True
         finally:
             self._give_back(branch)  # the next turn's candidates may need it
-            rival.played.set_result(well)
-        await rival.decided
+            candidate.played.set_result(well)
+        await candidate.decided
         branch.environment.close()  # the loser's; a judge may take its time
         await self._reward(branch.episode)
         return 0.0
 
-    def _give_back(self, branch: Path) -> None:
+    def _give_back(self, branch: Trajectory) -> None:
         """Of what was set aside for ``branch``, the part that it did not need."""
         self._budget.give_back(branch.most, branch.spent, measured=not branch.trained)
         branch.most = branch.spent
 
-    async def _play(self, branch: Path, course: Callable[[Path], Awaitable[float]]) -> None:
+    async def _play(self, branch: Trajectory, course: Callable[[Trajectory], Awaitable[float]]) -> None:
         kind = "trained" if branch.trained else "measured"
         try:
             value = await course(branch)
         except FAILURES as error:
-            self._said["failed"] += 1
+            self._counts["failed"] += 1
             self._failed(f"{type(error).__name__}: {error}")
         else:
-            self._said[kind] += 1
+            self._counts[kind] += 1
             if branch.trained:
                 self._ended.append(branch)
             else:
                 self._returns.setdefault(branch.node(branch.begins), []).append(value)
         finally:
-            self._said[f"{kind}_tokens"] += branch.spent.tokens
-            self._said[f"{kind}_steps"] += branch.spent.steps
+            self._counts[f"{kind}_tokens"] += branch.spent.tokens
+            self._counts[f"{kind}_steps"] += branch.spent.steps
             self._give_back(branch)  # else others wait for ever
             if branch.environment is not None:
                 branch.environment.close()
 
-    def episodes(self, trunk: Path, session: str) -> list[Episode]:
+    def episodes(self, trunk: Trajectory, session: str) -> list[Episode]:
         """The episode and its branches that have steps of their own, with the columns of their records.
 
         Each step is one branch's own: of a branch that failed, the first one's that went on from it.
 
         Args:
-            trunk: the episode's path, whose rewards are composed, too.
+            trunk: the episode's own trajectory, whose rewards are composed, too.
             session: the number of the rollout in its group.
         """
         root = session if getattr(self._strategy, "roots", "shared") == "own" else "start"
         held: dict[tuple[int, int], int] = {}
-        found = []
-        for path in (trunk, *sorted(self._ended, key=lambda each: each.episode.branch)):
-            episode, steps = path.episode, path.episode.steps
-            owners = [held.setdefault((made, t), episode.branch) for t, made in enumerate(path.made_by)]
+        episodes = []
+        for trajectory in (trunk, *sorted(self._ended, key=lambda each: each.episode.branch)):
+            episode, steps = trajectory.episode, trajectory.episode.steps
+            owners = [held.setdefault((made, t), episode.branch) for t, made in enumerate(trajectory.made_by)]
             if episode.branch not in owners:
                 continue
-            episode.owners, episode.branching = owners, self._said
+            episode.owners, episode.branching = owners, self._counts
             rewards = [step.record["composed_reward"] for step in steps]
-            nodes = [path.node(t) for t in range(len(steps))]
-            given = self._strategy.columns(rewards, [self._returns.get(node, []) for node in nodes])
+            nodes = [trajectory.node(t) for t in range(len(steps))]
+            strategy_columns = self._strategy.columns(rewards, [self._returns.get(node, []) for node in nodes])
             columns = {
                 "parent": [f"{session}.{branch}.{t}" if t else root for branch, t in nodes],
                 "branch": [float(episode.branch)] * len(steps),
-                "depth": [float(path.depth)] * len(steps),
+                "depth": [float(trajectory.depth)] * len(steps),
                 "leaf_outcome": [float(sum(rewards))] * len(steps),
-                **given,
+                **strategy_columns,
             }
             for t, step in enumerate(steps):
                 step.record["extra"] |= {name: values[t] for name, values in columns.items()}
-            found.append(episode)
-        return found
+            episodes.append(episode)
+        return episodes

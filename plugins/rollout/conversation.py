@@ -13,10 +13,10 @@ from typing import Any
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, said
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import build_messages, later_template
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
-from verl_turnkey.plugins.rollout.prompts import Scene, forked
+from verl_turnkey.plugins.rollout.prompts import PromptSettings, forked
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
 
@@ -31,11 +31,11 @@ class ConversationPrompts:
         tail: how the model's turns end.
     """
 
-    def __init__(self, scene: Scene, task: str, tail: TurnTail) -> None:
-        self._scene, self._task, self._tail = scene, task, tail
-        self._later = later_template(scene.template)
-        self._turn = scene.options.max_tokens_per_turn or scene.response_length
-        self._memory = Memory(0, scene.summarize)
+    def __init__(self, settings: PromptSettings, task: str, tail: TurnTail) -> None:
+        self._settings, self._task, self._tail = settings, task, tail
+        self._later = later_template(settings.template)
+        self._turn = settings.options.max_tokens_per_turn or settings.response_length
+        self._memory = Memory(0, settings.summarize)
         self._seen: list[Answer] = []
         self._images: list[list[Any]] = []
         self._ids: list[int] = []  # the last prompt; after `heard` with the turn and the tokens that end it
@@ -50,14 +50,14 @@ class ConversationPrompts:
         self._seen.append(seen)
         self._images.append(images or [])
         if len(self._seen) == 1:
-            self._begin(0, [], self._scene.prompt_length)
+            self._begin(0, [], self._settings.prompt_length)
             return self._prompt(None)
         self._ids = self._appended()
         broke = self._broke or (None if self._ids[: len(self._sampled)] == self._sampled else "boundary")
-        if len(self._ids) - self._fresh + self._turn <= self._scene.response_length:
+        if len(self._ids) - self._fresh + self._turn <= self._settings.response_length:
             return self._prompt(broke)
-        if self._scene.options.when_full == "end":
-            appended, budget = len(self._ids) - self._fresh, self._scene.response_length
+        if self._settings.options.when_full == "end":
+            appended, budget = len(self._ids) - self._fresh, self._settings.response_length
             raise PromptTooLongError(
                 f"{appended} tokens of the conversation leave no room for a turn of {self._turn} in "
                 f"data.max_response_length={budget}"
@@ -66,12 +66,12 @@ class ConversationPrompts:
         return self._prompt("full")
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
-        self._memory.add(PromptTurn(self._seen[-1].observation, said(parsed, turn.text, whole=False)))
+        self._memory.add(PromptTurn(self._seen[-1].observation, history_text(parsed, turn.text, whole=False)))
         called = parsed.action is not None or parsed.kind == "admissible"
         self._role = "tool" if called and self._tail.tool is not None else "user"
         self._sampled, self._broke = [*self._ids, *turn.ids], None
         before, ids, bare = self._ids, turn.ids, False
-        if self._scene.options.thinking == "drop" and (rest := self._tail.without_thoughts(ids)) is not None:
+        if self._settings.options.thinking == "drop" and (rest := self._tail.without_thoughts(ids)) is not None:
             opened = self._tail.opened
             bare = opened > 0 and tuple(before[-opened:]) == self._tail.generation[-opened:]
             before, ids, self._broke = before[:-opened] if bare else before, rest, "thinking"
@@ -83,12 +83,12 @@ class ConversationPrompts:
         return forked(self)
 
     def _prompt(self, broke: str | None) -> Prompt:
-        shown = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
-        return Prompt(self._ids, shown or None, broke, cut=len(self._starts) < len(self._seen) - 1)
+        visible = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
+        return Prompt(self._ids, visible or None, broke, cut=len(self._starts) < len(self._seen) - 1)
 
     def _appended(self) -> list[int]:
         """The ids, followed by a message with the observation and by the generation prompt."""
-        seen, plain = self._seen[-1], self._scene.control.plain
+        seen, plain = self._seen[-1], self._settings.control.plain
         (message,) = build_messages(
             system=None,
             template=self._later,
@@ -103,11 +103,11 @@ class ConversationPrompts:
         if self._role == "tool":
             message["name"] = "act"
         past = [ASKED, self._tail.turn(self._role)]
-        return builders.appended_tokens(self._scene.builder, past, [*past, message], self._ids, self._scene.tools)
+        return builders.appended_tokens(self._settings.builder, past, [*past, message], self._ids, self._settings.tools)
 
     def _drop_oldest(self) -> None:
         """Begin anew: the task and as many of the last turns as fit into half of a prompt's budget together."""
-        turns, budget = len(self._starts), self._scene.prompt_length
+        turns, budget = len(self._starts), self._settings.prompt_length
         first = len(self._seen) - 1 - turns
         for dropped in range(1, turns):
             kept = self._ids[self._starts[dropped] :]
@@ -124,8 +124,8 @@ class ConversationPrompts:
         self._memory.window = len(self._memory.turns) - first
         summary = self._memory.history().summary if first else ""
         past, images = PromptHistory((), summary), self._images[first]
-        messages = self._scene.messages(self._task, self._seen[first], past, first + 1, images)
-        ids = self._scene.render(messages, images or None)
+        messages = self._settings.messages(self._task, self._seen[first], past, first + 1, images)
+        ids = self._settings.render(messages, images or None)
         if kept and self._bare[dropped]:
             ids = ids[: -self._tail.opened]
         if len(ids) + len(kept) > budget:

@@ -10,7 +10,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from verl_turnkey.advantage import make_record
-from verl_turnkey.envs.rewards import Composition, RewardError, RewardStep, Seat, Shaped, column_clash
+from verl_turnkey.envs.rewards import Composition, GroupMember, RewardError, RewardStep, Shaped, column_clash
 from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
@@ -134,16 +134,18 @@ class Episode:
         for step in self.steps:
             step.record["success"] = self.success
 
-    async def apply_rewards(self, composition: Composition, row: Mapping[str, Any], seat: Seat | None = None) -> None:
+    async def apply_rewards(
+        self, composition: Composition, row: Mapping[str, Any], member: GroupMember | None = None
+    ) -> None:
         """Write the composed reward and the columns of components to every step, after the episode has ended.
 
-        ``row``: the fields of the data row. ``seat``: its place among the rollouts of the task.
+        ``row``: the fields of the data row. ``member``: the episode in the group of its task.
 
         Raises:
             RewardError: a component fails, the sum of the components is too large, or the environment gives a column of
                 a component's name itself.
         """
-        shaped = await self._composed(composition, row, seat)
+        shaped = await self._composed(composition, row, member)
         for t, (step, reward) in enumerate(zip(self.steps, shaped.rewards, strict=True)):
             step.record["composed_reward"] = reward
             columns = {name: values[t] for name, values in shaped.columns.items()}
@@ -170,10 +172,12 @@ class Episode:
         """The composed reward of the last step, if the episode ended with it. Nothing is written."""
         return (await self._composed(composition, row)).rewards[-1]
 
-    async def _composed(self, composition: Composition, row: Mapping[str, Any], seat: Seat | None = None) -> Shaped:
+    async def _composed(
+        self, composition: Composition, row: Mapping[str, Any], member: GroupMember | None = None
+    ) -> Shaped:
         last = len(self.steps) - 1
         steps = [step.for_reward(self.task, row, self.success and t == last) for t, step in enumerate(self.steps)]
-        return await composition.run(steps, seat)
+        return await composition.run(steps, member)
 
     def info(self) -> dict[str, float]:
         """verl's ``reward_extra_info``: floats under the same keys on every row, failed episodes included."""

@@ -17,7 +17,7 @@ def words(text: Any) -> list[str]:
     return text.split() if isinstance(text, str) else []
 
 
-def shown(row: Mapping[str, Any]) -> str:
+def hint_line(row: Mapping[str, Any]) -> str:
     """The first words of the row's hint, as a line behind the task; empty without any."""
     hint = words(row.get(COLUMN))
     number = math.ceil(len(hint) * float(row.get(SHARE) or 0.0) - 1e-9)

@@ -192,9 +192,9 @@ def _same_media(before: AgentLoopOutput, step: AgentLoopOutput) -> bool:
     if before.mm_processor_kwargs != step.mm_processor_kwargs:
         return False
     now = step.multi_modal_data or {}
-    for kind, shown in (before.multi_modal_data or {}).items():
-        still = list(now.get(kind) or ())[: len(shown or ())]
-        if len(still) != len(shown or ()) or not all(map(_same_medium, shown or (), still)):
+    for kind, media in (before.multi_modal_data or {}).items():
+        still = list(now.get(kind) or ())[: len(media or ())]
+        if len(still) != len(media or ()) or not all(map(_same_medium, media or (), still)):
             return False
     return True
 

@@ -24,7 +24,7 @@ from verl_turnkey.envs.prompting.memory import (
     PromptTurn,
     Summarize,
     SummaryError,
-    said,
+    history_text,
 )
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
 from verl_turnkey.plugins.config.schema import RolloutConfig
@@ -57,7 +57,7 @@ class Prompts(Protocol):
 
 
 @dataclass(frozen=True)
-class Scene:
+class PromptSettings:
     """The settings and tools that prompts are made with.
 
     Args:
@@ -110,9 +110,9 @@ class Scene:
 class TemplatePrompts:
     """Each prompt is rendered anew, from the template and the last ``turnkey.rollout.history`` turns."""
 
-    def __init__(self, scene: Scene, task: str) -> None:
-        self._scene, self._task = scene, task
-        self._memory = Memory(scene.options.history, scene.summarize)
+    def __init__(self, settings: PromptSettings, task: str) -> None:
+        self._settings, self._task = settings, task
+        self._memory = Memory(settings.options.history, settings.summarize)
         self._seen = ""
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
@@ -120,17 +120,17 @@ class TemplatePrompts:
         step = len(self._memory.turns) + 1
 
         def encode(past: PromptHistory) -> list[int]:
-            plain = [replace(t, observation=self._scene.control.plain(t.observation)) for t in past.turns]
+            plain = [replace(t, observation=self._settings.control.plain(t.observation)) for t in past.turns]
             past = PromptHistory(plain, past.summary)
-            return self._scene.render(self._scene.messages(self._task, seen, past, step, images or ()), images)
+            return self._settings.render(self._settings.messages(self._task, seen, past, step, images or ()), images)
 
-        ids, past = fit_prompt(encode, self._memory, self._scene.prompt_length)
+        ids, past = fit_prompt(encode, self._memory, self._settings.prompt_length)
         return Prompt(ids, images, cut=past != self._memory.history())
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
-        whole = self._scene.options.keep_thinking
-        text = said(parsed, turn.text, whole)
-        self._memory.add(PromptTurn(self._seen, text if whole else self._scene.control.plain(text)))
+        whole = self._settings.options.keep_thinking
+        text = history_text(parsed, turn.text, whole)
+        self._memory.add(PromptTurn(self._seen, text if whole else self._settings.control.plain(text)))
 
     def fork(self) -> TemplatePrompts:
         return forked(self)

@@ -64,18 +64,18 @@ class TurnTail:
             closed = text.rfind(end)
             if text.rfind(begin) > closed:
                 # The end of the thoughts may begin with the token that ends the turn; the tail writes it.
-                found = self.tokenizer.encode(end, add_special_tokens=False)
-                return [] if self.user and found[:1] == list(self.user[:1]) else found
+                end_ids = self.tokenizer.encode(end, add_special_tokens=False)
+                return [] if self.user and end_ids[:1] == list(self.user[:1]) else end_ids
         return []
 
     def without_thoughts(self, ids: Sequence[int]) -> list[int] | None:
         """A turn with its thoughts cut out, encoded anew; None when it has none, empty when it has nothing else."""
-        asked, said = (self.tokenizer.decode(part, skip_special_tokens=False) for part in (self.generation, ids))
+        before, text = (self.tokenizer.decode(part, skip_special_tokens=False) for part in (self.generation, ids))
         for begin, end in THOUGHTS:
-            closed = said.rfind(end)
-            if closed >= 0 and begin in asked + said[:closed]:
-                return self.tokenizer.encode(said[closed + len(end) :].lstrip(), add_special_tokens=False)
-            if (asked + said).rfind(begin) > (asked + said).rfind(end):
+            closed = text.rfind(end)
+            if closed >= 0 and begin in before + text[:closed]:
+                return self.tokenizer.encode(text[closed + len(end) :].lstrip(), add_special_tokens=False)
+            if (before + text).rfind(begin) > (before + text).rfind(end):
                 return []
         return None
 
@@ -113,7 +113,9 @@ def learn(builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None, role
         )
     user: dict[str, Any] = {"role": "user", "content": NEXT}
     first = _render(builder, [ASKED], tools, family)
-    past, full = _common_end(lambda said: [ASKED, {"role": "assistant", "content": said}, user], builder, tools, family)
+    past, full = _common_end(
+        lambda content: [ASKED, {"role": "assistant", "content": content}, user], builder, tools, family
+    )
     tail = _between(builder, tokenizer, first, past, user, full, tools, family)
     generation = _generation(builder, first, tools)
     called: tuple[int, ...] | None = None
@@ -137,7 +139,7 @@ def _tool_tail(
     message = {"role": "tool", "name": "act", "content": NEXT}
 
     def rest(as_text: bool) -> tuple[int, ...]:
-        past, full = _common_end(lambda said: [ASKED, _call(said, as_text), message], builder, tools, family)
+        past, full = _common_end(lambda content: [ASKED, _call(content, as_text), message], builder, tools, family)
         return _between(builder, tokenizer, first, past, message, full, tools, family)
 
     as_text = False
@@ -175,7 +177,7 @@ def _common_end(
     messages: Callable[[str], list[dict[str, Any]]], builder: Any, tools: Any, family: str
 ) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
     """Messages up to the model's turn, and the ids that renders with two different turns have in common at the end."""
-    one, other = (_render(builder, messages(said), tools, family) for said in ("a", "b"))
+    one, other = (_render(builder, messages(content), tools, family) for content in ("a", "b"))
     n = 0
     while n < min(len(one), len(other)) and one[-n - 1] == other[-n - 1]:
         n += 1

@@ -62,8 +62,8 @@ class WorkerProcess:
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
         self.groups = Groups()
-        found = read_strategy(rollout.strategy)
-        self.strategy: Strategy | None = None if found is None else found[1]
+        selected = read_strategy(rollout.strategy)
+        self.strategy: Strategy | None = None if selected is None else selected[1]
         # All rollouts of a group play in one process, at the same time.
         total = getattr(self.strategy, "trajectories", None)
         self._branches: int | None = None if total is None else max(0, total - theirs.n)
@@ -84,7 +84,7 @@ class WorkerProcess:
             step_timeout=env.step_timeout,
             reset_timeout=env.reset_timeout,
             modules=self.turnkey.modules,
-            clones=0 if found is None else most_clones(*found, theirs.n, rollout.branches_at_once),
+            clones=0 if selected is None else most_clones(*selected, theirs.n, rollout.branches_at_once),
         )
         self._control: ControlTokens | None = None
         self._tail: TurnTail | None = None

@@ -95,23 +95,23 @@ def fall(success: Curve) -> Fall | None:
 
 def changes(curves: Mapping[str, Curve], about: Fall) -> list[Change]:
     """What changed while success fell, in the order in which it did."""
-    found = [change for name, curve in curves.items() if (change := _change(name, curve, about))]
-    return sorted(found, key=lambda change: change.step)
+    moved = [change for name, curve in curves.items() if (change := _change(name, curve, about))]
+    return sorted(moved, key=lambda change: change.step)
 
 
-def told(about: Fall, found: list[Change]) -> list[dict[str, Any]]:
+def change_rows(about: Fall, moved: list[Change]) -> list[dict[str, Any]]:
     """What changed and, among it, the success, as rows of a table in the order of the steps."""
     rows: list[tuple[str, Kind, float, float, int, bool]] = [
-        (change.what, change.kind, change.before, change.after, change.step, False) for change in found
+        (change.what, change.kind, change.before, change.after, change.step, False) for change in moved
     ]
     rows.append(("success", "share", about.best, about.last, about.turn, True))
     return [
-        {"step": step, "what": what, "before": said(before, kind), "after": said(after, kind), "fall": falls}
+        {"step": step, "what": what, "before": formatted(before, kind), "after": formatted(after, kind), "fall": falls}
         for what, kind, before, after, step, falls in sorted(rows, key=lambda row: (row[4], not row[5]))
     ]
 
 
-def said(value: float, kind: Kind) -> str:
+def formatted(value: float, kind: Kind) -> str:
     if kind != "share":
         return f"{value:.3g}"
     return f"{100 * value:.0f} %" if value >= 0.01 or value == 0 else f"{100 * value:.1f} %"

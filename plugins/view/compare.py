@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from verl_turnkey.plugins.log.former_names import current_metric
 from verl_turnkey.plugins.view import stats
-from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, changes, fall, told
+from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, change_rows, changes, fall
 from verl_turnkey.plugins.view.groups import Group, group, seed
 from verl_turnkey.plugins.view.runs import Run, nearest
 
@@ -87,7 +87,7 @@ def compare(
         raise ValueError(
             f"no common budget: {late.folder} was evaluated first at {x} {start:g}, another last at {end:g}"
         )
-    shown = [_group(each, name, curves, (start, end), level, seed) for each in groups]
+    summaries = [_group(each, name, curves, (start, end), level, seed) for each in groups]
     notes = [_few(each) for each in groups if len(each.runs) < FEWEST]
     notes += [f"{each.name} holds runs that differ in {', '.join(each.mixed)}" for each in groups if each.mixed]
     return {
@@ -95,33 +95,33 @@ def compare(
         "x": x,
         "range": [_number(start), _number(end)],
         "level": level,
-        "groups": shown,
+        "groups": summaries,
         "baseline": baseline,
-        "pairs": [_pair(a, b, seed) for a, b in _pairs(shown, baseline)],
+        "pairs": [_pair(a, b, seed) for a, b in _pairs(summaries, baseline)],
         "notes": notes,
     }
 
 
-def choose(runs: Sequence[Run], asked: str | None) -> str:
+def choose(runs: Sequence[Run], requested: str | None) -> str:
     """The full name of a metric; a former name stands for the current one.
 
     Raises:
         LookupError: a run has none of that name, or a short name stands for several.
     """
-    for short in [current_metric(asked)] if asked else METRICS:
+    for short in [current_metric(requested)] if requested else METRICS:
         if short not in METRICS:
             for run in runs:
                 run.curve(short)
             return short
-        found = sorted({name for run in runs for name in run.metrics if METRICS[short].fullmatch(name)})
-        if len(found) > 1:
-            raise LookupError(f"{short!r} is several metrics: choose one with --metric {', --metric '.join(found)}")
-        lacking = [run for run in runs if not found or found[0] not in run.metrics]
+        matching = sorted({name for run in runs for name in run.metrics if METRICS[short].fullmatch(name)})
+        if len(matching) > 1:
+            raise LookupError(f"{short!r} is several metrics: choose one with --metric {', --metric '.join(matching)}")
+        lacking = [run for run in runs if not matching or matching[0] not in run.metrics]
         if not lacking:
-            return found[0]
-    said = repr(asked) if asked else " or ".join(map(repr, METRICS))
+            return matching[0]
+    names = repr(requested) if requested else " or ".join(map(repr, METRICS))
     near = nearest("success", lacking[0].metrics)
-    raise LookupError(f"{lacking[0].folder} has no metric for {said}: choose one with --metric{near}")
+    raise LookupError(f"{lacking[0].folder} has no metric for {names}: choose one with --metric{near}")
 
 
 def _curve(run: Run, name: str, x: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -192,39 +192,39 @@ def _spread(values: list[float], seed_: int) -> dict[str, Any]:
 
 def _collapse(run: Run) -> dict[str, Any] | None:
     """Where the success of the training episodes was lost, and what changed about then; None where it was not."""
-    if TRAINING not in run.metrics or (found := fall(Curve(*run.curve(TRAINING)))) is None:
+    if TRAINING not in run.metrics or (drop := fall(Curve(*run.curve(TRAINING)))) is None:
         return None
     there = run.metrics
     curves = {what: Curve(*run.curve(name), kind) for what, (name, kind) in TELLING.items() if name in there}
     curves |= {what: Curve(*run.curve(name), "peak", least) for what, (name, least) in UPDATE.items() if name in there}
     return {
-        "best": found.best,
-        "best_at": found.best_at,
-        "last": found.last,
-        "step": found.turn,
-        "back": found.back,
-        "changes": told(found, changes(curves, found)),
+        "best": drop.best,
+        "best_at": drop.best_at,
+        "last": drop.last,
+        "step": drop.turn,
+        "back": drop.back,
+        "changes": change_rows(drop, changes(curves, drop)),
     }
 
 
 def _to_level(runs: Sequence[Run], name: str, level: float) -> dict[str, Any]:
     """For every unit: what each run took (None: not reached), and the words."""
-    found: dict[str, Any] = {}
+    costs_by_scale: dict[str, Any] = {}
     for x in SCALES:
         if all(_costs(run, x) is not None for run in runs):
             costs = [stats.steps_to(*_curve(run, name, x), level) for run in runs]
-            found[x] = {"of_runs": [_number(cost) for cost in costs], "said": stats.reached(costs)}
-    return found
+            costs_by_scale[x] = {"of_runs": [_number(cost) for cost in costs], "said": stats.reached(costs)}
+    return costs_by_scale
 
 
 def _timings(runs: Sequence[Run]) -> dict[str, float]:
     """Median seconds of each part of a training step, mean over runs, longest first: a first step warms up."""
     parts = sorted({name for run in runs for name in run.metrics if name.startswith(TIMING)})
-    found = {}
+    timings = {}
     for part in parts:
         medians = [float(np.nanmedian(run.metrics[part])) for run in runs if part in run.metrics]
-        found[part.removeprefix(TIMING)] = float(np.mean(medians))
-    return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+        timings[part.removeprefix(TIMING)] = float(np.mean(medians))
+    return dict(sorted(timings.items(), key=lambda entry: -entry[1]))
 
 
 def _pairs(groups: Sequence[dict[str, Any]], baseline: str | None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -238,8 +238,8 @@ def _pair(a: dict[str, Any], b: dict[str, Any], seed_: int) -> dict[str, Any]:
     enough = min(len(a["runs"]), len(b["runs"])) >= FEWEST
     pair: dict[str, Any] = {"a": a["name"], "b": b["name"]}
     for what in ("final", "area"):
-        found = stats.improvement(a[what]["of_runs"], b[what]["of_runs"], seed=seed_)
-        pair[what] = {"improvement": found.value, "interval": list(found[1:]) if enough else None}
+        improvement = stats.improvement(a[what]["of_runs"], b[what]["of_runs"], seed=seed_)
+        pair[what] = {"improvement": improvement.value, "interval": list(improvement[1:]) if enough else None}
     return pair
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_turnkey.plugins.view.join import Run, flag
-from verl_turnkey.plugins.view.training import Seen
+from verl_turnkey.plugins.view.training import TrainingHistory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
     clipped = _means("of the turns", turns["clip_share"], turns["train_step"])
     entropy = _means("of the turns", turns["entropy"], turns["train_step"])
     share, from_zero = [0, 1], [0, None]
-    seen = Seen(run)
+    history = TrainingHistory(run)
     made = [
         ("Success", "share of episodes", share, both(success)),
         ("Env return", "sum of the environment's rewards", None, both(episodes["env_return"])),
@@ -57,11 +57,11 @@ def charts(run: Run) -> list[dict[str, Any]]:
             "share of turns",
             from_zero,
             [
-                _drawn("repeated in vain", seen.repeated),
-                _drawn("commonest action", seen.commonest),
+                _drawn("repeated in vain", history.repeated),
+                _drawn("commonest action", history.commonest),
             ],
         ),
-        ("Groups without signal", "share of groups", share, [_drawn("same composed return", seen.without_signal)]),
+        ("Groups without signal", "share of groups", share, [_drawn("same composed return", history.without_signal)]),
         ("Credit", "mean size by part", from_zero, parts),
         ("Clipped", "share", from_zero, [_metric(steps, CLIPPED) or clipped]),
         ("KL", "", from_zero, [_metric(steps, KL) or kl]),

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from verl_turnkey.plugins.view.collapse import LEAST, RECENT, Curve, changes, fall, said, told
+from verl_turnkey.plugins.view.collapse import LEAST, RECENT, Curve, change_rows, changes, fall, formatted
 from verl_turnkey.plugins.view.join import Run
-from verl_turnkey.plugins.view.training import Seen
+from verl_turnkey.plugins.view.training import TrainingHistory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Finding(NamedTuple):
     """What a rule found.
 
-    ``filter``: query of the episodes' page that shows it; ``evidence``: what changed about then (``collapse.told``);
+    ``filter``: query of the episodes' page that shows it; ``evidence``: what changed then (``collapse.change_rows``);
     ``mark``: the step that charts mark.
     """
 
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 MOSTLY_INVALID = 0.5
 VALIDATION_FAILED = re.compile(r"val-aux/.*/failed/mean@\d+")
-Rule = Callable[[Seen], Iterator[Finding]]
+Rule = Callable[[TrainingHistory], Iterator[Finding]]
 RULES: dict[str, Rule] = {}
 
 
@@ -49,12 +49,12 @@ def rule(function: Rule) -> Rule:
 
 def findings(run: Run) -> list[dict[str, Any]]:
     """All findings of all rules, as plain data."""
-    seen = Seen(run)
-    return [found._asdict() for check in RULES.values() for found in check(seen)] if seen.steps else []
+    history = TrainingHistory(run)
+    return [finding._asdict() for check in RULES.values() for finding in check(history)] if history.steps else []
 
 
 def _percent(share: float) -> str:
-    return said(share, "share")
+    return formatted(share, "share")
 
 
 def _range(steps: list[int]) -> str:
@@ -69,35 +69,35 @@ def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
 
 
 @rule
-def collapse(seen: Seen) -> Iterator[Finding]:
+def collapse(history: TrainingHistory) -> Iterator[Finding]:
     """Success that was there and went, for good or for a while."""
-    curve = seen.of_episodes("success")
-    found = fall(Curve(curve.index.to_numpy(float), curve.to_numpy(float)))
-    if found is None:
+    curve = history.of_episodes("success")
+    drop = fall(Curve(curve.index.to_numpy(float), curve.to_numpy(float)))
+    if drop is None:
         return
-    state = "is" if found.back is None else "was"
-    since = "" if found.back is None else f", and above it again from step {found.back}"
+    state = "is" if drop.back is None else "was"
+    since = "" if drop.back is None else f", and above it again from step {drop.back}"
     yield Finding(
         "collapse",
-        f"Success fell from {_percent(found.best)} around step {found.best_at} to {_percent(found.last)}, most of it "
-        f"at step {found.turn}. It {state} below half of its best {_range(found.steps)}{since}",
+        f"Success fell from {_percent(drop.best)} around step {drop.best_at} to {_percent(drop.last)}, most of it "
+        f"at step {drop.turn}. It {state} below half of its best {_range(drop.steps)}{since}",
         f"mean of {RECENT} steps below half of the best, which was at least {_percent(LEAST)}",
-        found.steps,
-        f"step={found.turn}&outcome=lost&split=training",
-        told(found, changes(seen.curves(), found)),
-        found.turn,
+        drop.steps,
+        f"step={drop.turn}&outcome=lost&split=training",
+        change_rows(drop, changes(history.curves(), drop)),
+        drop.turn,
     )
 
 
 @rule
-def no_signal(seen: Seen) -> Iterator[Finding]:
+def no_signal(history: TrainingHistory) -> Iterator[Finding]:
     """Groups whose episodes all have the same composed return: a comparison within them says nothing."""
-    groups, limit = seen.groups, 0.4
-    if steps := _tail(seen.without_signal, limit):
+    groups, limit = history.groups, 0.4
+    if steps := _tail(history.without_signal, limit):
         now = groups[groups["global_step"].isin(steps) & groups["same"]]
         lost, all_of = float((~now["won"].astype(bool)).mean()), groups["global_step"].isin(steps).sum()
         kind = "all lost" if lost > 0.8 else "all solved" if lost < 0.2 else f"{_percent(lost)} of these all lost"
-        invalid = float((~seen.turns["valid"][seen.turns["step"].isin(steps)]).mean())
+        invalid = float((~history.turns["valid"][history.turns["step"].isin(steps)]).mean())
         advice = {
             "all solved": ". The tasks have become too easy to learn more from: harder ones are due",
             "all lost": ". The tasks are too hard as yet: easier ones, or more episodes of each (rollout.n)"
@@ -114,13 +114,13 @@ def no_signal(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
+def states_do_not_repeat(history: TrainingHistory) -> Iterator[Finding]:
     """Methods that compare turns from the same state need states that several turns of a group were in."""
-    later = seen.turns[(seen.turns["turn"] > 0) & seen.turns["anchor"].notna()]
+    later = history.turns[(history.turns["turn"] > 0) & history.turns["anchor"].notna()]
     if not len(later):
         return
     alike = later.groupby(["group", "anchor"])["turn"].transform("size")
-    per_step = seen.by_step(alike > 1, later["step"])
+    per_step = history.by_step(alike > 1, later["step"])
     limit = 0.1
     if steps := _tail(per_step, limit, above=False):
         yield Finding(
@@ -133,9 +133,9 @@ def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def entropy_collapse(seen: Seen) -> Iterator[Finding]:
+def entropy_collapse(history: TrainingHistory) -> Iterator[Finding]:
     """The policy stops to explore."""
-    curve = seen.metric("actor/entropy")
+    curve = history.metric("actor/entropy")
     if len(curve) < 2 * RECENT:
         return
     first = float(curve.iloc[:RECENT].mean())
@@ -149,9 +149,9 @@ def entropy_collapse(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def repetition(seen: Seen) -> Iterator[Finding]:
+def repetition(history: TrainingHistory) -> Iterator[Finding]:
     """The same action again although the last time it changed nothing."""
-    per_step = seen.repeated
+    per_step = history.repeated
     limit = 0.15
     if steps := _tail(per_step, limit):
         yield Finding(
@@ -164,9 +164,9 @@ def repetition(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def prompts_cut(seen: Seen) -> Iterator[Finding]:
+def prompts_cut(history: TrainingHistory) -> Iterator[Finding]:
     """The model does not see all that the prompt's template gives."""
-    per_step = seen.by_step(seen.turns["prompt_cut"], seen.turns["step"])
+    per_step = history.by_step(history.turns["prompt_cut"], history.turns["step"])
     limit = 0.05
     if steps := _tail(per_step, limit):
         yield Finding(
@@ -179,17 +179,17 @@ def prompts_cut(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def invalid(seen: Seen) -> Iterator[Finding]:
+def invalid(history: TrainingHistory) -> Iterator[Finding]:
     """The model does not write the action format, from the first step on."""
-    curve = seen.by_step(~seen.turns["valid"], seen.turns["step"])
+    curve = history.by_step(~history.turns["valid"], history.turns["step"])
     first = [int(step) for step in curve.index[:RECENT]]
     share = float(curve.iloc[:RECENT].mean())
     if share < MOSTLY_INVALID:
         return
-    turns = seen.turns[~seen.turns["valid"] & seen.turns["step"].isin(first)]
+    turns = history.turns[~history.turns["valid"] & history.turns["step"].isin(first)]
     reasons = turns["parse_note"].dropna().value_counts()
     reason = f", most often: {reasons.index[0][:200]}" if len(reasons) else ""
-    tokens = seen.turns["response_tokens"]
+    tokens = history.turns["response_tokens"]
     cut = float((turns["response_tokens"] == tokens.max()).mean()) if tokens.notna().any() else 0.0
     limit = (
         f". {_percent(cut)} of them end at {int(tokens.max())} tokens, the longest response: "
@@ -209,9 +209,9 @@ def invalid(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def probabilities_differ(seen: Seen) -> Iterator[Finding]:
+def probabilities_differ(history: TrainingHistory) -> Iterator[Finding]:
     """Rollout and trainer compute different probabilities of the same tokens."""
-    curve, limit = seen.metric("training/rollout_probs_diff_mean"), 0.05
+    curve, limit = history.metric("training/rollout_probs_diff_mean"), 0.05
     if len(curve) and (steps := _tail(curve, limit)):
         yield Finding(
             "probabilities_differ",
@@ -223,12 +223,12 @@ def probabilities_differ(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def validation_failures(seen: Seen) -> Iterator[Finding]:
+def validation_failures(history: TrainingHistory) -> Iterator[Finding]:
     """Validation episodes that failed, which count as not solved."""
-    names = [name for name in seen.metrics["name"].unique() if VALIDATION_FAILED.fullmatch(name)]
+    names = [name for name in history.metrics["name"].unique() if VALIDATION_FAILED.fullmatch(name)]
     limit = 0.01
     for name in names:
-        curve = seen.metric(name)
+        curve = history.metric(name)
         if steps := [int(step) for step in curve.index[curve > limit]]:
             yield Finding(
                 "validation_failures",
@@ -241,9 +241,9 @@ def validation_failures(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def invalid_rising(seen: Seen) -> Iterator[Finding]:
+def invalid_rising(history: TrainingHistory) -> Iterator[Finding]:
     """The share of turns without a valid action grows."""
-    curve = seen.by_step(~seen.turns["valid"], seen.turns["step"])
+    curve = history.by_step(~history.turns["valid"], history.turns["step"])
     if len(curve) < 2 * RECENT:
         return
     lowest = float(curve.rolling(RECENT).mean().min())
@@ -260,18 +260,18 @@ def invalid_rising(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def failures(seen: Seen) -> Iterator[Finding]:
+def failures(history: TrainingHistory) -> Iterator[Finding]:
     """Episodes that failed, by reason."""
-    failed = seen.episodes[seen.episodes["failed"]]
+    failed = history.episodes[history.episodes["failed"]]
     limit = 0.01
-    if len(failed) <= limit * len(seen.episodes):
+    if len(failed) <= limit * len(history.episodes):
         return
     kinds = failed["failed_kind"].fillna("other").value_counts()
     named = ", ".join(f"{number} {kind}" for kind, number in kinds.head(3).items())
     steps = sorted(int(step) for step in failed["global_step"].dropna().unique())
     yield Finding(
         "failures",
-        f"{len(failed)} of {len(seen.episodes)} episodes failed ({named}) and train nothing",
+        f"{len(failed)} of {len(history.episodes)} episodes failed ({named}) and train nothing",
         f"more than {_percent(limit)} of the episodes",
         steps,
         "outcome=failed",
@@ -279,9 +279,9 @@ def failures(seen: Seen) -> Iterator[Finding]:
 
 
 @rule
-def too_long(seen: Seen) -> Iterator[Finding]:
+def too_long(history: TrainingHistory) -> Iterator[Finding]:
     """Most episodes end at a limit, not in the environment."""
-    per_step = seen.of_episodes("truncated")
+    per_step = history.of_episodes("truncated")
     limit = 0.5
     if steps := _tail(per_step, limit):
         yield Finding(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Seen:
+class TrainingHistory:
     """Training episodes and turns by step. Of groups that were not logged there are none here.
 
     ``ways`` are all of them, ``episodes`` those that are no branches; a turn that branches share is there once.
@@ -77,13 +77,13 @@ class Seen:
     @cached_property
     def commonest(self) -> pd.Series:
         """Share of the commonest action among the turns."""
-        return self.turns.groupby("step")["action"].agg(lambda said: said.value_counts(normalize=True).max())
+        return self.turns.groupby("step")["action"].agg(lambda actions: actions.value_counts(normalize=True).max())
 
     def curves(self) -> dict[str, Curve]:
         """What may change with success, by the name that people read."""
         turns, shares = self.turns, "share"
         entropy = self.metric("actor/entropy")
-        found: dict[str, tuple[pd.Series, Kind]] = {
+        series: dict[str, tuple[pd.Series, Kind]] = {
             "groups without signal": (self.without_signal, shares),
             "turns per episode": (self.of_episodes("turns"), "size"),
             "episodes that end at a limit": (self.of_episodes("truncated"), shares),
@@ -95,7 +95,7 @@ class Seen:
             "failed episodes": (self.of_episodes("failed"), shares),
             "entropy": (entropy if len(entropy) else self.by_step(turns["entropy"], turns["step"]), "size"),
         }
-        made = {name: Curve(*_plain(by), kind) for name, (by, kind) in found.items()}
+        made = {name: Curve(*_plain(by), kind) for name, (by, kind) in series.items()}
         return made | {what: Curve(*_plain(self.metric(name)), "peak", least) for what, (name, least) in UPDATE.items()}
 
 

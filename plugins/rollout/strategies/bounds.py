@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
 
-from verl_turnkey.plugins.rollout.strategies.registry import Ask, Fork, Place, StrategySpec
+from verl_turnkey.plugins.rollout.strategies.registry import Ask, Fork, ForkPoint, StrategySpec
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Most:
     """Upper bounds; None: the parameters give none, since the strategy decides by what was played."""
 
     trajectories: int | None = 1
-    """paths that are trained, the rollout itself included"""
+    """trajectories that are trained, the rollout itself included"""
     turns: int | None = 0
     """turns of these, of which each is trained once"""
     measured: int | None = 0
@@ -69,14 +69,14 @@ def most_of_group(
     )
 
 
-def _most(ask: Callable[[Place], list[Fork | Ask]], turns: int) -> Most:
-    """Of one episode without limits: every path plays all its turns, and forks wherever it may."""
+def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> Most:
+    """Of one episode without limits: every trajectory plays all its turns, and forks wherever it may."""
 
     @cache
     def walk(begins: int, depth: int, end: int) -> tuple[int, int, int]:
         trajectories, played, measured = 1, 0, 0
         for t in range(max(0, begins), end):
-            for what in ask(Place(t, int(begins >= 0), depth, _Unknown(t))) if t != begins else ():
+            for what in ask(ForkPoint(t, int(begins >= 0), depth, _Unknown(t))) if t != begins else ():
                 if isinstance(what, Ask):
                     measured += what.times
                 elif not what.trained:
@@ -93,26 +93,26 @@ def _most(ask: Callable[[Place], list[Fork | Ask]], turns: int) -> Most:
     return Most(*walk(-1, 0, turns))
 
 
-def _forks(spec: StrategySpec, strategy: Any) -> Callable[[Place], list[Fork | Ask]]:
-    """What a strategy begins at a place; where it decides by the turn that was written, the most that it may begin."""
+def _forks(spec: StrategySpec, strategy: Any) -> Callable[[ForkPoint], list[Fork | Ask]]:
+    """What a strategy begins at a fork point; where it decides by the written turn, the most that it may begin."""
     doubts = hasattr(strategy, "doubt")
     branches = getattr(strategy, "branches", 0) - 1 if spec.trains else getattr(strategy, "rollouts", -1)
     first = getattr(strategy, "first", 0)
 
-    def ask(at: Place) -> list[Fork | Ask]:
+    def ask(at: ForkPoint) -> list[Fork | Ask]:
         fork = strategy.fork(at)
-        found = [] if fork is None else [fork]
+        begun = [] if fork is None else [fork]
         if doubts and at.turn >= first:
             if branches < 0:
                 raise _DependsOnTurns
-            found.append(Fork(branches, spec.trains, getattr(strategy, "turns", None)))
-        return found
+            begun.append(Fork(branches, spec.trains, getattr(strategy, "turns", None)))
+        return begun
 
     return ask
 
 
 def _within(
-    ask: Callable[[Place], list[Fork | Ask]], turns: int, tokens: int, limits: tuple[int | None, int | None]
+    ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int, tokens: int, limits: tuple[int | None, int | None]
 ) -> int:
     """Measurements of one episode that the limits let begin.
 
@@ -121,7 +121,7 @@ def _within(
     """
     begun = 0
     for t in range(turns):
-        for what in ask(Place(t, 0, 0, _Unknown(t))):
+        for what in ask(ForkPoint(t, 0, 0, _Unknown(t))):
             query = isinstance(what, Ask)
             ahead = 0 if query else min(turns - t, what.turns or turns)
             needs = (what.tokens if query else ahead * tokens, ahead)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import Fork, ForkPoint, register_strategy
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Generated
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class EntropyBranch:
-    """Where a turn t >= 1 begins with more entropy than turn 0, its path goes on in other ways from the state before.
+    """Where a turn t >= 1 begins with more entropy than turn 0, its trajectory forks in the state before it.
 
     ::
 
@@ -43,7 +43,7 @@ class EntropyBranch:
     trajectories: int = 16
     """M: trajectories of a group at most, of which actor_rollout_ref.rollout.n are rollouts (8 in the paper)"""
     branches: int = 2
-    """paths that go on from a fork at most, the one that came there included"""
+    """trajectories that go on from a fork at most, the one that came there included"""
     alpha: float = 0.5
     """P of a turn that is as sure as the first one"""
     beta: float = 0.2
@@ -57,7 +57,7 @@ class EntropyBranch:
     roots: Literal["shared", "own"] = "shared"
     """as in tree"""
     first: ClassVar[int] = 1
-    """the first turn before which a path can fork"""
+    """the first turn before which a trajectory can fork"""
 
     def __post_init__(self) -> None:
         check(self.trajectories >= 2, "trajectories", "an integer >= 2", self.trajectories)
@@ -68,10 +68,10 @@ class EntropyBranch:
         check(self.tokens >= 1, "tokens", "an integer >= 1", self.tokens)
         check(self.vocabulary >= 2, "vocabulary", "an integer >= 2", self.vocabulary)
 
-    def fork(self, at: Place) -> None:
+    def fork(self, at: ForkPoint) -> None:
         return None
 
-    def doubt(self, at: Place, turn: Generated) -> Fork | None:
+    def doubt(self, at: ForkPoint, turn: Generated) -> Fork | None:
         if not at.steps:
             return None
         now, first = ((written.log_probs or [])[: self.tokens] for written in (turn, at.steps[0].turn))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards import Composition, right_answers
 from verl_turnkey.envs.rewards.composition import compose_single
-from verl_turnkey.plugins.rollout.strategies.registry import KEY, Ask, Asked, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import KEY, Ask, ForkPoint, QueriedState, register_strategy
 from verl_turnkey.plugins.rollout.strategies.vine import values_of_states
 
 TEXT = "The answer is "
@@ -63,7 +63,7 @@ class Probe:
         reward = compose_single(self.reward, "reward")
         check(reward.compares is None, "reward", "a component of one episode alone", self.reward)
 
-    def fork(self, at: Place) -> Ask | None:
+    def fork(self, at: ForkPoint) -> Ask | None:
         return Ask(self.answers, self.tokens, self._value) if at.turn % self.every == 0 else None
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
@@ -74,7 +74,7 @@ class Probe:
         """Whether each value needs the right answer of the task."""
         return self.reward.get("name") == "answer"
 
-    async def _value(self, state: Asked) -> float:
+    async def _value(self, state: QueriedState) -> float:
         answer = await state.write(self.text, self.tokens, self.temperature, self.stop)
         shaped = await self._reward.run([state.turn(self.text + answer.lstrip(" "), answer.strip())])
         return shaped.rewards[0]
@@ -116,7 +116,7 @@ class ProbeGold:
     def __post_init__(self) -> None:
         check(self.every >= 1, "every", "an integer >= 1", self.every)
 
-    def fork(self, at: Place) -> Ask | None:
+    def fork(self, at: ForkPoint) -> Ask | None:
         return Ask(1, 1, self._value) if at.turn % self.every == 0 else None
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
@@ -124,6 +124,6 @@ class ProbeGold:
         gold = [last := values[0] if values else last for values in measured]
         return {**values_of_states(rewards, measured), "gold_probability": gold}
 
-    async def _value(self, state: Asked) -> float:
+    async def _value(self, state: QueriedState) -> float:
         right, *_ = right_answers(state.turn("", ""))
         return math.exp(await state.log_prob(self.text, right))

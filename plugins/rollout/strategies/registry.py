@@ -25,7 +25,7 @@ SCORE = "candidate_score"
 
 
 @dataclass(frozen=True)
-class Place:
+class ForkPoint:
     """Where an episode, or a trained branch of it, is before a turn."""
 
     turn: int
@@ -38,9 +38,13 @@ class Place:
     """what was played on the way here, with the ids and log-probabilities of each turn"""
 
 
+Place = ForkPoint
+"""former name, which strategies of users may import"""
+
+
 @dataclass(frozen=True)
 class Fork:
-    """What to begin at a place; the episode itself goes on in any case."""
+    """What to begin at a fork point; the episode itself goes on in any case."""
 
     branches: int
     """how many to begin, fewer where the budget or the environment allows fewer"""
@@ -50,7 +54,7 @@ class Fork:
     """after which a branch is truncated; null: played to its end"""
 
 
-class Asked(Protocol):
+class QueriedState(Protocol):
     """The state before a turn, and the model that would take it."""
 
     def turn(self, text: str, action: str) -> RewardStep:
@@ -70,15 +74,19 @@ class Asked(Protocol):
         raise NotImplementedError
 
 
+Asked = QueriedState
+"""former name, which strategies of users may import"""
+
+
 @dataclass(frozen=True)
 class Ask:
-    """What to ask the model at a place, beside the episode. Nothing of it is trained, and no environment is cloned."""
+    """A query of the model at a fork point. The episode goes on, nothing is trained, and no environment is cloned."""
 
     times: int
     """how often, fewer where the budget allows fewer"""
     tokens: int
     """that the model may write each time"""
-    value: Callable[[Asked], Awaitable[float]]
+    value: Callable[[QueriedState], Awaitable[float]]
     """what the state is worth by one answer; its errors are those of a reward"""
 
 
@@ -97,18 +105,18 @@ class Strategy(Protocol):
     :func:`most_clones`.
 
     With a method ``choose(scores) -> int`` the branches of a fork, which must have ``turns=1``, are candidates for the
-    next turn, as is the path itself. It is asked before the path goes on which one it is to go on with: the number of
-    its score, of which the first one is the path's own. The strategy gives the column ``candidate_score``.
+    next turn, as is the trajectory itself. It returns the number of the score with which the trajectory goes on; the
+    first score is the trajectory's own. The strategy gives the column ``candidate_score``.
 
     With an attribute ``needs_answer`` that is true, a first task without a right answer is refused before the run
     starts; strings in an attribute ``stop`` are what it has answers end with.
     """
 
-    def fork(self, at: Place) -> Fork | Ask | None:
+    def fork(self, at: ForkPoint) -> Fork | Ask | None:
         """Asked before each turn of the episode and of its trained branches; None: go on without either."""
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:
-        """The columns that it gives, one entry per step of a path from the start to an end.
+        """The columns that it gives, one entry per step of a trajectory from the start to an end.
 
         ``rewards``: composed, of each step. ``measured``: for each step the returns, from that step on, of the measured
         branches that began before it, or the values by what the model was asked there.

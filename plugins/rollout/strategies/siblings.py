@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.plugins.rollout.strategies.registry import SCORE, Fork, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import SCORE, Fork, ForkPoint, register_strategy
 
 
 @register_strategy(
@@ -46,7 +46,7 @@ class Siblings:
     def clones_at_once(self) -> int:
         return self.candidates - 1
 
-    def fork(self, at: Place) -> Fork:
+    def fork(self, at: ForkPoint) -> Fork:
         return Fork(self.candidates - 1, trained=True, turns=self.turns)
 
     def choose(self, scores: Sequence[float]) -> int:

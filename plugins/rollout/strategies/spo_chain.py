@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import Fork, ForkPoint, register_strategy
 from verl_turnkey.plugins.rollout.strategies.vine import Vine
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class SpoChain(Vine):
         super().__post_init__()
         check(0 < self.below <= 1, "below", "a number in (0, 1]", self.below)
 
-    def fork(self, at: Place) -> None:
+    def fork(self, at: ForkPoint) -> None:
         return None
 
-    def doubt(self, at: Place, turn: Generated) -> Fork | None:
+    def doubt(self, at: ForkPoint, turn: Generated) -> Fork | None:
         before = sum(self._unlikely(step.turn) for step in at.steps)
         cut = (before + self._unlikely(turn)) // self.every > before // self.every
         return Fork(self.rollouts, trained=False, turns=self.turns) if cut else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import Fork, ForkPoint, register_strategy
 
 
 @register_strategy(
@@ -17,7 +17,7 @@ from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, regist
 )
 @dataclass(frozen=True)
 class Tree:
-    """Before turns ``first``, ``first + every``, ... a path goes on as ``branches`` paths, up to ``depth`` forks deep.
+    """Before turns ``first``, ``first + every``, ... a trajectory forks into ``branches``, up to ``depth`` forks deep.
 
     An episode has at most branches ** depth leaves. The method ``tree`` compares each branch with its siblings, by the
     outcomes of the leaves below it; its columns every strategy gives (``extra.parent``).
@@ -26,9 +26,9 @@ class Tree:
     """
 
     branches: int = 2
-    """paths that go on from a fork, the one that came there included"""
+    """trajectories that go on from a fork, the one that came there included"""
     first: int = 1
-    """the first turn before which a path forks; before turn 0 the rollouts of a group are siblings anyway"""
+    """the first turn before which a trajectory forks; before turn 0 the rollouts of a group are siblings anyway"""
     every: int = 2
     """turns from a fork to the next one"""
     depth: int = 2
@@ -47,7 +47,7 @@ class Tree:
     def clones_at_once(self) -> int:
         return self.branches**self.depth - 1
 
-    def fork(self, at: Place) -> Fork | None:
+    def fork(self, at: ForkPoint) -> Fork | None:
         due = at.turn >= self.first and (at.turn - self.first) % self.every == 0
         return Fork(self.branches - 1, trained=True) if due and at.depth < self.depth else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.plugins.rollout.strategies.registry import Fork, Place, register_strategy
+from verl_turnkey.plugins.rollout.strategies.registry import Fork, ForkPoint, register_strategy
 
 
 @register_strategy(
@@ -46,7 +46,7 @@ class Vine:
         check(self.every >= 1, "every", "an integer >= 1", self.every)
         check(self.turns is None or self.turns >= 1, "turns", "null or an integer >= 1", self.turns)
 
-    def fork(self, at: Place) -> Fork | None:
+    def fork(self, at: ForkPoint) -> Fork | None:
         return Fork(self.rollouts, trained=False, turns=self.turns) if at.turn % self.every == 0 else None
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:

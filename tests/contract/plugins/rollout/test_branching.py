@@ -25,9 +25,9 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.branching import Branching
 from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
-from verl_turnkey.plugins.rollout.paths import Node, Path
-from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
+from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint, register_strategy, registry
 from verl_turnkey.plugins.rollout.strategies.vine import Vine
+from verl_turnkey.plugins.rollout.trajectories import Node, Trajectory
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
 #: Values of a policy that moves left and right alike often.
@@ -43,7 +43,7 @@ def numbered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     begun: list[tuple[int, int]] = []
     inner = Branching._play
 
-    async def play(self: Branching, branch: Path, *args: Any) -> None:
+    async def play(self: Branching, branch: Trajectory, *args: Any) -> None:
         t = len(branch.episode.steps)
         BRANCH.set((t, sum(before == t for before, _ in begun)))
         begun.append(BRANCH.get())
@@ -150,13 +150,13 @@ def test_a_budget_does_not_bias_the_value_of_a_state(steps):
         def fork(branch: int, trained: bool, turns: int, most: Cost) -> _Coin:
             return _Coin(rng, most)
 
-        path = SimpleNamespace(
-            turns=10, sampling={"max_tokens": 1}, depth=0, begins=-1, rivals=[], fork=fork,
+        trajectory = SimpleNamespace(
+            turns=10, sampling={"max_tokens": 1}, depth=0, begins=-1, candidates=[], fork=fork,
             episode=SimpleNamespace(branch=0, steps=[]), environment=SimpleNamespace(clone=clone),
         )  # fmt: skip
         budget = Budget(None, steps, at_once=4)
         branching = Branching(Vine(rollouts=9), budget, Allowance(), walk, nothing, nothing, nothing, print)
-        await branching.at(path)
+        await branching.at(trajectory)
         await branching.finished()
         return branching._returns.get((0, 0), [])
 
@@ -181,14 +181,14 @@ def test_validation_and_independent_episodes_do_not_fork(play, numbered):
 
 @pytest.fixture
 def bushy():
-    """A strategy of a user's own: three trained branches at the start, one more of each path at its next turn."""
+    """A strategy of a user's own: three trained branches at the start, one more of each trajectory at its next turn."""
 
     @register_strategy("bushy", summary="for this test")
     @dataclass(frozen=True)
     class Bushy:
         roots: str = "shared"
 
-        def fork(self, at: Place) -> Fork | None:
+        def fork(self, at: ForkPoint) -> Fork | None:
             assert at.depth == len(at.steps) == at.turn
             return Fork(3 if at.turn == 0 else 1, trained=True)
 
@@ -231,7 +231,7 @@ def test_each_turn_of_a_tree_is_trained_once(play, bushy, prompt, layout):
     last = outputs[-1]
     assert "branch" not in last.extra_fields["turnkey"]
     assert last.extra_fields["reward_extra_info"]["env_return"] == last.reward_score
-    # Each path has its whole outcome, also one that begins at a fork.
+    # Each trajectory has its whole outcome, also one that begins at a fork.
     outcome = dict(zip(batch.extra["branch"].tolist(), batch.extra["leaf_outcome"].tolist(), strict=True))
     assert sorted(outcome) == list(range(8))
     leaves = sum(outcome.values())
@@ -272,14 +272,14 @@ def test_the_turns_of_a_branch_that_failed_are_those_of_one_that_went_on_from_it
     """The first branch of the start breaks in its second turn, after another one began there."""
     broken = []
 
-    async def step(self: Path, action: str) -> Any:
+    async def step(self: Trajectory, action: str) -> Any:
         if self.episode.branch == 1 and self.made_by == [1]:
             broken.append(self)
             action = "break"
         return await inner(self, action)
 
-    inner = Path.step
-    monkeypatch.setattr(Path, "step", step)
+    inner = Trajectory.step
+    monkeypatch.setattr(Trajectory, "step", step)
     outputs, script = play(Bush(), TREE, "turnkey.rollout.strategy=bushy", SHORT)
     assert len(broken) == 1
     trained_once(outputs, script, measured=1)
@@ -298,10 +298,10 @@ def test_a_branch_that_fails_is_not_counted_as_an_episode(play, numbered):
 def test_an_error_that_is_nobodys_failure_is_not_lost(play, bushy, monkeypatch):
     """It stops what verl stops on such an error of the loop, even if it came while the episode itself went on."""
 
-    async def fork(self: Branching, path: Path) -> None:
-        if path.episode.branch:
+    async def fork(self: Branching, trajectory: Trajectory) -> None:
+        if trajectory.episode.branch:
             raise ZeroDivisionError("a mistake in a strategy")
-        await inner(self, path)
+        await inner(self, trajectory)
 
     inner = Branching.at
     monkeypatch.setattr(Branching, "at", fork)

@@ -18,9 +18,9 @@ from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns
 from verl_turnkey.plugins.log.writer import Tables
-from verl_turnkey.plugins.rollout.strategies import Fork, Place, register_strategy, registry
+from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint, register_strategy, registry
 from verl_turnkey.plugins.view.join import HAS_CREDIT, Run, load
-from verl_turnkey.plugins.view.training import Seen
+from verl_turnkey.plugins.view.training import TrainingHistory
 
 TREE = Task("contract/Tree-v0", 3)
 WAYS = ["u_0", "u_0.1", "u_0.2", "u_1", "u_1.1", "u_1.2"]
@@ -43,7 +43,7 @@ class Late:
 
     roots: str = "shared"
 
-    def fork(self, at: Place) -> Fork | None:
+    def fork(self, at: ForkPoint) -> Fork | None:
         if at.turn == 0:
             return Fork(1, trained=False)
         return Fork(2, trained=True) if at.turn == 1 and not at.branch else None
@@ -94,9 +94,9 @@ def test_branches_are_no_episodes_and_shared_turns_have_their_credit(run):
     for key, trained in zip(shared["episode"], shared["trained_by"], strict=True):
         assert credit[key, 0] == credit[trained, 0]
     assert turns["advantage"].nunique() > 2
-    seen = Seen(run)
-    assert (len(seen.episodes), len(seen.ways), len(seen.turns)) == (2, 6, 8)
-    assert seen.groups["size"].tolist() == [6]
+    history = TrainingHistory(run)
+    assert (len(history.episodes), len(history.ways), len(history.turns)) == (2, 6, 8)
+    assert history.groups["size"].tolist() == [6]
 
 
 def test_the_page_tells_branches_from_episodes(run, tmp_path):

@@ -23,7 +23,7 @@ from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.action_reader import ACT
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
-from verl_turnkey.plugins.rollout.prompts import Scene
+from verl_turnkey.plugins.rollout.prompts import PromptSettings
 from verl_turnkey.plugins.rollout.turn_tail import learn
 from verl_turnkey.plugins.verl_api.builders import BY_TYPE, builder_of
 
@@ -52,7 +52,7 @@ class Talk:
         config = RolloutConfig(prompt="conversation", **options)
         shown = [ACT] if tools else None
         self.tail = learn(builder, self.tokenizer, shown, config.observation_role)
-        scene = Scene(
+        settings = PromptSettings(
             options=config,
             template=TEMPLATE,
             summarize=summarize,
@@ -64,7 +64,7 @@ class Talk:
             response_length=response,
             examples=Examples(load_examples(examples), config.action_format, TEMPLATE, "Answer.", conversation=True),
         )
-        self.prompts = ConversationPrompts(scene, "it", self.tail)
+        self.prompts = ConversationPrompts(settings, "it", self.tail)
         self.given: list[Prompt] = []
         self.sampled: list[list[int]] = []
 

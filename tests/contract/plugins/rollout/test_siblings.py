@@ -17,18 +17,18 @@ from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout.branching import Branching
 from verl_turnkey.plugins.rollout.episode import Episode
-from verl_turnkey.plugins.rollout.paths import Path
+from verl_turnkey.plugins.rollout.trajectories import Trajectory
 
 BEST = "turnkey.rollout.strategy={name: siblings, candidates: 3, eta: 0}"
 BRANCH: ContextVar[int] = ContextVar("BRANCH", default=0)
-"""of who asks, from 1; 0: the path itself"""
+"""of who asks, from 1; 0: the trajectory itself"""
 
 
 @pytest.fixture(autouse=True)
 def numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Branching._play
 
-    async def play(self: Branching, branch: Path, *args: Any) -> None:
+    async def play(self: Branching, branch: Trajectory, *args: Any) -> None:
         BRANCH.set(branch.episode.branch)
         await inner(self, branch, *args)
 
@@ -36,7 +36,7 @@ def numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moves(*turns: Sequence[str]) -> Callable[[str], str]:
-    """Of each turn: what the path itself plays, and its two rivals."""
+    """Of each turn: what the trajectory itself plays, and its two other candidates."""
 
     def turn(prompt: str) -> str:
         return turns[len(way(prompt))][(BRANCH.get() - 1) % 2 + 1 if BRANCH.get() else 0]
@@ -53,7 +53,7 @@ def counts(outputs: Any) -> dict[str, float]:
 @pytest.mark.parametrize("layout", ["steps", "merged"])
 @pytest.mark.parametrize("prompt", [(), CONVERSATION])
 def test_the_best_candidate_goes_on_and_each_is_trained_once(play, prompt, layout, env):
-    """The path's own turns lose; one rival breaks."""
+    """The trajectory's own turns lose; one candidate breaks."""
     overrides = (BEST, SHORT, f"turnkey.rollout.layout={layout}", *prompt)
     plan = moves(["L", "R", "break"], ["L", "L", "R"])
     outputs, script = play(plan, Task(f"contract/{env}-v0", 3), *overrides)
@@ -80,7 +80,7 @@ def test_the_best_candidate_goes_on_and_each_is_trained_once(play, prompt, layou
 
 @pytest.mark.parametrize(("limit", "candidates"), [(1, [2, 1]), (2, [3, 1]), (3, [3, 2]), (4, [3, 3])])
 def test_the_budget_of_a_rollout_holds(play, limit, candidates):
-    """What is left over is spent on the first turns; a turn without rivals is trained, with an advantage of 0."""
+    """What is left over is spent on the first turns; a turn with one candidate is trained, with an advantage of 0."""
     outputs, script = play(moves("LRR", "LRR"), TREE, BEST, SHORT, f"turnkey.rollout.branch_steps={limit}")
     trained_once(outputs, script)
     batch = table(outputs)
@@ -131,13 +131,13 @@ def test_a_candidate_that_cannot_be_scored_costs_itself(play, monkeypatch):
 
 
 def test_a_candidate_that_lost_is_closed_before_it_is_judged(play, monkeypatch):
-    branches: list[Path] = []
+    branches: list[Trajectory] = []
     still_open: list[bool] = []
     course, rewards = Branching._to_the_choice, Episode.apply_rewards
 
-    async def to_the_choice(self: Branching, clone: Any, rival: Any, branch: Path) -> float:
+    async def to_the_choice(self: Branching, clone: Any, candidate: Any, branch: Trajectory) -> float:
         branches.append(branch)
-        return await course(self, clone, rival, branch)
+        return await course(self, clone, candidate, branch)
 
     async def apply(self: Episode, *args: Any) -> None:
         still_open.extend(branch.environment._open for branch in branches if branch.episode is self)
@@ -172,7 +172,7 @@ def told(*turns: Sequence[str]) -> Callable[[str], str]:
 
 
 def test_candidates_that_end_the_episode_and_others_are_compared(play):
-    """Of equal scores the first one is chosen: find, 0.5, goes on where the path itself had lost."""
+    """Of equal scores the first one is chosen: find, 0.5, goes on where the trajectory itself had lost."""
     plan = told(["lose", "find", "win"], ["wait", "time out", "lose"])
     outputs, script = play(plan, Task("contract/Awkward-v0", 3), BEST, SHORT)
     trained_once(outputs, script)

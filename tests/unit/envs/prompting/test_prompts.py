@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.prompting.actions import parse_action
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, SummaryError, said
+from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, SummaryError, history_text
 from verl_turnkey.envs.prompting.prompts import (
     LINE_FIELDS,
     TEMPLATES,
@@ -192,7 +192,7 @@ class _Special(_Token):
     ],
 )
 def test_a_turn_without_an_action_is_shown_by_its_beginning(text, whole, shown):
-    assert said(parse_action(text, "plain", ["turn left"]), text, whole) == shown
+    assert history_text(parse_action(text, "plain", ["turn left"]), text, whole) == shown
 
 
 def test_control_tokens_become_plain_text():

@@ -36,13 +36,13 @@ def meet(entries: list[dict[str, Any]], rewards: list[float | None], groups: Gro
     rewarded, groups = compose(entries), groups or Groups()
 
     async def play(name: int, reward: float | None) -> Shaped | None:
-        seat = groups.seat("task", str(name))
+        member = groups.join("task", str(name))
         try:
             for _ in range(name):
                 await asyncio.sleep(0)
-            return None if reward is None else await rewarded.run(episode(reward), seat)
+            return None if reward is None else await rewarded.run(episode(reward), member)
         finally:
-            seat.leave()
+            member.leave()
 
     async def together() -> list[Any]:
         playing = [asyncio.create_task(play(*each)) for each in enumerate(rewards)]
@@ -110,11 +110,11 @@ def test_a_model_compares_what_it_is_shown():
         rewarded, groups = compose([entry]), Groups()
 
         async def play(n: int) -> Shaped:
-            seat = groups.seat("task", str(n))
+            member = groups.join("task", str(n))
             try:
-                return await rewarded.run([RewardStep("a", "x", text="+" * n)], seat)
+                return await rewarded.run([RewardStep("a", "x", text="+" * n)], member)
             finally:
-                seat.leave()
+                member.leave()
 
         async def together() -> list[Shaped]:
             return await asyncio.gather(*map(play, range(3)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verl_turnkey.plugins.rollout.hints import shown
+from verl_turnkey.plugins.rollout.hints import hint_line
 
 TEXT = "Open the  red box\nthen leave"
 
@@ -14,7 +14,7 @@ TEXT = "Open the  red box\nthen leave"
     [(0.01, "Open"), (0.5, "Open the red"), (0.51, "Open the red box"), (1.0, "Open the red box then leave")],
 )
 def test_the_first_words_up_to_a_share(share, words):
-    assert shown({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {words}"
+    assert hint_line({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {words}"
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_the_first_words_up_to_a_share(share, words):
     + [{"turnkey_hint": text, "turnkey_hint_share": 1.0} for text in (None, "", " ")],
 )
 def test_nothing_without_a_hint_or_a_share(row):
-    assert shown(row) == ""
+    assert hint_line(row) == ""

@@ -1,4 +1,4 @@
-"""Strategies as functions of a place and of what was measured, and the budget of branches."""
+"""Strategies as functions of a fork point and of what was measured, and the budget of branches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
 from verl_turnkey.plugins.rollout.strategies import (
     Fork,
-    Place,
+    ForkPoint,
     most_clones,
     read_strategy,
     register_strategy,
@@ -34,14 +34,14 @@ from verl_turnkey.plugins.rollout.strategies.tree import Tree
 from verl_turnkey.plugins.rollout.strategies.vine import Vine
 
 
-def place(turn: int, depth: int = 0) -> Place:
-    return Place(turn, 0, depth, [])
+def point(turn: int, depth: int = 0) -> ForkPoint:
+    return ForkPoint(turn, 0, depth, [])
 
 
 def test_a_vine_measures_the_states_that_it_is_asked_to():
-    assert [Vine(rollouts=3).fork(place(t)) for t in range(3)] == [Fork(3, trained=False)] * 3
+    assert [Vine(rollouts=3).fork(point(t)) for t in range(3)] == [Fork(3, trained=False)] * 3
     sparse = Vine(every=2, turns=5)
-    assert [sparse.fork(place(t)) for t in range(3)] == [Fork(9, False, 5), None, Fork(9, False, 5)]
+    assert [sparse.fork(point(t)) for t in range(3)] == [Fork(9, False, 5), None, Fork(9, False, 5)]
 
 
 def test_spos_chain_is_cut_before_the_turn_with_another_n_unlikely_tokens():
@@ -49,12 +49,12 @@ def test_spos_chain_is_cut_before_the_turn_with_another_n_unlikely_tokens():
     turns = [[sure] * 9, [unsure, sure, unsure], [unsure], [unsure] * 5, [sure], [unsure]]
     played = [SimpleNamespace(turn=SimpleNamespace(log_probs=turn)) for turn in turns]
     chain = SpoChain(rollouts=4, every=3, turns=2)
-    found = [chain.doubt(Place(t, 0, 0, played[:t]), played[t].turn) for t in range(len(turns))]
+    found = [chain.doubt(ForkPoint(t, 0, 0, played[:t]), played[t].turn) for t in range(len(turns))]
     cut = Fork(4, trained=False, turns=2)
     assert found == [None, None, cut, cut, None, cut]  # 0, 2, 3, 8, 8 and 9 of them so far
-    assert chain.fork(Place(2, 0, 0, played[:2])) is None
-    assert SpoChain(every=1).doubt(Place(0, 0, 0, []), played[1].turn) == Fork(9, trained=False)
-    assert SpoChain(every=1, below=0.5).doubt(Place(0, 0, 0, []), played[1].turn) is None
+    assert chain.fork(ForkPoint(2, 0, 0, played[:2])) is None
+    assert SpoChain(every=1).doubt(ForkPoint(0, 0, 0, []), played[1].turn) == Fork(9, trained=False)
+    assert SpoChain(every=1, below=0.5).doubt(ForkPoint(0, 0, 0, []), played[1].turn) is None
 
 
 REWARDS = [0.5, 0.0, 1.0, 2.0]
@@ -82,9 +82,9 @@ def test_states_that_were_not_measured_move_no_credit(measured, values, credit):
 
 def test_probes_ask_where_they_are_to():
     probe, gold = Probe(answers=2, tokens=7, every=2), ProbeGold(every=3)
-    asked = [probe.fork(place(t)) for t in range(3)]
+    asked = [probe.fork(point(t)) for t in range(3)]
     assert [each and (each.times, each.tokens) for each in asked] == [(2, 7), None, (2, 7)]
-    asked = [gold.fork(place(t)) for t in range(4)]
+    asked = [gold.fork(point(t)) for t in range(4)]
     assert [each and (each.times, each.tokens) for each in asked] == [(1, 1), None, None, (1, 1)]
     assert Probe().columns(REWARDS, [[2.0], [], [4.0], []]) == Vine().columns(REWARDS, [[2.0], [], [4.0], []])
 
@@ -103,10 +103,10 @@ def test_a_state_that_was_not_scored_is_no_gain(measured, gold):
 
 def test_a_tree_forks_at_its_turns_down_to_its_depth():
     tree = Tree(branches=3, first=1, every=2, depth=2)
-    assert [tree.fork(place(t)) is not None for t in range(6)] == [False, True, False, True, False, True]
-    assert tree.fork(place(1)) == Fork(2, trained=True)
-    assert tree.fork(place(5, depth=1)) is not None
-    assert tree.fork(place(5, depth=2)) is None
+    assert [tree.fork(point(t)) is not None for t in range(6)] == [False, True, False, True, False, True]
+    assert tree.fork(point(1)) == Fork(2, trained=True)
+    assert tree.fork(point(5, depth=1)) is not None
+    assert tree.fork(point(5, depth=2)) is None
 
 
 def written(*log_probs: float) -> Any:
@@ -115,7 +115,7 @@ def written(*log_probs: float) -> Any:
 
 def doubted(strategy: EntropyBranch, first: Any, now: Any) -> bool:
     """Whether the turn ``now`` makes a path fork; asked before any turn it does not."""
-    at = Place(1, 0, 0, [SimpleNamespace(turn=first)])
+    at = ForkPoint(1, 0, 0, [SimpleNamespace(turn=first)])
     assert strategy.fork(at) is None
     return strategy.doubt(at, now) is not None
 
@@ -136,10 +136,10 @@ def test_arpo_forks_where_a_turn_begins_with_more_entropy_than_the_first_one():
     # By the paper's numbers any doubt more is enough.
     assert doubted(EntropyBranch(), written(sure), written(-1e-6))
     assert not doubted(EntropyBranch(), written(sure), written(sure))
-    assert EntropyBranch().doubt(place(0), written(unsure)) is None
-    assert EntropyBranch(branches=3).doubt(Place(1, 0, 0, [SimpleNamespace(turn=written(sure))]), written(-1)) == Fork(
-        2, trained=True
-    )
+    assert EntropyBranch().doubt(point(0), written(unsure)) is None
+    assert EntropyBranch(branches=3).doubt(
+        ForkPoint(1, 0, 0, [SimpleNamespace(turn=written(sure))]), written(-1)
+    ) == Fork(2, trained=True)
 
 
 def test_arpo_forks_by_chance_as_its_code_does():
@@ -153,7 +153,7 @@ def test_arpo_forks_by_chance_as_its_code_does():
 
 
 def test_slate_chooses_by_the_advantages_of_the_candidates():
-    assert Siblings(candidates=3).fork(place(4)) == Fork(2, trained=True, turns=1)
+    assert Siblings(candidates=3).fork(point(4)) == Fork(2, trained=True, turns=1)
     random.seed(2)
     scores, drawn = [2.0, 1.0, 0.0, 0.0, -1.0], 4000
     found = np.bincount([Siblings().choose(scores) for _ in range(drawn)], minlength=5) / drawn
@@ -241,7 +241,7 @@ def test_the_strategy_of_the_page_works(tmp_path):
         import_modules([str(tmp_path / "my_strategy.py")])
         spec, retry = read_strategy({"name": "retry", "tries": 3})
         steps = [SimpleNamespace(record={"valid": valid}) for valid in (True, False)]
-        assert [retry.fork(Place(t, 0, 0, steps[:t])) for t in range(3)] == [None, None, Fork(3, trained=False)]
+        assert [retry.fork(ForkPoint(t, 0, 0, steps[:t])) for t in range(3)] == [None, None, Fork(3, trained=False)]
         assert retry.columns([0.0, 1.0], [[], [1.0, 2.0]]) == {spec.gives[0]: [0.0, 1.5]}
     finally:
         registry._STRATEGIES.pop("retry", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from verl_turnkey.plugins.view.collapse import Curve, changes, fall, said, split, told
+from verl_turnkey.plugins.view.collapse import Curve, change_rows, changes, fall, formatted, split
 
 STEPS = np.arange(1.0, 13.0)
 SUCCESS = Curve(STEPS, np.array([0.3, 0.4, 0.4, 0.5, 0.4, 0.5, 0.4, 0.1, 0.0, 0.1, 0.0, 0.0]))
@@ -112,7 +112,7 @@ def test_a_peak_is_held_against_what_was_usual_before():
 def test_the_fall_stands_among_what_changed():
     about = fall(SUCCESS)
     curves = {"before": jump(6, 1, 9), "with": jump(8, 1, 9), "after": jump(10, 1, 9)}
-    rows = told(about, changes(curves, about))
+    rows = change_rows(about, changes(curves, about))
     assert [(row["step"], row["what"], row["fall"]) for row in rows] == [
         (6, "before", False), (8, "success", True), (8, "with", False), (10, "after", False),
     ]  # fmt: skip
@@ -123,6 +123,6 @@ def test_two_levels_of_at_least_two_numbers():
     assert split(np.array([1.0, 1, 1, 5, 5])) == 3
     assert split(np.array([1.0, 5, 5, 5, 5])) == 2  # one number is no level
     assert split(np.array([1.0, 5, 5])) == 0
-    assert (said(0.0, "share"), said(0.004, "share"), said(0.5, "share"), said(0.5, "size")) == (
+    assert (formatted(0.0, "share"), formatted(0.004, "share"), formatted(0.5, "share"), formatted(0.5, "size")) == (
         "0 %", "0.4 %", "50 %", "0.5",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A way through an episode that may fork, with what it takes to play on, and as one of several candidates."""
+"""A trajectory of an episode that may fork, with what it takes to play on, and as one of several candidates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep, Prompt
 from verl_turnkey.plugins.rollout.prompts import Prompts
 
 Node = tuple[int, int]
-"""A state on a path: the branch that played the step to it, and the number of the step from it."""
+"""A state on a trajectory: the branch that played the step to it, and the number of the step from it."""
 
 
 @dataclass
-class Path:
-    """A way through an episode: what was played, and what it takes to play on."""
+class Trajectory:
+    """One course of an episode: what was played, and what it takes to play on."""
 
     episode: Episode
     prompts: Prompts
@@ -29,7 +29,7 @@ class Path:
     """after which it is truncated"""
     environment: Any
     """the open episode of a host; None: it is being cloned"""
-    rivals: list[Rival] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     """the other candidates for its next turn"""
     prompt: Prompt | None = None
     """of its next turn, once it is made: the branches that begin there have it as well"""
@@ -45,7 +45,7 @@ class Path:
     most: Cost = field(default_factory=Cost)
     """what is set aside for it in the budget"""
 
-    def fork(self, branch: int, trained: bool, turns: int, most: Cost) -> Path:
+    def fork(self, branch: int, trained: bool, turns: int, most: Cost) -> Trajectory:
         """A branch that begins here, still without an environment."""
         steps = [
             replace(step, record={**step.record, "extra": {**step.record["extra"]}}) for step in self.episode.steps
@@ -56,7 +56,7 @@ class Path:
             prompts=self.prompts.fork(),
             turns=turns,
             environment=None,
-            rivals=[],
+            candidates=[],
             trained=trained,
             begins=len(steps),
             made_by=[*self.made_by],
@@ -84,7 +84,7 @@ class Path:
         self.episode.end(self.seen.info["success"])
         self.episode.steps[-1].record["truncated"] = self.seen.truncated or (cut and not self.seen.terminated)
 
-    def trade(self, other: Path) -> None:
+    def trade(self, other: Trajectory) -> None:
         """Exchange the last turns, taken from the same state, and where they led to."""
         mine, theirs = self.episode.steps, other.episode.steps
         mine[-1], theirs[-1] = theirs[-1], mine[-1]
@@ -94,16 +94,16 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Candidate:
     """A branch that is one candidate of several for a turn."""
 
-    branch: Path
+    branch: Trajectory
     played: asyncio.Future[bool]
     """whether it went well"""
     decided: asyncio.Future[None]
     """that one was chosen to go on"""
 
     @classmethod
-    def of(cls, branch: Path) -> Rival:
+    def of(cls, branch: Trajectory) -> Candidate:
         loop = asyncio.get_running_loop()
         return cls(branch, loop.create_future(), loop.create_future())

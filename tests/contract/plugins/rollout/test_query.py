@@ -1,4 +1,4 @@
-"""The model asked in each state of an episode: the real agent loop, real hosts, a server whose answers are known."""
+"""Queries of the model in each state of an episode: the real agent loop, real hosts, a server with known answers."""
 
 from __future__ import annotations
 

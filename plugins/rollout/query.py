@@ -1,4 +1,4 @@
-"""The model asked at a state, instead of playing on from it: what it goes on to write, or how probable a text is."""
+"""Query the model in a state without stepping the environment: what it writes next, or how probable a text is."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from verl_turnkey.envs.rewards import RewardError, RewardStep
 from verl_turnkey.envs.thoughts import close_thoughts
 from verl_turnkey.plugins.rollout.action_reader import OPENING
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
-from verl_turnkey.plugins.rollout.paths import Path
+from verl_turnkey.plugins.rollout.trajectories import Trajectory
 
 SCORING = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
 """with these sampling parameters verl's vLLM server gives the log-probability of each token of a prompt"""
 
 
 @dataclass(frozen=True)
-class State:
-    """What a strategy's :class:`~verl_turnkey.plugins.rollout.strategies.Ask` is given.
+class Query:
+    """The state and the model that a strategy's ``Ask.value`` takes: a ``QueriedState``.
 
     Args:
-        path: ends in the state; what is written counts as its cost.
+        trajectory: ends in the state; what is written counts as its cost.
         prompt: of the turn that comes next.
         row: the fields of the data row.
         room: tokens that a prompt and what is written may have together.
     """
 
-    path: Path
+    trajectory: Trajectory
     prompt: Prompt
     row: Mapping[str, Any]
     tokenizer: Any
-    generate: Callable[[Path, Prompt], Awaitable[Generated]]
+    generate: Callable[[Trajectory, Prompt], Awaitable[Generated]]
     room: int
 
     def turn(self, text: str, action: str) -> RewardStep:
-        episode, info = self.path.episode, self.path.seen.info
+        episode, info = self.trajectory.episode, self.trajectory.seen.info
         first = episode.steps[0].extra if episode.steps else {}
         extra = {**first, **info.get("extra", {})}  # what only the reset gives, such as a right answer, too
         return RewardStep(
-            observation=self.path.seen.observation,
+            observation=self.trajectory.seen.observation,
             action=action,
             truncated=True,
             text=text,
@@ -53,7 +53,7 @@ class State:
         )
 
     async def write(self, begun: str, tokens: int, temperature: float, stop: Sequence[str]) -> str:
-        sampling = self.path.sampling
+        sampling = self.trajectory.sampling
         stops = [*sampling.get("stop", ()), *stop]
         sampling = {**sampling, "max_tokens": tokens, "temperature": temperature, **({"stop": stops} if stops else {})}
         turn = await self._generate(self._encode(self._closing(begun) + _whole(begun)), sampling)
@@ -72,10 +72,10 @@ class State:
         if scored is None:
             raise RewardError("the server gives no log-probabilities of a prompt (sampling parameter prompt_logprobs)")
         # Place i of the list is token i + 1 of the prompt, and the last place is padding.
-        found = [float(scored[len(self.prompt.ids) + i - 1][0]) for i in range(first, len(whole))]
-        if not all(map(math.isfinite, found)):
-            raise RewardError(f"the server gives the log-probabilities {found} of {text!r}")
-        return fmean(found)
+        log_probs = [float(scored[len(self.prompt.ids) + i - 1][0]) for i in range(first, len(whole))]
+        if not all(map(math.isfinite, log_probs)):
+            raise RewardError(f"the server gives the log-probabilities {log_probs} of {text!r}")
+        return fmean(log_probs)
 
     def _closing(self, begun: str) -> str:
         """What ends thoughts that the prompt opens: inside them nothing is an answer."""
@@ -90,11 +90,11 @@ class State:
                 f"{needs} tokens of a prompt with an answer exceed data.max_prompt_length + data.max_response_length, "
                 f"or actor_rollout_ref.rollout.max_model_len where it is less: {self.room}"
             )
-        path = replace(self.path, sampling=dict(sampling))
+        trajectory = replace(self.trajectory, sampling=dict(sampling))
         try:
-            return await self.generate(path, replace(self.prompt, ids=[*self.prompt.ids, *begun]))
+            return await self.generate(trajectory, replace(self.prompt, ids=[*self.prompt.ids, *begun]))
         finally:
-            self.path.spent = path.spent
+            self.trajectory.spent = trajectory.spent
 
 
 def _whole(begun: str) -> str:
