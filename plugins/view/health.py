@@ -1,7 +1,7 @@
-"""What is wrong with a run, in words: rules over its episodes and turns, each with a threshold and its evidence.
+"""Diagnosis of a run in words: rules over its episodes and turns, each with a threshold and its evidence.
 
-Rules look at steps (of ``global_step``, training episodes only) and say which ones. They are hints where to look, not
-tests: every finding names the number that it rests on.
+Rules cover training episodes by ``global_step`` and name the steps concerned. They are hints where to look, not tests:
+every finding states its number.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """What a rule found.
+    """The finding of a rule.
 
-    ``filter``: query of the episodes' page that shows it; ``evidence``: what changed about then (``collapse.told``);
+    ``filter``: query of the episodes' page that shows it; ``evidence``: other changes at that time (``collapse.told``);
     ``mark``: the step that charts mark.
     """
 
@@ -62,7 +62,7 @@ def _range(steps: list[int]) -> str:
 
 
 def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
-    """The steps at the end of a run through which a number stays above (or below) a limit."""
+    """The last steps of a run, throughout which a number stays above (or below) a limit."""
     beyond = (per_step > limit if above else per_step < limit).to_numpy()
     start = len(beyond) - int(np.argmin(beyond[::-1])) if not beyond.all() else 0
     return [int(step) for step in per_step.index[start:]]
@@ -70,7 +70,7 @@ def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
 
 @rule
 def collapse(seen: Seen) -> Iterator[Finding]:
-    """Success that was there and went, for good or for a while."""
+    """Success was lost, for good or for a while."""
     curve = seen.of_episodes("success")
     found = fall(Curve(curve.index.to_numpy(float), curve.to_numpy(float)))
     if found is None:
@@ -91,7 +91,7 @@ def collapse(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def no_signal(seen: Seen) -> Iterator[Finding]:
-    """Groups whose episodes all have the same composed return: a comparison within them says nothing."""
+    """Groups whose episodes all have the same composed return, so that comparing them gives no signal."""
     groups, limit = seen.groups, 0.4
     if steps := _tail(seen.without_signal, limit):
         now = groups[groups["global_step"].isin(steps) & groups["same"]]
@@ -99,10 +99,10 @@ def no_signal(seen: Seen) -> Iterator[Finding]:
         kind = "all lost" if lost > 0.8 else "all solved" if lost < 0.2 else f"{_percent(lost)} of these all lost"
         invalid = float((~seen.turns["valid"][seen.turns["step"].isin(steps)]).mean())
         advice = {
-            "all solved": ". The tasks have become too easy to learn more from: harder ones are due",
-            "all lost": ". The tasks are too hard as yet: easier ones, or more episodes of each (rollout.n)"
+            "all solved": ". The tasks are too easy now: use harder ones",
+            "all lost": ". The tasks are still too hard: use easier ones, or more episodes per task (rollout.n)"
             if invalid < MOSTLY_INVALID
-            else f". {_percent(invalid)} of their turns have no valid action: that comes first",
+            else f". {_percent(invalid)} of their turns have no valid action: fix that first",
         }.get(kind, "")
         yield Finding(
             "no_signal",
@@ -115,7 +115,7 @@ def no_signal(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
-    """Methods that compare turns from the same state need states that several turns of a group were in."""
+    """Methods that compare turns in the same state need states that occur in several turns of a group."""
     later = seen.turns[(seen.turns["turn"] > 0) & seen.turns["anchor"].notna()]
     if not len(later):
         return
@@ -126,7 +126,7 @@ def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "states_do_not_repeat",
             f"Only {_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} are in a state that "
-            "another turn of the group was in: there is nothing to compare for methods that compare states",
+            "occurs in another turn of the group: methods that compare states have nothing to compare",
             f"less than {_percent(limit)} of the turns after the first",
             steps,
         )
@@ -134,7 +134,7 @@ def states_do_not_repeat(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def entropy_collapse(seen: Seen) -> Iterator[Finding]:
-    """The policy stops to explore."""
+    """The policy stops exploring."""
     curve = seen.metric("actor/entropy")
     if len(curve) < 2 * RECENT:
         return
@@ -143,21 +143,21 @@ def entropy_collapse(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "entropy_collapse",
             f"The policy's entropy fell from {first:.3g} to {float(curve.iloc[-1]):.3g}, {_range(steps)}",
-            "less than a fifth of its first steps",
+            "less than a fifth of its mean in the first steps",
             steps,
         )
 
 
 @rule
 def repetition(seen: Seen) -> Iterator[Finding]:
-    """The same action again although the last time it changed nothing."""
+    """The model repeats an action that changed nothing."""
     per_step = seen.repeated
     limit = 0.15
     if steps := _tail(per_step, limit):
         yield Finding(
             "repetition",
             f"{_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} repeat an action that "
-            "changed nothing the turn before",
+            "changed nothing in the turn before",
             f"more than {_percent(limit)} of the turns",
             steps,
         )
@@ -165,14 +165,14 @@ def repetition(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def prompts_cut(seen: Seen) -> Iterator[Finding]:
-    """The model does not see all that the prompt's template gives."""
+    """Prompts are cut, so the model does not see the whole template."""
     per_step = seen.by_step(seen.turns["prompt_cut"], seen.turns["step"])
     limit = 0.05
     if steps := _tail(per_step, limit):
         yield Finding(
             "prompts_cut",
             f"{_percent(float(per_step.loc[steps].mean()))} of the prompts {_range(steps)} were cut to fit: raise "
-            "data.max_prompt_length, or keep less history",
+            "data.max_prompt_length, or lower turnkey.rollout.history",
             f"more than {_percent(limit)} of the turns",
             steps,
         )
@@ -180,7 +180,7 @@ def prompts_cut(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def invalid(seen: Seen) -> Iterator[Finding]:
-    """The model does not write the action format, from the first step on."""
+    """The model does not follow the action format, from the first step on."""
     curve = seen.by_step(~seen.turns["valid"], seen.turns["step"])
     first = [int(step) for step in curve.index[:RECENT]]
     share = float(curve.iloc[:RECENT].mean())
@@ -210,12 +210,12 @@ def invalid(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def probabilities_differ(seen: Seen) -> Iterator[Finding]:
-    """Rollout and trainer compute different probabilities of the same tokens."""
+    """Rollout and trainer compute different probabilities for the same tokens."""
     curve, limit = seen.metric("training/rollout_probs_diff_mean"), 0.05
     if len(curve) and (steps := _tail(curve, limit)):
         yield Finding(
             "probabilities_differ",
-            f"Rollout and trainer differ by {float(curve.loc[steps].mean()):.2g} in the probability of a token "
+            f"The token probabilities of rollout and trainer differ by {float(curve.loc[steps].mean()):.2g} "
             f"{_range(steps)}: compare their precision, or train on fresher episodes",
             f"more than {limit} on average",
             steps,
@@ -224,7 +224,7 @@ def probabilities_differ(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def validation_failures(seen: Seen) -> Iterator[Finding]:
-    """Validation episodes that failed, which count as not solved."""
+    """Failed validation episodes, which count as not solved."""
     names = [name for name in seen.metrics["name"].unique() if VALIDATION_FAILED.fullmatch(name)]
     limit = 0.01
     for name in names:
@@ -233,7 +233,7 @@ def validation_failures(seen: Seen) -> Iterator[Finding]:
             yield Finding(
                 "validation_failures",
                 f"{_percent(float(curve.loc[steps].mean()))} of the validation episodes failed {_range(steps)} and "
-                "count as not solved; the reasons are in the column failed of the log",
+                "count as not solved; the column `failed` of the log has the reasons",
                 f"more than {_percent(limit)} of a validation",
                 steps,
                 "outcome=failed",
@@ -261,7 +261,7 @@ def invalid_rising(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def failures(seen: Seen) -> Iterator[Finding]:
-    """Episodes that failed, by reason."""
+    """Failed episodes, by kind."""
     failed = seen.episodes[seen.episodes["failed"]]
     limit = 0.01
     if len(failed) <= limit * len(seen.episodes):
@@ -271,7 +271,7 @@ def failures(seen: Seen) -> Iterator[Finding]:
     steps = sorted(int(step) for step in failed["global_step"].dropna().unique())
     yield Finding(
         "failures",
-        f"{len(failed)} of {len(seen.episodes)} episodes failed ({named}) and train nothing",
+        f"{len(failed)} of {len(seen.episodes)} episodes failed ({named}) and are not trained",
         f"more than {_percent(limit)} of the episodes",
         steps,
         "outcome=failed",
@@ -280,7 +280,7 @@ def failures(seen: Seen) -> Iterator[Finding]:
 
 @rule
 def too_long(seen: Seen) -> Iterator[Finding]:
-    """Most episodes end at a limit, not in the environment."""
+    """Most episodes are truncated at a limit."""
     per_step = seen.of_episodes("truncated")
     limit = 0.5
     if steps := _tail(per_step, limit):

@@ -154,7 +154,7 @@ def test_failures_by_kind():
         return {"failed": "hung", "failed_kind": "timeout", "success": None} if n == 0 and step in (2, 3) else {}
 
     finding = found(make(8, failing), "failures")
-    assert finding.said == "2 of 64 episodes failed (2 timeout) and train nothing"
+    assert finding.said == "2 of 64 episodes failed (2 timeout) and are not trained"
     assert (finding.steps, finding.filter) == ([2, 3], "outcome=failed")
     validation = make(8, lambda step, n: failing(step, n) and failing(step, n) | {"validation": True})
     assert found(validation, "failures") is None
@@ -229,7 +229,7 @@ def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
 
     lost = make(8, lambda step, n: {"composed_return": 0.0, "success": False}, lambda step, n, t: {"valid": False})
     said = {finding["rule"]: finding["said"] for finding in health.findings(lost)}
-    assert "100 % of their turns have no valid action: that comes first" in said["no_signal"]
+    assert "100 % of their turns have no valid action: fix that first" in said["no_signal"]
     assert "too hard" not in said["no_signal"]
     assert "tokens" not in said["invalid"]
 
