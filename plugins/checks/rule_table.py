@@ -51,7 +51,7 @@ COMPOSED = {
     "environment-package": ("the package of the environment is not installed", "run the command in the message"),
     "environment-unknown": ("there is no environment with that id", "write one that the message lists"),
     "module-import": (
-        "a module of turnkey.modules, or of another key that names code, cannot be imported",
+        "a module of turnkey.modules, or of another key with code, cannot be imported",
         "follow the message",
     ),
     "prompt-too-long": ("the first prompt is longer than data.max_prompt_length", "raise it"),

@@ -180,7 +180,7 @@ def _counted_tasks(config: DictConfig, tasks: Path, trained: RunFolder | None, s
 def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """The method among the overrides (``+turnkey=gigpo``), the other overrides, and those to ignore.
 
-    The method does not affect an evaluation, but it defines the valid keys of ``turnkey.credit``. Without a method these
+    The method does not affect an evaluation, but it defines the valid keys of ``turnkey.credit``. Without one those
     keys are ignored: the launch line may come from ``turnkey train --method``.
     """
     chosen = [entry.partition("=")[2] for entry in overrides if entry.startswith(METHOD)]
