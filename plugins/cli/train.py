@@ -30,7 +30,7 @@ def train(
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="show all output of verl, not a line per step")] = False,
 ) -> None:
-    """Train on ENVIRONMENT. Writes the tasks and the launch line, and runs the line, which is checked before Ray starts.
+    """Train on ENVIRONMENT. Writes the tasks and the launch line, and runs the line after all checks.
 
     turnkey train babyai --model Qwen/Qwen2.5-1.5B-Instruct --steps 200 turnkey.credit.gamma=0.9
     """
