@@ -1,7 +1,7 @@
-"""What the run says on the console about itself: a logger of our own, and one line per new kind of failure.
+"""Console messages of a run: the package's logger, and one line per new kind of failure.
 
-Warnings of this package stay audible under settings that quiet everything else (``+turnkey/device=cpu``, a root logger
-at ERROR, or verl's handler there at that level): the package's logger has a level and a way to the console of its own.
+The logger has its own level and console handler, so warnings of this package appear under settings that silence all
+others (``+turnkey/device=cpu``, a root logger at ERROR, or verl's handler there at that level).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 
 
 class _Console(logging.Handler):
-    """Prints what no handler of the root logger lets through, and nothing twice."""
+    """Prints the records that every handler of the root logger drops, so that none appears twice."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not any(handler.level <= record.levelno for handler in logging.getLogger().handlers):
@@ -21,21 +21,20 @@ class _Console(logging.Handler):
 
 
 logger = logging.getLogger("verl_turnkey")
-if logger.level == logging.NOTSET:  # else somebody chose it
+if logger.level == logging.NOTSET:  # else the user set it
     logger.setLevel(logging.WARNING)
 logger.addHandler(_Console())
 
 MOST_SAID = 100
-"""different texts of :func:`warn_once` in a process"""
+"""most different texts that :func:`warn_once` logs in a process"""
 
 _KIND = re.compile(r"^(?:\w+: )?environment failure \((\w+)\)|^(\w+(?:Error|Exception|Failure))\b")
 
 
 def failure_kind(reason: str) -> str:
-    """What an episode failed of, for counting: an environment failure's kind, an exception's name, or ``other``.
+    """The kind of a failed episode, for counting: an environment failure's kind, an exception's name, or ``other``.
 
-    ``reason``: as it stands in the record. A record of the user's own may hold any words: those are ``other``, since
-    each kind is a metric.
+    ``reason``: the text in the record. Each kind becomes a metric, so free text of a user's own record is ``other``.
     """
     found = _KIND.search(reason)
     return (found[1] or found[2]) if found else "other"
@@ -45,17 +44,17 @@ _said: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Warn of something that may happen again and again; each text is said once in a process."""
+    """Log a warning that may recur; each text once per process."""
     if text not in _said and len(_said) < MOST_SAID:
         _said.add(text)
         logger.warning("%s", text)
 
 
 class Failures:
-    """Counts what failed in this process by kind, and says the first, tenth, hundredth, ... of each kind.
+    """Counts failures in this process by kind, and logs the first, tenth, hundredth, ... of each kind.
 
     Args:
-        one, many: what fails.
+        one, many: the noun for what fails, singular and plural.
     """
 
     def __init__(self, one: str = "episode", many: str = "episodes") -> None:
@@ -77,11 +76,11 @@ class Failures:
 
 
 class InvalidActions:
-    """Warns once, early in a process, when most turns have no valid action: nothing is learned before that changes.
+    """Warns once, early in a process, if most turns have no valid action: until that changes the model learns nothing.
 
     Args:
         format: ``turnkey.rollout.action_format``.
-        instruction: what the prompt says of it.
+        instruction: the prompt's description of that format.
     """
 
     TURNS, SHARE = 32, 0.5
@@ -92,7 +91,7 @@ class InvalidActions:
         self._first: tuple[str, str] | None = None
 
     def add(self, response: str, reason: str | None) -> None:
-        """A turn; ``reason``: why its action is not valid, None if it is."""
+        """Count a turn; ``reason``: why its action is invalid, None if it is valid."""
         if self._turns == self.TURNS:
             return
         self._turns += 1

@@ -1,6 +1,6 @@
-"""Every rule of the checks as a row: id, level, what it says, the fix. Read from the calls in the source.
+"""Every rule of the checks as a row: id, level, message, fix. Read from the calls in the source.
 
-A message is ``what it says: set key=value``; what a run fills in stands between ``<`` and ``>``.
+A message is ``problem: set key=value``; ``<`` and ``>`` enclose the values that a run fills in.
 """
 
 from __future__ import annotations
@@ -23,43 +23,46 @@ from verl_turnkey.plugins.checks.limits import COUNTS, MAY_BE_NULL
 from verl_turnkey.plugins.checks.values import RANGES, value_at
 
 LEVELS = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "Change": "notice"}
-"""``error`` and ``warning`` can be ignored. ``fatal`` cannot: the check has nothing to go on with; nor can ``notice``,
-which reports a change of the configuration."""
+"""``error`` and ``warning`` can be ignored. ``fatal`` cannot, since the checks cannot continue without the value;
+nor can ``notice``, which reports a change of the configuration."""
 RANGE = "range:"
-"""how the ids begin of rules about the values of a key, whose name follows"""
+"""prefix of the ids of rules about the values of a key; the key follows"""
 MODULES = (*(f"checks.{path.stem}" for path in sorted(Path(__file__).parent.glob("*.py"))), "config.resolve")
 CHOICES = ("closest", "_closest", "did_you_mean")
 """functions that end a message with the closest name, or all of them"""
 _VERBS = "set|write|choose|give|drop|raise|lower|add|use|take|train|expected|pip install|either|to begin anew"
 _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.DOTALL)
 
-# Rules whose message is put together elsewhere: what it says, the fix.
+# Rules whose message is composed elsewhere: problem, fix.
 COMPOSED = {
     "adapter-missing": ("<target_modules>: the model has no such modules", "write names that the message lists"),
     "adapter-missing-here": ("<target_modules>: the model lacks some of them", "write names that the message lists"),
-    "columns-without-record": ("<method> needs columns that rows without a record do not give", "take turnkey_env"),
-    "combination": ("<method> with this layout, discount or history is not what it seems", "follow the message"),
-    "groups-memory": ("what <method> remembers is of the groups that are trained alone", ""),
+    "columns-without-record": ("<method> needs columns that rows without a record do not provide", "use turnkey_env"),
+    "combination": ("this layout, discount or history changes the meaning of <method>", "follow the message"),
+    "groups-memory": ("<method> remembers only the groups that are trained", ""),
     "group-replaces-choice": ("+turnkey would replace the agent loop of your file", "write it on the launch line"),
     "group-replaces-override": ("+turnkey would replace the trainer of your file", "write it on the launch line"),
     "method-clash": ("a key of another framework, which verl does not read", "write the key that the message gives"),
-    "path-missing": ("<key>=<path> is not there, or cannot be written to", "give a path that is"),
+    "path-missing": ("<key>=<path> does not exist, or cannot be written to", "give an existing, writable path"),
     "path-missing-here": ("<key>=<path> is not on this machine; the Ray cluster may have it", ""),
     "verl-version": ("verl <version> is outside the supported range", "run `turnkey doctor --verl`"),
     # of other errors, see findings.ID_BY_ERROR
     "environment-arguments": ("an argument that the environment does not take", "write one that the message lists"),
-    "environment-package": ("the package of the environment is not installed", "run the command of the message"),
-    "environment-unknown": ("there is no environment of that id", "write one that the message lists"),
-    "module-import": ("a module of turnkey.modules, or of a key with code, cannot be imported", "follow the message"),
+    "environment-package": ("the package of the environment is not installed", "run the command in the message"),
+    "environment-unknown": ("there is no environment with that id", "write one that the message lists"),
+    "module-import": (
+        "a module of turnkey.modules, or of another key with code, cannot be imported",
+        "follow the message",
+    ),
     "prompt-too-long": ("the first prompt is longer than data.max_prompt_length", "raise it"),
-    "task-format": ("a row of the data holds no task", "write the file with `turnkey tasks`"),
-    "unknown-turnkey-key": ("a key below turnkey that is not known", "write one that the message lists"),
+    "task-format": ("a row of the data contains no task", "write the file with `turnkey tasks`"),
+    "unknown-turnkey-key": ("an unknown key below turnkey", "write one that the message lists"),
 }
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the checks; ``fix`` is empty where the message says all, ``verl`` where it holds for every version."""
+    """A rule of the checks; ``fix`` is empty if the message has none, ``verl`` if the rule holds for every version."""
 
     id: str
     level: str
@@ -70,14 +73,14 @@ class Rule:
 
 @cache
 def rules() -> Mapping[str, Rule]:
-    """Every rule by its id, in alphabetical order; values of verl's keys that are in no table have ids as well."""
+    """Every rule by its id, in alphabetical order, including the rules about values of verl's keys."""
     found = [*_written(), *_ranges()]
     found += [Rule(id, "fatal", *COMPOSED[id]) for id in COMPOSED if id not in {rule.id for rule in found}]
     return {rule.id: rule for rule in sorted(found, key=lambda rule: rule.id)}
 
 
 def _written() -> Iterator[Rule]:
-    """The rules whose id stands in the source."""
+    """The rules whose id is a literal in the source."""
     for name in MODULES:
         module = importlib.import_module(f"verl_turnkey.plugins.{name}")
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
@@ -90,7 +93,7 @@ def _written() -> Iterator[Rule]:
 
 
 def _local_texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
-    """The texts that a function puts together before its message."""
+    """The texts that a function assigns to variables before its message."""
     texts: dict[str, ast.expr] = {}
     for node in ast.walk(function):
         target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (None, None)
@@ -122,7 +125,7 @@ def _rule(call: ast.Call, level: str, names: Mapping[str, Any]) -> Rule:
 
 
 def _text(node: ast.AST, names: Mapping[str, Any]) -> str:
-    """A message, with ``<name>`` for what a run fills in; constants of the module are filled in here."""
+    """A message, with ``<name>`` for values of a run; constants of the module are filled in here."""
     match node:
         case ast.Constant(value):
             return str(value)
@@ -135,7 +138,7 @@ def _text(node: ast.AST, names: Mapping[str, Any]) -> str:
         case ast.Name(id):
             known = names.get(id)
             if isinstance(known, ast.expr):
-                return _text(known, {**names, id: None})  # which may name itself
+                return _text(known, {**names, id: None})  # it may refer to itself
             return known if isinstance(known, str) else f"<{id}>"
         case ast.Attribute(_, attribute):
             return f"<{attribute}>"
@@ -154,10 +157,10 @@ def _ranges() -> Iterator[Rule]:
 
 
 def check_ignored(config: DictConfig) -> None:
-    """Refuse ids in ``turnkey.ignore`` that are none, or of rules that cannot be ignored.
+    """Refuse ids in ``turnkey.ignore`` that are unknown, or of rules that cannot be ignored.
 
     Raises:
-        ConfigError: names the closest one.
+        ConfigError: the message has the closest id.
     """
     for id in sorted(ignored(config)):
         rule, key = rules().get(id), id.removeprefix(RANGE)
@@ -173,18 +176,18 @@ def check_ignored(config: DictConfig) -> None:
 
 
 def as_json() -> str:
-    """A list of objects with the fields of :class:`Rule`."""
+    """All rules as a JSON list of objects with the fields of :class:`Rule`."""
     return json.dumps([asdict(rule) for rule in rules().values()], indent=1)
 
 
 def as_text() -> str:
-    """Four columns, separated by tabs."""
+    """All rules in four columns, separated by tabs."""
     return "\n".join("\t".join((rule.id, rule.level, rule.says, rule.fix)) for rule in rules().values())
 
 
 def markdown() -> str:
     """The table of the documentation."""
-    rows = ["| id | level | what it says | fix |", "|---|---|---|---|"]
+    rows = ["| id | level | message | fix |", "|---|---|---|---|"]
     for rule in rules().values():
         says, fix = (_escaped(text) for text in (rule.says, rule.fix))
         verl = f" (verl {_escaped(rule.verl)})" if rule.verl else ""

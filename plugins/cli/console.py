@@ -1,7 +1,7 @@
-"""What ``turnkey train`` shows of a run: the header, warnings once, one line per step, and how it ended.
+"""The console of ``turnkey train``: the run's header, each warning once, one line per step, and the outcome.
 
-All that verl, Ray and vLLM print goes to ``train.log`` of the run's folder. The run writes there itself and does not
-depend on this process, which only reads.
+All output of verl, Ray and vLLM goes to ``train.log`` in the run's folder. The run writes that file itself and does not
+depend on this process, which only reads it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import typer
 from verl_turnkey.plugins.view.runs import CONSOLE, console_metrics
 
 RAY = re.compile(r"^(?:\x1b\[\d+m)?\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\)(?:\x1b\[0m)? ?")
-"""what Ray puts before the lines of a worker"""
+"""Ray's prefix of a worker's lines"""
 OURS = re.compile(r"(?:WARNING|ERROR):verl_turnkey\S*:(.*)")
 HEADER = re.compile(r"verl-turnkey \S+: this run$")
 FAILURE_LINES = 40
 EVERY = 60.0
-"""seconds between two signs of life where no terminal shows a clock"""
+"""seconds without output after which a non-terminal gets a progress line"""
 COLUMNS = (
     ("success", "episode/success_rate", "{:.2f}"),
     ("env return", "episode/env_return/mean", "{:.2f}"),
@@ -37,11 +37,11 @@ COLUMNS = (
     ("failed", "episode/failed", "{:.0f}"),
     ("seconds", "timing_s/step", "{:.0f}"),
 )
-"""label, metric, format; of failed episodes only where there are any"""
+"""label, metric, format; ``failed`` is left out while it is 0"""
 
 
 class Reader:
-    """Turns the lines of a run's log into those worth showing."""
+    """Filters the lines of a run's log for the console."""
 
     def __init__(self, steps: int | None) -> None:
         self.steps = steps
@@ -70,7 +70,7 @@ class Reader:
             yield from self.step(int(step[1]), console_metrics(step[2]))
 
     def step(self, number: int, metrics: Mapping[str, float]) -> Iterable[str]:
-        """The line of a step, and that of its validation."""
+        """The line of a step, and the line of its validation."""
         cells = []
         for label, name, form in COLUMNS:
             value = metrics.get(name)
@@ -85,15 +85,15 @@ class Reader:
 
 
 def validation(metrics: Mapping[str, float]) -> float | None:
-    """The success of a validation among the metrics of a step: the mean over its data sources."""
+    """The success rate of a validation in a step's metrics: the mean over data sources; None: no validation."""
     values = [value for name, value in metrics.items() if name.startswith("val-core/") and "/acc/" in name]
     return sum(values) / len(values) if values else None
 
 
 def follow(command: Sequence[str], folder: Path, *, steps: int | None, verbose: bool) -> int:
-    """Run ``command`` with its output in ``<folder>/train.log``, show what matters of it, and return its exit code.
+    """Run ``command`` with its output in ``<folder>/train.log``, show the relevant lines, and return its exit code.
 
-    SIGTERM is passed on; SIGINT reaches the run from the terminal, which sends it to both. The run decides how to stop.
+    SIGTERM is forwarded; the terminal itself sends SIGINT to both processes. The run decides how to stop.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "train.log"
@@ -154,4 +154,4 @@ def _failure(path: Path, began: int, code: int) -> None:
         log.seek(began)
         lines = log.readlines()[-FAILURE_LINES:]
     typer.echo("".join(lines), err=True, nl=False)
-    typer.echo(f"the run ended with exit code {code}; all of its output: {os.path.relpath(path)}", err=True)
+    typer.echo(f"the run ended with exit code {code}; full output: {os.path.relpath(path)}", err=True)

@@ -1,4 +1,4 @@
-"""``turnkey eval``: a checkpoint or a server on the tasks of an environment."""
+"""``turnkey eval``: evaluate a checkpoint or a server on tasks of an environment."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def evaluate(
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="folder: Hugging Face's, or verl's; or a hub name. Default: the run's newest")
+        Path | None, typer.Option(help="folder of Hugging Face or verl, or a hub name; default: the run's newest")
     ] = None,
     server: Annotated[str | None, typer.Option(help="or an OpenAI-compatible server: http://host:8000/v1")] = None,
     model: Annotated[str | None, typer.Option(help="name of the model on the server")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="its folder or hub name; default: that of --model")] = None,
-    tag: Annotated[str | None, typer.Option(help="your word for the weights behind --model")] = None,
+    tag: Annotated[str | None, typer.Option(help="your label for the weights behind --model")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
     tasks: Annotated[str, typer.Option(help="number of tasks, or a parquet file of tasks")] = "128",
-    samples: Annotated[int, typer.Option(min=1, help="samples of each task")] = 1,
-    greedy: Annotated[bool, typer.Option(help="the most likely token, always")] = False,
+    samples: Annotated[int, typer.Option(min=1, help="samples per task")] = 1,
+    greedy: Annotated[bool, typer.Option(help="always take the most likely token")] = False,
     temperature: Annotated[float | None, typer.Option(min=0, help="default: that of training")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="episodes at once")] = 16,
     out: Annotated[Path | None, typer.Option(help="default: evals/<environment>-<model>")] = None,
-    new: Annotated[bool, typer.Option(help="delete what is in the folder; default: go on with it")] = False,
+    new: Annotated[bool, typer.Option(help="delete earlier results in the folder; default: resume")] = False,
 ) -> None:
-    """Evaluate a run or a model. Success, pass@k and intervals; goes on where it was stopped; exit 1 if incomplete.
+    """Evaluate a run or a model: success, pass@k and intervals. Resumes after a stop; exit 1 if incomplete.
 
-    A run, or a checkpoint that one saved, is played with the run's own configuration: prompts, action format, limits,
-    rewards, environment, modules. Overrides on the command line win, and are printed where they differ from it.
+    A run, or a checkpoint that a run saved, is evaluated with the run's own configuration: prompts, action format,
+    limits, rewards, environment, modules. Overrides on the command line win, and are printed if they differ from it.
 
     turnkey eval runs/babyai --tasks 100 --samples 8
     """
@@ -82,7 +82,7 @@ def evaluate(
         raise typer.BadParameter("--server needs --model, the name of the model there")
     method, overridden, ignored = _method(overrides or ())
     if ignored:
-        typer.echo(f"ignored, as credit decides nothing in an evaluation: {' '.join(ignored)}", err=True)
+        typer.echo(f"ignored, since credit does not affect an evaluation: {' '.join(ignored)}", err=True)
     further = [*_sampling(greedy, temperature, samples), *overridden]
     if trained is not None:
         import_modules(trained.modules, "turnkey.modules of the run")
@@ -104,7 +104,7 @@ def evaluate(
             steps=1,
             tasks=folder,
             out=folder,
-            sizes="gpu" if server else None,  # whatever is here, the model runs there
+            sizes="gpu" if server else None,  # the model runs on the server, whatever this machine has
             further=[log, *further],
         )
         return [word for line in lines for word in line]
@@ -116,11 +116,11 @@ def evaluate(
     if trained is not None and trained.env_id == played.id:
         own = trained.playing(composed(words(of_tokenizer, ())), HELD_OUT_SPLITS.get(played.id, {}).get("test", {}))
         for line in trained.differing(further):
-            typer.echo(f"otherwise than the run: {line}", err=True)
+            typer.echo(f"differs from the run: {line}", err=True)
         further = [*own, *further]
         played = launch.resolve(environment, further)
     elif trained is not None:
-        typer.echo(f"the run trained on {trained.env_id}, not on {played.id}: its settings are left out", err=True)
+        typer.echo(f"the run trained on {trained.env_id}, not on {played.id}: its settings are ignored", err=True)
     config = composed(words(of_tokenizer, further))
     if checkpoint is not None:
         checkpoints.find(checkpoint)
@@ -154,13 +154,13 @@ def evaluate(
 
 
 def _header(config: DictConfig, checkpoint: Path | None, trained: RunFolder | None) -> Iterator[str]:
-    """What plays, and how."""
+    """Weights, settings, sampling and limits of the evaluation."""
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
 
     if checkpoint is not None:
         yield f"weights   {checkpoints.locate(checkpoint)}"
     if trained is not None:
-        yield f"settings  of the run in {trained.folder}, except for what the command says"
+        yield f"settings  of the run in {trained.folder}, except for the overrides"
     rollout = config.actor_rollout_ref.rollout
     temperature = float(rollout.temperature)
     yield "sampling  " + ("greedy" if temperature == 0 else f"temperature {temperature:g}, top_p {rollout.top_p:g}")
@@ -169,7 +169,7 @@ def _header(config: DictConfig, checkpoint: Path | None, trained: RunFolder | No
 
 
 def _counted_tasks(config: DictConfig, tasks: Path, trained: RunFolder | None, samples: int) -> str:
-    """How many tasks are played, and how many of them the run trained on."""
+    """The number of tasks, and how many of them the run trained on."""
     from omegaconf import OmegaConf
 
     from verl_turnkey.plugins.checks.files import shared_tasks
@@ -177,14 +177,14 @@ def _counted_tasks(config: DictConfig, tasks: Path, trained: RunFolder | None, s
     files = {"train_files": trained.task_files("train") if trained else [], "val_files": [str(tasks)]}
     shared, total = shared_tasks(OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}}))
     of_training = f"; the run trained on {shared or 'none'} of them" if trained else ""
-    return f"tasks     {total}, {samples} sample{'s' * (samples > 1)} of each ({tasks}){of_training}"
+    return f"tasks     {total}, {samples} sample{'s' * (samples > 1)} per task ({tasks}){of_training}"
 
 
 def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """The recipe that the overrides choose, as ``+turnkey=gigpo`` on a launch line does; the others; those to ignore.
+    """The method among the overrides (``+turnkey=gigpo``), the other overrides, and those to ignore.
 
-    Which recipe it is does not matter to playing, but only its own keys of ``turnkey.credit`` are known. They are
-    ignored without one: a launch line may name its method by ``turnkey train --method``.
+    The method does not affect an evaluation, but it defines the valid keys of ``turnkey.credit``. Without one those
+    keys are ignored: the launch line may come from ``turnkey train --method``.
     """
     chosen = [entry.partition("=")[2] for entry in overrides if entry.startswith(METHOD)]
     others = [entry for entry in overrides if not entry.startswith(METHOD)]
@@ -193,21 +193,21 @@ def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:
 
 
 def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str]:
-    """The sampling of the options as overrides; without options it is that of training."""
+    """The sampling options as overrides; none: sample as in training."""
     from verl_turnkey.plugins.config.overrides import override
 
     if greedy and temperature is not None:
         raise typer.BadParameter("--greedy and --temperature exclude each other")
     if samples > 1 and (greedy or temperature == 0):
         option = "--greedy" if greedy else "--temperature 0"
-        raise typer.BadParameter(f"{option} writes the same each time: leave out --samples {samples}")
+        raise typer.BadParameter(f"{option} gives the same sample each time: leave out --samples {samples}")
     if greedy:
         return [f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.top_p=1.0", f"{ROLLOUT}.top_k=-1"]
     return [] if temperature is None else [override(f"{ROLLOUT}.temperature", temperature)]
 
 
 def _task_file(tasks: str, played: Played, folder: Path) -> Path:
-    """The file of tasks; for a number tasks with seeds that no training tasks have, written to ``folder``."""
+    """The file of tasks. For a number: write tasks to ``folder``, with seeds that no training task has."""
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet
     from verl_turnkey.plugins.checks.probe import first_task
@@ -215,7 +215,7 @@ def _task_file(tasks: str, played: Played, folder: Path) -> Path:
     if not tasks.isdecimal():
         file = Path(tasks).expanduser().absolute()
         if not file.is_file():
-            raise ConfigError(f"--tasks {tasks}: expected a number of tasks or a parquet file that is there")
+            raise ConfigError(f"--tasks {tasks}: expected a number of tasks or an existing parquet file")
         if (env_id := first_task(str(file)).env_id) != played.id:
             raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}")
         return file

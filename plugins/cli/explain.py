@@ -1,4 +1,4 @@
-"""``turnkey methods NAME``: what a paper's or a framework's name is called here, and how it is selected."""
+"""``turnkey methods NAME``: this package's equivalent of a paper's or a framework's method, and its launch line."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ WIDTH = 80
 
 
 def explain(name: str) -> str:
-    """What ``name``, ours or a paper's, is here: its launch line, what it computes, where it differs, its page.
+    """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page.
 
     Raises:
-        ConfigError: nobody calls anything here by that name; names the closest.
+        ConfigError: the name is unknown; the message has the closest one.
     """
     ours = {plain(method): method for method in shipped()}.get(plain(name))
     entry = _of_ours(ours) if ours else paper_name(name)
     if entry is None:
-        known = [*shipped(), *(each for entry in PAPER_NAMES for each in entry.names.split(" / "))]
+        known = [*shipped(), *(alias for entry in PAPER_NAMES for alias in entry.names.split(" / "))]
         raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, known)}")
     others = ", ".join(other for other in entry.names.split(" / ") if plain(other) != plain(name))
     first = f"{ours} is a method of this package" if ours else entry.told(name)
@@ -44,7 +44,7 @@ def explain(name: str) -> str:
 
 
 def _of_ours(method: str) -> PaperName:
-    """The entry of a method by our own name, with what its papers are called."""
+    """The entry of a method by our own name, with the names of its papers."""
     same = [entry for entry in PAPER_NAMES if entry.exact and entry.ours == method]
     names = " / ".join(entry.names for entry in same) or method
     note = "; ".join(entry.note for entry in same if entry.note)
@@ -52,7 +52,7 @@ def _of_ours(method: str) -> PaperName:
 
 
 def _parts(line: str) -> Iterator[tuple[str, Any, type, str]]:
-    """What a launch line selects of this package: its kind, spec, class of parameters, and where these are set."""
+    """The parts that a launch line selects: kind, spec, class of parameters, and the prefix of their keys."""
     import yaml
 
     words = dict(word.split("=", 1) for word in shlex.split(line))
@@ -70,7 +70,7 @@ def _parts(line: str) -> Iterator[tuple[str, Any, type, str]]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """``line`` in :data:`WIDTH` columns, but whole where it is to be copied."""
+    """``line`` wrapped to :data:`WIDTH` columns; a line to copy (four spaces) stays whole."""
     if line.startswith("    ") or not line:
         return [line]
     indent = "      " if line.startswith("  ") else "  "

@@ -1,4 +1,4 @@
-"""The folder of a run as an argument of a command: what it was configured with, how it plays, where it saved."""
+"""A run's folder as a command argument: its configuration, its rollout settings and its checkpoints."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ PLAYING = (
     f"{ROLLOUT}.multi_turn.format",
     *(f"actor_rollout_ref.model.{key}" for key in ("trust_remote_code", "external_lib", "custom_chat_template")),
 )
-"""nodes of the configuration that say how episodes are played"""
+"""nodes of the configuration that determine how episodes are played"""
 METRICS = "VERL_FILE_LOGGER_ROOT="
 MISSING = object()
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run by its folder; ``config``: dotted key -> value as Hydra wrote it, interpolations unresolved."""
+    """A run and its folder; ``config``: dotted key -> value as Hydra wrote it, interpolations unresolved."""
 
     folder: Path
     config: Mapping[str, Any]
 
     @classmethod
     def of(cls, path: Path) -> RunFolder | None:
-        """The run in ``path``, or the one that a checkpoint ``path`` was saved by; None: neither.
+        """The run in the folder ``path``, or the run that saved the checkpoint ``path``; None: neither.
 
         Raises:
-            ValueError: the folder holds several runs, or a configuration that cannot be read.
+            ValueError: the folder holds several runs, or an unreadable configuration.
         """
         folder = path.expanduser().absolute()
         if not folder.is_dir():
@@ -53,7 +53,7 @@ class RunFolder:
             return cls(folder, config)
         for parent in list(folder.parents)[:3]:
             if any(parent.glob(".hydra")) or any(parent.glob("*/.hydra")):
-                with suppress(ValueError):  # a folder of several runs, or not of a run
+                with suppress(ValueError):  # the folder of several runs, or of none
                     run = cls(parent, configuration(parent))
                     if "turnkey.env.id" in run.config and run.saved(folder):
                         return run
@@ -63,7 +63,7 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder that the run saves its checkpoints to."""
         home = Path(str(self.config[HOME])).expanduser()
-        inside = self.folder / home.name  # a folder that was moved, or named relative to where the run began
+        inside = self.folder / home.name  # the run was moved, or its path was relative
         return inside if inside.is_dir() else home.absolute()
 
     @property
@@ -84,10 +84,10 @@ class RunFolder:
         return [str(file) for file in ([files] if isinstance(files, str) else files)]
 
     def launch(self) -> tuple[Path, list[str]]:
-        """The folder that the run was last started in, and the arguments of ``verl.trainer.main_ppo`` there.
+        """The working directory of the last start, and its arguments of ``verl.trainer.main_ppo``.
 
         Raises:
-            ValueError: Hydra's record of the start is not there.
+            ValueError: Hydra's record of the start is missing.
         """
         files = sorted(self.folder.rglob(".hydra/hydra.yaml"), key=lambda path: path.stat().st_mtime_ns)
         if not files:
@@ -103,14 +103,14 @@ class RunFolder:
         if "command-line" in sources:
             options += ["--config-dir", sources["command-line"]]
         words = [*record["overrides"]["task"], *record["overrides"]["hydra"]]
-        stamp = f"/{strftime('%Y%m%d-%H%M%S')}"  # verl writes its metrics file anew: a folder for each start
+        stamp = f"/{strftime('%Y%m%d-%H%M%S')}"  # verl overwrites its metrics file: a folder for each start
         words = [re.sub(r"/\d{8}-\d{6}$", stamp, word) if METRICS in word else word for word in words]
         return Path(record["runtime"]["cwd"]), [*options, *words]
 
     def playing(self, base: DictConfig, held_out: Iterable[str] = ()) -> list[str]:
-        """Overrides that make ``base`` play as the run did.
+        """Overrides that give ``base`` the run's rollout settings.
 
-        ``held_out``: arguments of the environment that choose a split: an evaluation plays another than training.
+        ``held_out``: arguments of the environment that select a split, which an evaluation does not take from training.
         """
         from verl_turnkey.plugins.view.runs import flat
 
@@ -123,7 +123,7 @@ class RunFolder:
         ]
 
     def differing(self, words: Sequence[str]) -> list[str]:
-        """``key=value (the run: value)`` for each override in ``words`` that plays otherwise than the run did."""
+        """``key=value (the run: value)`` for each override in ``words`` that changes a rollout setting of the run."""
         lines = []
         for word in words:
             if "=" in word and not word.startswith("~"):
@@ -142,5 +142,5 @@ def _plain(config: DictConfig) -> Any:
 
 
 def _written(value: Any) -> str:
-    """``value`` as it is read back, an interpolation as one."""
+    """``value`` as an override's text; an interpolation stays one."""
     return f"'{value}'" if isinstance(value, str) and "${" in value and "'" not in value else literal(value)

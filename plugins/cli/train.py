@@ -1,4 +1,4 @@
-"""``turnkey train`` and ``turnkey resume``: start verl's main program, and show what matters of it."""
+"""``turnkey train`` and ``turnkey resume``: run verl's main program with a compact console."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def train(
     *,
     model: Annotated[str, typer.Option(help="folder or hub name of the model")],
     method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
-    device: Annotated[str | None, typer.Option(help="gpu or cpu; default: what is here")] = None,
+    device: Annotated[str | None, typer.Option(help="gpu or cpu; default: gpu if there is one")] = None,
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
     out: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/<environment>")] = None,
     task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
     n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
     n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="show all that verl prints, not a line a step")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="show all output of verl, not a line per step")] = False,
 ) -> None:
-    """Train on ENVIRONMENT. Writes the tasks and the launch line, and runs it; it is checked before Ray starts.
+    """Train on ENVIRONMENT. Writes the tasks and the launch line, and runs the line after all checks.
 
     turnkey train babyai --model Qwen/Qwen2.5-1.5B-Instruct --steps 200 turnkey.credit.gamma=0.9
     """
@@ -71,9 +71,9 @@ def resume(
     overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="training steps in total; default: as before")] = None,
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="show all that verl prints, not a line a step")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="show all output of verl, not a line per step")] = False,
 ) -> None:
-    """Go on with RUN from its last checkpoint. Starts its own launch line again.
+    """Continue RUN from its last checkpoint. Runs its launch line again.
 
     turnkey resume runs/babyai --steps 300
     """
@@ -83,7 +83,7 @@ def resume(
 
     trained = RunFolder.of(run)
     if trained is None:
-        raise typer.BadParameter(f"{run} is not the folder of a run with a .hydra folder in it")
+        raise typer.BadParameter(f"{run} is not the folder of a run: it contains no .hydra folder")
     folder, words = trained.launch()
     further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
     line = [words, further]

@@ -1,7 +1,7 @@
-"""Every write to the configuration of a run, in order: the checks read what results, and write nothing.
+"""Every write to the configuration of a run, in order. The checks read the result and write nothing.
 
-:func:`verl_turnkey.plugins.config.machine.settle` comes before all of these, since a check of values reads what it
-chooses; the values are checked before the first write.
+:func:`verl_turnkey.plugins.config.machine.settle` runs before all of these, since the checks of values read its
+choices; values are checked before the first write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remov
 
 @dataclass(frozen=True)
 class Change:
-    """A write, for the header of the run; ``id`` as a rule's."""
+    """A write to the configuration, for the run's header; ``id``: as of a rule."""
 
     id: str
     message: str
@@ -36,7 +36,7 @@ class Change:
 
 
 def absolute_paths(config: DictConfig) -> Change | None:
-    """Make paths that are relative to the driver's working directory absolute: workers have another one."""
+    """Make paths absolute that are relative to the driver's working directory: workers have a different one."""
     from verl_turnkey.envs.prompting.prompts import TEMPLATES
 
     turnkey = turnkey_config(config)
@@ -44,7 +44,7 @@ def absolute_paths(config: DictConfig) -> Change | None:
     for i, entry in enumerate(turnkey.rewards):
         paths |= {f"turnkey.rewards[{i}].{key}": path for key, path in _of_component(entry).items()}
     strategy = turnkey.rollout.strategy
-    judging = strategy.get("reward") if isinstance(strategy, dict) else None  # one component, as probe has it
+    judging = strategy.get("reward") if isinstance(strategy, dict) else None  # one component, of the strategy probe
     if isinstance(judging, dict):
         paths |= {f"turnkey.rollout.strategy.reward.{key}": path for key, path in _of_component(judging).items()}
     function = OmegaConf.select(config, "reward.custom_reward_function.path")
@@ -58,7 +58,7 @@ def absolute_paths(config: DictConfig) -> Change | None:
     if isinstance(turnkey.rollout.examples, str):
         paths["turnkey.rollout.examples"] = _absolute(turnkey.rollout.examples)
     template = turnkey.rollout.template
-    shipped = (TEMPLATES / f"{template}.txt").is_file()  # its name wins over a file's
+    shipped = (TEMPLATES / f"{template}.txt").is_file()  # a shipped name takes precedence over a file
     if not shipped and Path(template).is_file():
         paths["turnkey.rollout.template"] = _absolute(template)
     log = turnkey.log.trajectories
@@ -69,23 +69,23 @@ def absolute_paths(config: DictConfig) -> Change | None:
         OmegaConf.update(config, key, path, force_add=True)
     if not changed:
         return None
-    return Change("paths-made-absolute", f"{', '.join(changed)}: relative to {Path.cwd()}, made absolute")
+    return Change("paths-made-absolute", f"{', '.join(changed)}: made absolute, relative to {Path.cwd()}")
 
 
 def home_folders(config: DictConfig, _use_critic: bool) -> Change | None:
-    """Replace ``~`` in the folders that verl writes to: it takes it for a name."""
+    """Expand ``~`` in the folders that verl writes to: verl does not."""
     changed = {}
     for key in FOLDERS:
         folder = OmegaConf.select(config, key)
         if isinstance(folder, str) and folder.startswith("~"):
             OmegaConf.update(config, key, expanded := str(Path(folder).expanduser()))
             changed[key] = expanded
-    said = ", ".join(f"{key}={folder}" for key, folder in changed.items())
-    return Change("home-folder-expanded", f"{said}: verl takes ~ as a name") if changed else None
+    settings = ", ".join(f"{key}={folder}" for key, folder in changed.items())
+    return Change("home-folder-expanded", f"{settings}: ~ is expanded, as verl does not expand it") if changed else None
 
 
 def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
-    """Use the actor's model where verl's default is not there: its error would be about names of repositories."""
+    """Use the actor's model if verl's default is missing: verl's error would be about repository names."""
     critic, actor = config.critic.model, config.actor_rollout_ref.model
     if not use_critic or critic.path != VERLS_CRITIC or Path(critic.path).expanduser().is_dir():
         return None
@@ -99,32 +99,32 @@ def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
 
 
 def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
-    """Give verl's loss ``bypass_mode`` the settings that it reads elsewhere than verl's V1 trainers have them.
+    """Copy the settings of verl's loss ``bypass_mode`` to where it reads them: the V1 trainers keep them elsewhere.
 
-    What stands there already stays.
+    Existing settings there stay.
     """
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     if policy_loss.get("loss_mode") != "bypass_mode" or policy_loss.get("rollout_correction") is not None:
         return None
     with open_dict(policy_loss):
         policy_loss.rollout_correction = config.algorithm.get("rollout_correction") or {}
-    return Change("bypass-settings-copied", f"{LOSS}=bypass_mode: {CORRECTION} is copied to where this loss reads it")
+    return Change("bypass-settings-copied", f"{LOSS}=bypass_mode: {CORRECTION} is copied to this loss's own key")
 
 
 def filter_metric(config: DictConfig, _use_critic: bool) -> Change | None:
-    """Replace the former name of a metric of ``turnkey_env`` by the current one."""
+    """Replace the former name of a ``turnkey_env`` metric with the current one."""
     metric = OmegaConf.select(config, f"{FILTER}.metric")
     ours = config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
     if not metric or not ours or (current := current_value(str(metric))) == metric:
         return None
     OmegaConf.update(config, f"{FILTER}.metric", current)
-    return Change("filter-metric-renamed", f"{FILTER}.metric={metric} is called {current} now")
+    return Change("filter-metric-renamed", f"{FILTER}.metric={metric} is now called {current}")
 
 
 def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | None = None) -> Change | None:
-    """Resume from the newest whole checkpoint, with ``resume_mode=auto``, if it is not the newest one.
+    """With ``resume_mode=auto``: resume from the newest complete checkpoint, if the newest one is damaged.
 
-    ``remembers``: whether the method has a file of its own in them; None: as its parameters say.
+    ``remembers``: whether the method stores a file in checkpoints; None: as its parameters say.
     """
     selected = checkpoint_files.newest_whole(config, use_critic=use_critic, remembers=remembers)
     if selected is None or selected.fault is None or selected.folder is None:
@@ -135,7 +135,7 @@ def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | N
 
 
 def kept_checkpoints(config: DictConfig, _use_critic: bool) -> Change | None:
-    """Raise verl's limits to one more than are to be whole: it deletes the oldest before it writes the next one."""
+    """Raise verl's limits to one above ``whole_checkpoints``: verl deletes the oldest before it writes the next one."""
     trainer, whole = config.trainer, turnkey_config(config).stop.whole_checkpoints
     previous = bool(trainer.get(DEPRECATED))  # verl's former name for a limit of 1
     few = [key for key in KEEP if previous or (trainer.get(key) or whole + 1) <= whole]
@@ -146,17 +146,15 @@ def kept_checkpoints(config: DictConfig, _use_critic: bool) -> Change | None:
         for key in few:
             trainer[key] = whole + 1
         trainer[DEPRECATED] = False
-    are = "checkpoint is" if whole == 1 else "checkpoints are"
     return Change(
         "max-checkpoints-raised",
-        f"{limits}: raised to {whole + 1}, so that {whole} whole {are} there at any moment, which is "
-        f"turnkey.stop.whole_checkpoints: verl deletes the oldest before it writes the next one. The disk has to hold "
-        f"{whole + 1}",
+        f"{limits}: raised to {whole + 1}, so that turnkey.stop.whole_checkpoints={whole} always exist: verl deletes "
+        f"the oldest before it writes the next one. The disk has to hold {whole + 1}",
     )
 
 
 def log_segment(config: DictConfig, segment: str, validation_tasks: int | None) -> None:
-    """Name this start of a run that keeps a log, the same in all processes; its header is printed behind it."""
+    """Name this start of a logged run, the same in all processes; the header is printed afterwards."""
     with open_dict(config):
         config.turnkey.log.segment = segment
         config.turnkey.log.validation_tasks = validation_tasks
@@ -170,14 +168,14 @@ OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
     resumed_checkpoint,
     kept_checkpoints,
 )
-"""in their order, behind :func:`absolute_paths`; :func:`log_segment` follows when all checks have passed"""
+"""in this order, after :func:`absolute_paths`; :func:`log_segment` follows once all checks have passed"""
 
 
 def _of_component(entry: dict[str, Any]) -> dict[str, str]:
     """The paths of a reward component's entry, made absolute."""
     code = {key: str(entry[key]) for key in ("name", "path", "embed", "compare") if key in entry}
     paths = {key: path for key, path in code.items() if path.endswith(".py") or ".py:" in path}
-    if ":" not in str(entry.get("name")):  # else what its options mean is its own
+    if ":" not in str(entry.get("name")):  # else the component defines its own options
         paths |= {key: entry[key] for key in ("cache", "file") if isinstance(entry.get(key), str)}
     return {key: _absolute(path) for key, path in paths.items() if "://" not in path}
 

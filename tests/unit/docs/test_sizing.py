@@ -22,8 +22,8 @@ def test_the_node_of_the_page(monkeypatch: pytest.MonkeyPatch):
     places = capacity.memory_for_a_host_mb(hosts) // megabytes
     page = PAGE.read_text(encoding="utf-8")
     assert f"| {hosts} |" in page
-    assert f"| {calls} per host, {hosts * calls} together |" in page
-    assert f"ALFWorld, {megabytes} MB: {places} per host, {hosts * places:,} together |" in page
+    assert f"| {calls} per host, {hosts * calls} in total |" in page
+    assert f"ALFWorld, {megabytes} MB: {places} per host, {hosts * places:,} in total |" in page
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8])

@@ -207,10 +207,10 @@ ACTORS, CRITICS = "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"
 @pytest.mark.parametrize(
     ("asked", "kept", "said"),
     [
-        ([f"trainer.{ACTORS}=1", f"trainer.{CRITICS}=3"], (3, 3), f"trainer.{ACTORS}=1: raised to 3, so that 2 whole"),
+        ([f"trainer.{ACTORS}=1", f"trainer.{CRITICS}=3"], (3, 3), f"trainer.{ACTORS}=1: raised to 3, so that turnkey"),
         ([f"trainer.{ACTORS}=2", f"trainer.{CRITICS}=2"], (3, 3), f"{ACTORS}=2 and trainer.{CRITICS}=2: raised to 3"),
         (["+trainer.remove_previous_ckpt_in_save=true"], (3, 3), "remove_previous_ckpt_in_save=true: raised to 3"),
-        ([f"trainer.{ACTORS}=1", "turnkey.stop.whole_checkpoints=1"], (2, None), "=1: raised to 2, so that 1 whole"),
+        ([f"trainer.{ACTORS}=1", "turnkey.stop.whole_checkpoints=1"], (2, None), "=1: raised to 2, so that turnkey"),
         ([f"trainer.{ACTORS}=2", "turnkey.stop.whole_checkpoints=1"], (2, None), None),
         ([f"trainer.{ACTORS}=3", f"trainer.{CRITICS}=5"], (3, 5), None),
         ([f"trainer.{ACTORS}=1", "trainer.save_freq=-1"], (1, None), None),

@@ -27,7 +27,7 @@ SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
         (SERVER[:2], "needs --model"),
         ([*SERVER, "--greedy", "--temperature", "1"], "exclude each other"),
         ([*SERVER, "--greedy", "--samples", "2"], "leave out --samples 2"),
-        ([*SERVER, "--temperature", "0", "--samples", "2"], "--temperature 0 writes the same each time"),
+        ([*SERVER, "--temperature", "0", "--samples", "2"], "--temperature 0 gives the same sample each time"),
         ([*SERVER, "+turnkey=gigpoo"], "did you mean 'gigpo'"),
         ([*SERVER, "turnkey.rollout.histori=3"], "turnkey.rollout.histori: unknown key; did you mean 'history'"),
         (["--checkpoint", "nowhere"], "neither a Hugging Face folder"),
@@ -100,7 +100,7 @@ def test_credit_of_an_unnamed_method_is_ignored_and_said(tmp_path, monkeypatch, 
     line = [*SERVER, "--out", str(tmp_path), "--tasks", "none.parquet", credit]
     done = CliRunner().invoke(app, ["eval", "frozenlake", *line])
     assert "--tasks none.parquet" in str(done.exception)
-    assert f"ignored, as credit decides nothing in an evaluation: {credit}" in done.output
+    assert f"ignored, since credit does not affect an evaluation: {credit}" in done.output
 
 
 def test_the_sizes_on_a_server_are_those_of_gpus(tmp_path, monkeypatch):
