@@ -24,11 +24,11 @@ OF_NODE = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
 """titles of processes that a node has without a run, too"""
 
 
-class Seen(NamedTuple):
+class NodeRuns(NamedTuple):
     first: Path
     second: Path
     fault: Fault
-    beside: list[list[str]]
+    workers_and_hosts: list[list[str]]
     """per node: the agent-loop workers and hosts on it"""
 
 
@@ -64,7 +64,7 @@ def below(node) -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def seen(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def runs(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> NodeRuns:
     """A run of which a node is killed after its first step, and the run that resumes on what is left."""
     out = tmp_path_factory.mktemp("nodes")
     first, second = out / "first", out / "second"
@@ -77,34 +77,34 @@ def seen(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFact
     lose = partial(cluster.remove_node, other, allow_graceful=False)
     with own_tmp() as env, started(first, *play(first, beginner, *both), cluster=cluster.address) as process:
         until_step(first, process)
-        beside = [on(head), on(other)]
+        workers_and_hosts = [on(head), on(other)]
         family = below(head)
         fault = suffered("node lost", process, first, env, lose, "a process of the run is dead", family)
     last = steps(first)[-1]
     rest = play(second, beginner, *both, f"trainer.total_training_steps={last + 2}")
     with started(second, *rest, cluster=cluster.address) as process:
         assert process.wait(timeout=900) == 0, (second / "log.txt").read_text()[-6000:]
-    return Seen(first, second, fault, beside)
+    return NodeRuns(first, second, fault, workers_and_hosts)
 
 
-def test_hosts_run_beside_their_workers(seen: Seen) -> None:
-    for names in seen.beside:
+def test_hosts_run_beside_their_workers(runs: NodeRuns) -> None:
+    for names in runs.workers_and_hosts:
         assert [name.split(".")[0] for name in names] == ["ray::AgentLoopWorkerTQ", "ray::EnvHost"]
 
 
-def test_a_lost_node_ends_the_run_with_its_cause(seen: Seen) -> None:
-    said = (seen.first / "log.txt").read_text()
-    assert seen.fault.code == 69, said[-6000:]
+def test_a_lost_node_ends_the_run_with_its_cause(runs: NodeRuns) -> None:
+    log = (runs.first / "log.txt").read_text()
+    assert runs.fault.code == 69, log[-6000:]
     # It died, or is unavailable while Ray does not know yet.
-    assert "verl-turnkey: a process of the run is dead: The actor" in said
-    assert "main_ppo" in said.rsplit("To resume:", 1)[1]
+    assert "verl-turnkey: a process of the run is dead: The actor" in log
+    assert "main_ppo" in log.rsplit("To resume:", 1)[1]
 
 
-def test_nothing_of_it_is_left_on_the_other_node(seen: Seen) -> None:
-    assert not seen.fault.alive
+def test_nothing_of_it_is_left_on_the_other_node(runs: NodeRuns) -> None:
+    assert not runs.fault.alive
 
 
-def test_it_resumes_on_what_is_left(seen: Seen) -> None:
-    saved = int((seen.first.parent / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    assert steps(seen.second)[-1] == saved == steps(seen.first)[-1] + 2
-    assert steps(seen.second)[0] > 1
+def test_it_resumes_on_what_is_left(runs: NodeRuns) -> None:
+    saved = int((runs.first.parent / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    assert steps(runs.second)[-1] == saved == steps(runs.first)[-1] + 2
+    assert steps(runs.second)[0] > 1
