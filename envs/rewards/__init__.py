@@ -30,7 +30,7 @@ from verl_turnkey.envs.rewards.components import (
     rewards,
 )
 from verl_turnkey.envs.rewards.composition import LOOPS_OWN, Composition, Shaped, column_clash, compose
-from verl_turnkey.envs.rewards.group import GroupMember, Groups
+from verl_turnkey.envs.rewards.group import GroupMember, Groups, Seat
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "RewardError",
     "RewardSpec",
     "RewardStep",
+    "Seat",
     "Shaped",
     "Standing",
     "column_clash",

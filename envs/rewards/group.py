@@ -84,3 +84,10 @@ class Groups:
         if group is None or group.whole.is_set():  # those of another time
             group = self._open[key] = Group()
         return GroupMember(group, name)
+
+    seat = join
+    """its former name"""
+
+
+Seat = GroupMember
+"""its former name"""
