@@ -30,7 +30,7 @@ from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.memory import PromptTurn, said
+from verl_turnkey.envs.prompting.memory import PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.trainer.partitioning import deal
@@ -161,7 +161,7 @@ class Loop:
         if parsed.action is not None:
             player.observation, reward, terminated, truncated, player.info = player.env.step(parsed.action)
             valid = valid and not player.info["invalid"]
-        player.past.append(PromptTurn(before, self.control.plain(said(parsed, text, whole=False))))
+        player.past.append(PromptTurn(before, self.control.plain(history_text(parsed, text, whole=False))))
         last = number + 1 == min(self.task.max_turns, player.turns or self.task.max_turns)
         player.done = terminated or truncated or last
         player.made_by.append(player.branch)

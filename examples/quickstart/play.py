@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import parse_action
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.memory import PromptTurn, said
+from verl_turnkey.envs.prompting.memory import PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import LINE, build_messages, load_template
 
 
@@ -104,7 +104,7 @@ def play_in(
             player.prompts.append(prompt)
             player.responses.append(ids)
             player.keys.append(player.info["state_key"])
-            player.past.append(PromptTurn(player.observation, control.plain(said(parsed, text, whole=False))))
+            player.past.append(PromptTurn(player.observation, control.plain(history_text(parsed, text, whole=False))))
             if parsed.action is None:
                 player.invalid += 1
                 continue
