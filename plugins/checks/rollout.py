@@ -182,8 +182,7 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
             f"server of {ROLLOUT}.name=trtllm gives neither: use {ROLLOUT}.name={TESTED_ROLLOUT}",
         )
     try:  # as workers do, but after they have loaded the models
-        alone = OmegaConf.create(OmegaConf.to_container(rollout, resolve=True))  # else verl copies the whole tree
-        omega_conf_to_dataclass(alone)
+        omega_conf_to_dataclass(rollout)  # in the whole tree, so that an error names the key that a value comes from
     except Exception as error:
         refuse("rollout-invalid", f"{ROLLOUT} is not valid: {_last_cause(error)}")
 

@@ -71,7 +71,10 @@ def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, d
     overrides += [f"+turnkey/device={device}"] if device else []
     config = compose(*overrides, *files, *(["algorithm.adv_estimator=grpo"] if method == "base" else []))
     recipe = OmegaConf.load(config_dir() / "turnkey" / "env" / f"{env}.yaml")
-    if recipe.rollout.prompt == "conversation" and recipe.rollout.max_tokens_per_turn > config.data.max_response_length:
+    if (
+        recipe.rollout.get("prompt") == "conversation"
+        and recipe.rollout.max_tokens_per_turn > config.data.max_response_length
+    ):
         # The budget of a conversation is not the environment's to say.
         with pytest.raises(ConfigError, match=r"Raise data\.max_response_length"):
             checked(config)
