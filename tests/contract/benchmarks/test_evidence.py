@@ -19,7 +19,7 @@ from verl.workers.config import ActorConfig
 
 from verl_turnkey.advantage import StepBatch
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import said
+from verl_turnkey.envs.prompting.memory import history_text
 from verl_turnkey.plugins.cli.tables import between
 
 ROOT = Path(__file__).parents[3]
@@ -163,7 +163,7 @@ def test_episodes_are_played_and_tabled_as_the_agent_loop_does(model_dir: Path):
         assert (steps[last].next_anchor == steps[last].anchor) == (not won[episode])
     assert episodes.count(1) == DOORKEY.max_turns
     text = " no \n way " * 20
-    assert players[1].past[0].action == said(ParsedAction(None, "no action"), text, whole=False)
+    assert players[1].past[0].action == history_text(ParsedAction(None, "no action"), text, whole=False)
 
 
 @pytest.mark.parametrize("method", ["gigpo", "turn_gae", studies.REINFORCE])

@@ -23,7 +23,7 @@ from verl_turnkey.plugins.config.recipe_files import leaves
 
 VALUES = (None, "off the rails", -3, [1])
 # Those that go through all of verl's keys, and treat them alike: a rule of theirs is tested in test_kinds.py.
-GENERAL = ("kinds.py", "ranges.py", "unknown_keys.py")
+GENERAL = ("values.py", "unknown_keys.py")
 PLAIN = "turnkey.env.probe=false"
 LINES = {
     "gigpo": ("+turnkey=gigpo", PLAIN),
