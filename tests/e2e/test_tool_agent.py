@@ -106,7 +106,8 @@ def test_the_first_update_is_on_policy_turn_by_turn(run: Run) -> None:
 def test_nothing_is_reported_that_verls_loop_does_not_say(run: Run) -> None:
     episode = {name for name in run.metrics[1] if name.startswith("episode/")}
     assert episode == {
-        f"episode/{name}" for name in ("count", "failed", "missing", "length/mean", "length/max", "return/mean")
+        f"episode/{name}"
+        for name in ("count", "failed", "missing", "length/mean", "length/max", "composed_return/mean")
     }
     assert run.metrics[1]["episode/count"] == 32
     assert 1 <= run.metrics[1]["episode/composed_return/mean"] <= 2
