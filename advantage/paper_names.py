@@ -1,4 +1,4 @@
-"""What papers and other frameworks call what is here: each name with the words of a launch line that make it so."""
+"""Names of methods in papers and other frameworks, each with the launch line of our equivalent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 class PaperName(NamedTuple):
     """``names``: of the paper and of frameworks, its arXiv number among them, separated by `` / ``.
 
-    ``ours``: what it is called here. ``line``: words of a launch line, as a shell reads them. ``page``: below docs/.
+    ``ours``: our name for it. ``line``: the words of its launch line, quoted for a shell. ``page``: below docs/.
     ``note``: where it differs, or what else it needs. ``exact``: else ours is the closest that there is.
     """
 
@@ -22,7 +22,7 @@ class PaperName(NamedTuple):
     note: str = ""
     exact: bool = True
 
-    def told(self, name: object) -> str:
+    def equivalent(self, name: object) -> str:
         """``gtpo is turn_norm here``, or the closest of ours."""
         return f"{name} is {self.ours} here" if self.exact else f"{name} is not here, the closest is {self.ours}"
 
@@ -253,4 +253,4 @@ def known_as(name: object, of: str = "") -> str:
         return ""
     if plain(entry.ours.split()[-1] if of == "loss" else entry.ours) == plain(name):
         return ""
-    return f"; {entry.told(name)}: {entry.line} (`turnkey methods {name}` explains)."
+    return f"; {entry.equivalent(name)}: {entry.line} (`turnkey methods {name}` explains)."

@@ -26,8 +26,8 @@ TASKS = 24
 def prompts(fmt: str, kind: str) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
     """The environment at its start, and the messages of its first prompt."""
     template = load_template("default")
-    shown = [EXAMPLE] if kind != "none" else []
-    examples = Examples(shown, fmt, template, INSTRUCTIONS[fmt], conversation=kind == "turn")
+    turns = [EXAMPLE] if kind != "none" else []
+    examples = Examples(turns, fmt, template, INSTRUCTIONS[fmt], conversation=kind == "turn")
     for seed in range(TASKS):
         env = make("turnkey/Errands-v0")
         observation, info = env.reset(seed=seed)

@@ -121,7 +121,7 @@ def _check_bypass_loss(config: DictConfig, correction: DictConfig | dict) -> Non
     if own is None:
         return
     where = LOSS.replace("loss_mode", "rollout_correction")
-    for key, value in correction.items():
+    for key, value in ((str(key), value) for key, value in correction.items()):
         is_default = value == getattr(default, key, value)
         if key != "bypass_mode" and not is_default and own.get(key, getattr(default, key)) != value:
             refuse(

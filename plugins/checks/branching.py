@@ -82,6 +82,8 @@ def check_branching(
         _check_trained(config, asked)
     if spec.clones:
         _warn_budget(options, turn, getattr(strategy, "turns", None))
+    if method is None:
+        return columns
     read = {*method.columns(credit_params(config, turnkey), credit_modify(config, turnkey)), *method.before}
     if spec.gives and not {f"extra.{name}" for name in spec.gives} & read:
         warn(

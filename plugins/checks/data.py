@@ -145,6 +145,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[s
             "task-without-environment",
             f"{where}: neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>",
         )
+        return
     given = {**turnkey.env.kwargs, **task.kwargs}
     kind = (env_id, *sorted(given))
     if kind in seen:

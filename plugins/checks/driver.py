@@ -79,7 +79,7 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
     try:
         _validate(config, use_reference_policy, use_critic, verls)
     except Refused as error:
-        if not HydraConfig.initialized() or os.environ.get("HYDRA_FULL_ERROR"):
+        if not HydraConfig.initialized() or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         print(error, file=sys.stderr, flush=True)
         raise SystemExit(1) from None

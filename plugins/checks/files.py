@@ -60,14 +60,14 @@ def columns(file: str) -> list[str]:
         import pyarrow.parquet as pq
 
         return list(pq.ParquetFile(path).schema_arrow.names)
-    return list(next(iter(_json_rows(path)), {}))
+    return list(next(iter(json_rows(path)), {}))
 
 
 def rows(file: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """The columns ``names`` of a local file, row by row."""
     path = Path(file).expanduser()
     if path.suffix != ".parquet":
-        yield from (tuple(row.get(name) for name in names) for row in _json_rows(path))
+        yield from (tuple(row.get(name) for name in names) for row in json_rows(path))
         return
     import pyarrow.parquet as pq
 
@@ -85,7 +85,7 @@ def tasks(config: DictConfig, key: str) -> int | None:
 
 def _number_of_rows(path: Path) -> int:
     if path.suffix != ".parquet":
-        return len(_json_rows(path))
+        return len(json_rows(path))
     import pyarrow.parquet as pq
 
     return int(pq.ParquetFile(path).metadata.num_rows)
@@ -150,12 +150,11 @@ def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str)
     return starts
 
 
-def _json_rows(path: Path) -> list[Mapping[str, Any]]:
+def json_rows(path: Path) -> list[Mapping[str, Any]]:
     """The rows of a JSON file: one list of objects, or an object per line."""
-    text = path.read_text()
-    found = (
-        json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line]
-    )
-    if not all(isinstance(row, dict) for row in found):
+    text = path.read_text(encoding="utf-8")
+    is_list = text.lstrip().startswith("[")
+    objects = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+    if not all(isinstance(row, dict) for row in objects):
         raise ValueError("a row is no object")
-    return found
+    return objects

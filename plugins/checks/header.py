@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -14,7 +15,7 @@ from verl_turnkey.plugins.checks.header_update import UPDATE, ignored
 from verl_turnkey.plugins.checks.selection import uses_us
 
 _WIDTH = 116
-_WHOLE = {"break_on_hyphens": False, "break_long_words": False}
+_WHOLE: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 """so that keys and values can be copied"""
 
 

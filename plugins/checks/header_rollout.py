@@ -65,7 +65,7 @@ def _strategy(run: Run) -> str:
     size = run.sizes
     if spec.trains:
         number = size.trajectories.high
-        most = "any number of" if number is None else f"at most {number - size.episodes.high}"
+        most = "any number of" if number is None else f"at most {number - size.episodes.most}"
         text += f"; {most} trained branches per step"
     if not spec.trains or size.measured != 0:
         most = "any number of" if size.measured is None else f"at most {size.measured}"
@@ -110,7 +110,7 @@ def _stored(run: Run) -> str:
     most = f"at most {plural(run.sizes.stored, 'stored episode')} per step"
     if groups.replay:
         return f"{most}, {groups.replay} for each group in which all ended alike (turnkey.groups.replay)"
-    groups_joining = run.sizes.trained_groups.high - run.sizes.tasks
+    groups_joining = run.sizes.trained_groups.most - run.sizes.tasks
     return f"{most}, in at most {plural(groups_joining, 'stored group')} (turnkey.groups.buffer)"
 
 

@@ -154,9 +154,9 @@ def model_config(config: DictConfig) -> dict[str, Any]:
 def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
     path = OmegaConf.select(config, key)
     if path is None:
-        if not weights:
-            return
-        refuse("model-missing", f"{key} is null: give the folder of a model, or its name on the hub")
+        if weights:
+            refuse("model-missing", f"{key} is null: give the folder of a model, or its name on the hub")
+        return
     folder = Path(path).expanduser()
     if is_local(path) and not folder.is_dir():
         default = ", which is verl's default" if path == VERLS_CRITIC else ""

@@ -64,7 +64,7 @@ def _check_classes(config: DictConfig) -> None:
 
         key = f"data.custom_cls.path={path}, name={data.get('name')}"
         try:
-            cls = load_extern_object(path, data.get("name"))
+            cls = load_extern_object(path, data.get("name"))  # pyright: ignore[reportArgumentType]
         except (Exception, SystemExit) as error:  # of the user's code
             absent(config, f"{key}: it cannot be loaded ({type(error).__name__}: {error})")
             return
@@ -91,7 +91,7 @@ def _check_class(config: DictConfig, key: str, name: str, methods: Iterable[str]
 
 def _check_router(config: DictConfig, key: str, path: str) -> None:
     """A file that verl looks for in the current folder and in its own, with the class of a load balancer."""
-    from verl.experimental.agent_loop.agent_loop import resolve_config_path
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path  # pyright: ignore[reportPrivateImportUsage]
 
     try:
         file = Path(resolve_config_path(path))

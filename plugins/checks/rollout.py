@@ -83,13 +83,17 @@ def agent_loops(config: DictConfig) -> list[str]:
         ConfigError: the YAML file is not there or holds something else.
     """
     importlib.import_module("verl.experimental.agent_loop")  # fills the registry
-    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry, resolve_config_path
+    from verl.experimental.agent_loop.agent_loop import (
+        _agent_loop_registry,
+        resolve_config_path,  # pyright: ignore[reportPrivateImportUsage]
+    )
 
     names = [*_agent_loop_registry]
     key = f"{ROLLOUT}.agent.agent_loop_config_path"
     if path := OmegaConf.select(config, key):
         try:
-            names += [str(entry["name"]) for entry in OmegaConf.load(resolve_config_path(path))]
+            entries: Any = OmegaConf.load(resolve_config_path(path))
+            names += [str(entry["name"]) for entry in entries]
         except Exception as error:
             refuse("agent-loops-unreadable", f"{key}={path} cannot be read ({type(error).__name__}: {error})")
     return names
@@ -97,7 +101,7 @@ def agent_loops(config: DictConfig) -> list[str]:
 
 def _check_tools(config: DictConfig) -> None:
     """Files of tools, which verl's agent-loop workers load whatever the loop, after the models."""
-    from verl.experimental.agent_loop.agent_loop import resolve_config_path
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path  # pyright: ignore[reportPrivateImportUsage]
 
     for name in ("tool_config_path", "function_tool_path"):
         key = f"{ROLLOUT}.multi_turn.{name}"
@@ -110,7 +114,8 @@ def _check_tools(config: DictConfig) -> None:
         if not os.path.isfile(found):
             absent(config, f"{key}={path}: there is no such file, and verl's workers load it with any agent loop")
         elif name == "tool_config_path":
-            for tool in OmegaConf.load(found).get("tools") or []:
+            content: Any = OmegaConf.load(found)
+            for tool in content.get("tools") or []:
                 module = str(tool.class_name).rpartition(".")[0]
                 try:
                     missing = find_spec(module) is None

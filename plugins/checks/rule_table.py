@@ -74,9 +74,9 @@ class Rule:
 @cache
 def rules() -> Mapping[str, Rule]:
     """Every rule by its id, in alphabetical order, including the rules about values of verl's keys."""
-    found = [*_written(), *_ranges()]
-    found += [Rule(id, "fatal", *COMPOSED[id]) for id in COMPOSED if id not in {rule.id for rule in found}]
-    return {rule.id: rule for rule in sorted(found, key=lambda rule: rule.id)}
+    every = [*_written(), *_ranges()]
+    every += [Rule(id, "fatal", *COMPOSED[id]) for id in COMPOSED if id not in {rule.id for rule in every}]
+    return {rule.id: rule for rule in sorted(every, key=lambda rule: rule.id)}
 
 
 def _written() -> Iterator[Rule]:
@@ -88,8 +88,8 @@ def _written() -> Iterator[Rule]:
             names = {**vars(module), **_local_texts(function)}
             for node in ast.walk(function):
                 level = LEVELS.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
-                if level and isinstance(node.args[0], ast.Constant):  # type: ignore[union-attr]
-                    yield _rule(node, level, names)  # type: ignore[arg-type]
+                if isinstance(node, ast.Call) and level and isinstance(node.args[0], ast.Constant):
+                    yield _rule(node, level, names)
 
 
 def _local_texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
@@ -101,10 +101,8 @@ def _local_texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = [*zip(target.elts, value.elts, strict=True)]
         for name, text in pairs:
-            is_text = isinstance(text, ast.JoinedStr) or (
-                isinstance(text, ast.Constant) and isinstance(text.value, str)
-            )
-            if isinstance(name, ast.Name) and is_text:
+            is_text = isinstance(text, ast.JoinedStr) or isinstance(getattr(text, "value", None), str)
+            if isinstance(name, ast.Name) and isinstance(text, ast.JoinedStr | ast.Constant) and is_text:
                 texts[name.id] = text
     return texts
 

@@ -26,6 +26,12 @@ class Span:
     low: int
     high: int | None
 
+    @property
+    def most(self) -> int:
+        """``high`` where a bound is known."""
+        assert self.high is not None
+        return self.high
+
     def __mul__(self, number: int) -> Span:
         return Span(self.low * number, None if self.high is None else self.high * number)
 
@@ -64,19 +70,19 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     rollouts = _rollouts(config, turnkey)
     even = groups.allocation != "even" or rollouts == Span(n, n)
     episodes = Span(tasks * n, tasks * n) if even else rollouts * tasks
-    kept, most_kept = Span(tasks, tasks), episodes.high
+    kept, most_kept = Span(tasks, tasks), episodes.most
     ours = str(config.trainer.v1.trainer_mode).startswith("turnkey_")
     if ours and groups.keep < 1:
         number = updates * max(1, groups.kept(tasks / updates))
         kept = Span(number, number) if groups.keep_by == "groups" else Span(updates, tasks)
-        most_kept = min(episodes.high, kept.high * rollouts.high)
+        most_kept = min(episodes.most, kept.most * rollouts.most)
     drawn = updates * min(groups.buffer, tasks // updates) if ours else 0
-    stored = (tasks * groups.replay if ours else 0) + drawn * rollouts.high
+    stored = (tasks * groups.replay if ours else 0) + drawn * rollouts.most
     fewest = episodes.low if kept.low == tasks else min(episodes.low, kept.low * rollouts.low)
     if {*loops} - {OURS, *VERLS_LOOPS}:
         return Sizes(tasks, rollouts, episodes, kept, stored, Span(fewest, None), None, 0)
     turns = turnkey.rollout.max_turns if OURS in loops else 1
-    of_group = n if even else rollouts.high
+    of_group = n if even else rollouts.most
     group = _group(config, turnkey, of_group, turns) if OURS in loops else Most(of_group, of_group, 0)
     trajectories, trained = most_kept, most_kept * turns
     if group.trajectories != of_group:  # with trained branches all groups are kept
@@ -85,7 +91,7 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
         tasks,
         rollouts,
         episodes,
-        Span(kept.low, kept.high + drawn),
+        Span(kept.low, kept.most + drawn),
         stored,
         Span(fewest, None if trajectories is None else trajectories + stored),
         Span(fewest, None if trained is None else trained + stored * turns),
@@ -144,9 +150,9 @@ def optimizer_steps(config: DictConfig, turnkey: TurnkeyConfig, size: Sizes, rol
         number = math.ceil(of_update / part.ppo_mini_batch_size)
     loss = loss_of(config)
     if role == "actor" and loss is not None and "group_log_ratio" in loss.needs:
-        most = size.trained_groups.high  # a mini-batch has whole groups
+        most = size.trained_groups.most  # a mini-batch has whole groups
     else:
-        kept = size.episodes.high + size.stored  # trained branches are dealt with their episode
+        kept = size.episodes.most + size.stored  # trained branches are dealt with their episode
         most = kept if size.trajectories.high is None else min(kept, size.trajectories.high)
     number = min(number, -(-most // updates_of_a_step(config)))  # a mini-batch has at least one
     return Updates(number, epochs, exact)

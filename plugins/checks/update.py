@@ -224,7 +224,7 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
             f"{key} updates turns apart, and the loss {loss.name} (turnkey.loss: {params}) is a "
             "mean over the whole batch with weights of its own: choose one",
         )
-    if carries:
+    if loss is not None and carries:
         refuse("order-twice", f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
     correction = config.algorithm.get("rollout_correction") or {}
     if turnkey.update.old_policy == "turn" and correction.get("rollout_is"):

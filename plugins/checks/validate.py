@@ -289,7 +289,8 @@ def _hint_without_gpu(config: DictConfig) -> None:
 
     from verl_turnkey.plugins import cpu
 
-    accelerator = torch.cuda.is_available() or (hasattr(torch, "npu") and torch.npu.is_available())
+    npu = getattr(torch, "npu", None)
+    accelerator = torch.cuda.is_available() or (npu is not None and npu.is_available())
     if not accelerator and not joins_cluster(config) and not cpu.opted_in():
         print(
             "verl-turnkey: no accelerator is visible here. On a machine without one add +turnkey/device=cpu; "

@@ -78,10 +78,10 @@ def mismatches(config: DictConfig) -> Iterator[Mismatch]:
 
 def _mismatches(config: DictConfig, kinds: Mapping[str, Any], prefix: str) -> Iterator[Mismatch]:
     for name, expected in kinds.items():
-        node = config._get_node(name, validate_access=False)
-        if node is None or node._is_missing() or node._is_interpolation():  # type: ignore[union-attr]
+        node: Any = config._get_node(name, validate_access=False)
+        if node is None or node._is_missing() or node._is_interpolation():
             continue
-        kind = "null" if node._is_none() else _kind(node)  # type: ignore[union-attr]
+        kind = "null" if node._is_none() else _kind(node)
         if kind == "mapping" and isinstance(expected, Mapping):
             yield from _mismatches(node, expected, f"{prefix}{name}.")
             continue
@@ -135,12 +135,12 @@ def _kinds_below(defaults: Any) -> dict[str, Any]:
     return kinds
 
 
-def value_at(config: DictConfig, key: str) -> Any:
-    """The value of ``key``; None where it is not there, or not to be had: a parent is a list, or of another kind."""
+def value_at(config: DictConfig, key: str, absent: Any = None) -> Any:
+    """The value of ``key``; ``absent`` where there is none, its parent is of another kind, or it cannot be resolved."""
     try:
-        return OmegaConf.select(config, key)
-    except OmegaConfBaseException:
-        return None
+        return OmegaConf.select(config, key, default=absent)
+    except Exception:  # of a resolver too
+        return absent
 
 
 def unreadable(config: DictConfig, error: Exception, line: str) -> str:
@@ -227,6 +227,7 @@ RANGES = (
 )
 
 
+_ABSENT = object()
 TEMPERATURE = f"{ROLLOUT}.temperature"
 """of training alone"""
 OTHERWISE = ("algorithm.rollout_correction.",)
@@ -248,7 +249,7 @@ def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:
     """Key and sentence of each."""
     untrained = TEMPERATURE if OmegaConf.select(config, "trainer.val_only") is True else None
     for row in RANGES:
-        value = _value(config, row.key)
+        value = value_at(config, row.key, _ABSENT)
         if value is not _ABSENT and not row.fits(value) and not (row.key == untrained and is_number(value)):
             yield row.key, f"{row.key}={value}: expected {row.expected}{_meant(value)}"
 
@@ -264,16 +265,6 @@ def _of_another_kind(config: DictConfig) -> Iterator[tuple[str, str]]:
         elif mismatch.expected == "number":
             hint = _meant(mismatch.value)
         yield mismatch.key, f"{mismatch.key}={mismatch.value}: expected {EXPECTED[mismatch.expected]}{hint}"
-
-
-_ABSENT = object()
-
-
-def _value(config: DictConfig, key: str) -> Any:
-    try:
-        return OmegaConf.select(config, key, default=_ABSENT)
-    except Exception:  # an interpolation that leads nowhere, or a parent of another type
-        return _ABSENT
 
 
 def _meant(value: Any) -> str:

@@ -25,7 +25,7 @@ RAY = re.compile(r"^(?:\x1b\[\d+m)?\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\)(?:\x1b\[
 OURS = re.compile(r"(?:WARNING|ERROR):verl_turnkey\S*:(.*)")
 HEADER = re.compile(r"verl-turnkey \S+: this run$")
 FAILURE_LINES = 40
-EVERY = 60.0
+LINE_EVERY = 60.0
 """seconds without output after which a non-terminal gets a progress line"""
 COLUMNS = (
     ("success", "episode/success_rate", "{:.2f}"),
@@ -120,7 +120,7 @@ def follow(command: Sequence[str], folder: Path, *, steps: int | None, verbose: 
 
 
 def _show(process: subprocess.Popen[bytes], log: TextIO, reader: Reader, verbose: bool) -> None:
-    started = spoken = time.monotonic()
+    started = printed = time.monotonic()
     terminal, unfinished = sys.stdout.isatty(), ""
     while True:
         running = process.poll() is None
@@ -128,15 +128,15 @@ def _show(process: subprocess.Popen[bytes], log: TextIO, reader: Reader, verbose
         unfinished = raw.pop() if raw and running and not raw[-1].endswith("\n") else ""
         for line in (text.rstrip("\n") for text in raw) if verbose else reader.lines(raw):
             typer.echo(line)
-            spoken = time.monotonic()
+            printed = time.monotonic()
         if verbose:
             for _ in reader.lines(raw):  # for the last line
                 pass
         if not running:
             return
-        if not terminal and time.monotonic() - spoken > EVERY:
-            spoken = time.monotonic()
-            typer.echo(f"running for {(spoken - started) / 60:.0f} min")
+        if not terminal and time.monotonic() - printed > LINE_EVERY:
+            printed = time.monotonic()
+            typer.echo(f"running for {(printed - started) / 60:.0f} min")
         time.sleep(0.5)
 
 
@@ -145,8 +145,8 @@ def _end(reader: Reader, path: Path, folder: Path) -> None:
         first, last = min(reader.validated), max(reader.validated)
         before, after = reader.validated[first], reader.validated[last]
         typer.echo(f"validation: success {before:.3f} after step {first}, {after:.3f} after step {last}")
-    shown = os.path.relpath(folder)
-    typer.echo(f"log: {os.path.relpath(path)}; each turn: turnkey view {shown}; evaluate: turnkey eval {shown}")
+    run = os.path.relpath(folder)
+    typer.echo(f"log: {os.path.relpath(path)}; each turn: turnkey view {run}; evaluate: turnkey eval {run}")
 
 
 def _failure(path: Path, began: int, code: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli.console import LINE_EVERY
 from verl_turnkey.plugins.cli.packages import require_verl
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ app = typer.Typer()
 METHOD = "+turnkey="
 CREDIT = "turnkey.credit."
 ROLLOUT = "actor_rollout_ref.rollout"
-LINE_EVERY = 60.0
-"""seconds between two lines of progress without a terminal"""
 
 
 @app.command("eval")

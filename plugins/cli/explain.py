@@ -28,7 +28,7 @@ def explain(name: str) -> str:
         known = [*shipped(), *(alias for entry in PAPER_NAMES for alias in entry.names.split(" / "))]
         raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, known)}")
     others = ", ".join(other for other in entry.names.split(" / ") if plain(other) != plain(name))
-    first = f"{ours} is a method of this package" if ours else entry.told(name)
+    first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
     lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
     lines += ["", f"{'note' if entry.exact else 'differs'}: {entry.note}"] if entry.note else []
     for kind, spec, params, key in _parts(entry.line):

@@ -215,8 +215,8 @@ def overrides(
         "turnkey.log.trajectories": out / "turnkey_log",
         "hydra.run.dir": out / "hydra",
     }
-    loggers = [name for names in values(further, "trainer.logger")[-1:] for name in names]
-    chosen |= {f"+{ENV_VARS}.{LOGGER_FOLDERS[name]}": out / name for name in loggers if name in LOGGER_FOLDERS}
+    logger = values(further, "trainer.logger")[-1:]  # one name, or a list of them
+    chosen |= {f"+{ENV_VARS}.{key}": out / name for name, key in LOGGER_FOLDERS.items() if name in str(logger)}
     switches = [f"+turnkey={method}"]
     switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [override("turnkey.env.id", played.id)]
     switches += ["+turnkey/device=cpu"] if device == "cpu" else []

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.overrides import literal, read
-from verl_turnkey.plugins.view.runs import HOME, configuration
+from verl_turnkey.plugins.view.runs import HOME, configuration, flat
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -112,10 +112,8 @@ class RunFolder:
 
         ``held_out``: arguments of the environment that select a split, which an evaluation does not take from training.
         """
-        from verl_turnkey.plugins.view.runs import flat
-
         kept = {f"turnkey.env.kwargs.{name}" for name in held_out}
-        there = dict(flat(_plain(base)))
+        there = dict(flat(OmegaConf.to_container(base, resolve=False)))
         return [
             f"++{key}={_written(value)}"
             for key, value in self.config.items()
@@ -135,10 +133,6 @@ class RunFolder:
 
 def _is_playing(key: str) -> bool:
     return any(key == node or key.startswith(f"{node}.") for node in PLAYING)
-
-
-def _plain(config: DictConfig) -> Any:
-    return OmegaConf.to_container(config, resolve=False)
 
 
 def _written(value: Any) -> str:

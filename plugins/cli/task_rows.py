@@ -15,12 +15,13 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.errors import MissingPackageError
 from verl_turnkey.envs.registry import check_call
+from verl_turnkey.plugins.checks.files import json_rows
 
 Row = Mapping[str, Any]
 
 READERS: dict[str, Callable[[Path], list[Row]]] = {
-    ".jsonl": lambda path: [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()],
-    ".json": lambda path: json.loads(path.read_text("utf-8")),
+    ".jsonl": json_rows,
+    ".json": json_rows,
     ".csv": lambda path: _frame(path, ","),
     ".tsv": lambda path: _frame(path, "\t"),
     ".parquet": lambda path: _table(path),
@@ -144,11 +145,11 @@ def split_rows(
         keys = {row.key for row in held}
         rows = [row for row in rows if row.key not in keys]
         held = held[:val]
-    for name, found, wanted in (("val", held, val), ("train", rows, train)):
-        if not found or (wanted or 0) > len(found):
+    for name, split, wanted in (("val", held, val), ("train", rows, train)):
+        if not split or (wanted or 0) > len(split):
             and_theirs = "" if name == "val" else " and those of validation"
             raise ConfigError(
-                f"--{name} {wanted or 1}: there are {len(found)} rows for it, without equal ones{and_theirs}"
+                f"--{name} {wanted or 1}: there are {len(split)} rows for it, without equal ones{and_theirs}"
             )
     return rows[:train], held
 
@@ -170,14 +171,14 @@ def arguments_of(env_id: str) -> list[str]:
 
 def _task(row: Row, kwargs: Mapping[str, str], other: Mapping[str, str | None]) -> TaskRow:
     values = {target: _value(row, column) for target, column in kwargs.items()}
-    given = {target: None if column is None else _value(row, column) for target, column in other.items()}
-    answer, seed, hint = given["answer"], given["seed"], given["hint"]
+    beside = {target: None if column is None else _value(row, column) for target, column in other.items()}
+    answer, seed, hint = beside["answer"], beside["seed"], beside["hint"]
     if isinstance(answer, Mapping):
         answer = next((answer[key] for key in ANSWER_FIELDS if answer.get(key)), None)
     return TaskRow(
         {name: value for name, value in values.items() if value is not None},
         None if seed is None else int(seed),
-        given["prompt"],
+        beside["prompt"],
         answer,
         None if hint is None else str(hint),
     )
@@ -238,13 +239,13 @@ def _hub(source: str) -> list[Row]:
             f"{source}: there is no such file. A data set of the hub needs its library: pip install datasets"
         ) from error
     try:
-        found = datasets.load_dataset(name, config or None, split=split or None)
+        loaded = datasets.load_dataset(name, config or None, split=split or None)
     except Exception as error:  # of the network, the hub, the data set's own files
         words = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
             f"{source}: it is no file here, and no data set of that name can be loaded "
             f"({type(error).__name__}: {words})"
         ) from error
-    if isinstance(found, Mapping):
-        raise ConfigError(f"{source}: choose a split, {' or '.join(f'{source}@{name}' for name in found)}")
-    return [dict(row) for row in found]
+    if isinstance(loaded, Mapping):
+        raise ConfigError(f"{source}: choose a split, {' or '.join(f'{source}@{name}' for name in loaded)}")
+    return [dict(row) for row in loaded]

@@ -80,8 +80,8 @@ def _rows(
     from verl_turnkey.plugins.cli.task_rows import arguments_of, split_rows, task_rows
 
     accepted = arguments_of(env)
-    own, told = task_rows(source, accepted, columns)
-    typer.echo(told)
+    own, summary = task_rows(source, accepted, columns)
+    typer.echo(summary)
     others = None if val_source is None else task_rows(val_source, accepted, columns)[0]
     return dict(zip(("train", "val"), split_rows(own, others, train, val, seed), strict=True))
 

@@ -60,7 +60,7 @@ def warn_of_other_outcomes(rows: Rows, scores: torch.Tensor) -> None:
     np.add.at(recorded, steps.trajectory, rows.reward_before_kl)
     last = np.zeros(len(recorded), dtype=np.int64)
     np.maximum.at(last, steps.trajectory, rows.row)
-    outcome = np.array([float(row.sum()) for row in scores.unbind()])[last]
+    outcome = scores.double().sum(dim=1).numpy()[last]
     if (other := np.abs(recorded - outcome) > 1e-3 * (1 + np.abs(outcome))).any():
         first = int(other.argmax())
         warn_once(

@@ -127,6 +127,15 @@ def test_a_line_trips_the_rule_and_another_does_not(ids: Ids, id: str):
     assert id not in ids(line.get("passes", PLAIN))
 
 
+# A line without a switch has no node turnkey, and turnkey.ignore would make it another line.
+IGNORED = sorted(id for id, line in LINES.items() if rules()[id].level == "error" and "+turnkey=" in line["trips"])
+
+
+@pytest.mark.parametrize("id", IGNORED)
+def test_the_checks_go_on_after_a_refusal_that_is_ignored(ids: Ids, id: str):
+    assert id in ids(f"{LINES[id]['trips']} turnkey.ignore=[{id}]")
+
+
 @pytest.mark.parametrize("row", RANGES, ids=lambda row: row.key)
 def test_a_value_out_of_the_range_trips_and_one_within_does_not(row: Range):
     bad = row.low if row.above else row.low - 1

@@ -112,3 +112,15 @@ def test_a_narrow_terminal_shows_the_whole_table():
     assert "normalizes each step" in row
     assert "arXiv:2510.01051" in row
     assert "gamma=0.9, std=sample, epsilon=1.0e-09" in wide
+
+
+@pytest.mark.parametrize(
+    ("logger", "folders"),
+    [("[console,wandb]", ["WANDB_DIR"]), ("tensorboard", ["TENSORBOARD_DIR"]), ("null", []), ("[file]", [])],
+)
+def test_loggers_write_into_the_folder_of_the_run(tmp_path, logger, folders):
+    small = ["--model", "m", "--device", "cpu", "--train", "1", "--val", "1", "--print", "--out", str(tmp_path)]
+    line = [f"trainer.logger={logger}"]
+    done = CliRunner().invoke(app, ["train", "frozenlake", *small, *line], catch_exceptions=False)
+    named = [name for name in ("WANDB_DIR", "TENSORBOARD_DIR") if f"env_vars.{name}={tmp_path}" in done.output]
+    assert named == folders
