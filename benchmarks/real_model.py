@@ -1,6 +1,6 @@
 """Which method trains a real language model better, and whose credit is nearer to the truth? SmolLM2-135M on errands.
 
-    python benchmarks/real_model.py run                              # train what is missing: methods x seeds
+    python benchmarks/real_model.py run                              # train all missing runs: methods x seeds
     python benchmarks/real_model.py run --methods gigpo --seeds 3    # some of it
     python benchmarks/real_model.py credit runs/quickstart/model     # advantages against continuations of each state
     python benchmarks/real_model.py table                            # both tables, from the lines that are kept
@@ -42,7 +42,7 @@ def run(
     steps: Annotated[int, typer.Option(help="training steps")] = 10,
     folder: Annotated[Path, typer.Option(help="of the runs")] = Path("runs/real_model_methods"),
 ) -> None:
-    """Train what is missing, all methods of a seed before the next seed."""
+    """Train the missing runs, all methods of a seed before the next seed."""
     for seed in range(seeds):
         for method in methods.split(","):
             key = {"method": method, "seed": seed, "steps": steps}
