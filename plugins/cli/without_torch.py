@@ -230,7 +230,7 @@ def install() -> None:
     importlib.util.find_spec = lambda name, package=None: None if name == "torch" else find_spec(name, package)
     importlib.metadata.packages_distributions = _OwnNames  # else transformers lists the files of all packages
     try:  # transformers looks once, and then reads tokenizers without torch
-        from transformers.utils import is_torch_available
+        from transformers.utils.import_utils import is_torch_available
 
         is_torch_available()
     finally:

@@ -43,4 +43,4 @@ def test_every_line_is_told_the_same(model_dir: Path, tmp_path: Path):
     needing = [line for line, text in quick.items() if text.startswith("needs ")]
     differing = {line: (quick[line], whole[line]) for line in quick if lasting(quick[line]) != lasting(whole[line])}
     assert differing.keys() == {*needing}
-    assert len(needing) < len(typed) / 8
+    assert len(needing) < len(typed) / 6
