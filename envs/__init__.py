@@ -12,9 +12,11 @@ from verl_turnkey.envs.errors import (
     ModuleImportError,
     PromptTooLongError,
     TaskFormatError,
+    ToolError,
     UnknownEnvironmentError,
 )
 from verl_turnkey.envs.registry import make, register_adapters
+from verl_turnkey.envs.tools import ToolEnv, tool
 
 __all__ = [
     "EnvironmentFailure",
@@ -26,8 +28,11 @@ __all__ = [
     "StepResult",
     "TaskFormatError",
     "TextEnv",
+    "ToolEnv",
+    "ToolError",
     "UnknownEnvironmentError",
     "make",
+    "tool",
 ]
 
 register_adapters()

@@ -26,7 +26,8 @@ def folder(tmp_path, monkeypatch) -> Path:
             (tmp_path / text.split("\n")[0].removeprefix("# ")).write_text(text)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    gymnasium.registry.pop("my/Parcels-v0", None)
+    for name in ("my/Parcels-v0", "my/ParcelTools-v0"):
+        gymnasium.registry.pop(name, None)
 
 
 def run(words: list[str]) -> str:
@@ -37,8 +38,8 @@ def run(words: list[str]) -> str:
 
 
 def test_the_page_from_top_to_bottom(folder):
-    assert sorted(path.name for path in folder.iterdir()) == ["examples.yaml", "parcels.py"]
-    check, tasks, train = COMMANDS
+    assert sorted(path.name for path in folder.iterdir()) == ["examples.yaml", "parcel_tools.py", "parcels.py"]
+    check, tasks, train, check_tools = COMMANDS
     assert run(check).splitlines()[-1] == "all good"
     run(tasks)
     assert len(pd.read_parquet("data/train.parquet")) == 64
@@ -51,3 +52,8 @@ def test_the_page_from_top_to_bottom(folder):
         assert env.step(env.unwrapped.oracle()[0])[1:3] == (1.0, True)
         env.reset(seed=seed)
         assert env.step("send it")[4]["invalid"]
+    assert run(check_tools).splitlines()[-1] == "all good"
+    env = make("my/ParcelTools-v0")
+    env.reset(seed=0)
+    *_, info = env.step('{"calls": [{"name": "track", "arguments": {"parcel": "P9"}}]}')
+    assert info["results"] == [{"content": "Error: there is no parcel P9", "is_error": True}]

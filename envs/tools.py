@@ -1,0 +1,273 @@
+"""Environments whose methods are tools: ``@tool`` marks a method, its signature and docstring become the schema.
+
+An action is JSON: ``{"calls": [{"name": ..., "arguments": {...}}, ...]}``, or ``{"text": ...}`` for a turn without a
+call. A model that writes plain text may write one call as ``track(parcel="P1")`` or as a JSON object with ``name`` and
+``arguments``. ``info["tools"]`` of a reset has the schemas, ``info["results"]`` of a step one result per call.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
+
+from verl_turnkey.envs.base import StepResult, TextEnv
+from verl_turnkey.envs.errors import ToolError
+
+_MARK = "_verl_turnkey_tool"
+_LONGEST_CALL = 20_000
+"""characters of a call that is written as text"""
+NOT_UNDERSTOOD = "Error: this is no call of a tool."
+OVER = "Error: the episode is over."
+DONE = "Done."
+"""result of a tool that returns None"""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a turn; ``arguments`` by name, or by position where a text gave them so."""
+
+    name: str
+    arguments: Any
+    positional: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call gave: text for the model, and whether the call failed."""
+
+    content: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A method as a tool."""
+
+    name: str
+    parameters: tuple[str, ...]
+    schema: Mapping[str, Any]
+    """OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters"}}``"""
+    validate: Callable[[Any], dict[str, Any]]
+    """from the arguments of a call to those of the method; raises ``ToolError``"""
+
+
+def tool(method: F) -> F:
+    """Mark a method of a :class:`ToolEnv` as a tool.
+
+    Parameters need types (``int``, ``float``, ``str``, ``bool``, ``Literal``, ``list``, ``X | None``), which the
+    schema shows and calls are checked by. The docstring up to ``Args:`` is the tool's description, lines ``name: text``
+    below it describe the parameters. The method returns text, or a value that JSON can hold.
+    """
+    setattr(method, _MARK, True)
+    return method
+
+
+class ToolEnv(TextEnv):
+    """Base class of environments that are played by calling tools.
+
+    Mark the tools with :func:`tool`, and write ``begin``, which starts an episode as in :class:`TextEnv`, and
+    ``result``. A tool raises ``ToolError`` for what the model did wrong: its text becomes the result of the call. Any
+    other exception is a bug of the environment and ends the episode as failed. Set ``self.ended`` to end the episode
+    with the present call; the later calls of its turn are not run.
+
+    A turn is invalid if none of its calls could be run. ``info["extra"]`` counts ``tool_calls`` and ``tool_errors`` of
+    the step.
+    """
+
+    ended = False
+    """the present call is the last one of the episode"""
+    _results: Sequence[ToolResult] = ()
+
+    def result(self, observation: str) -> StepResult:
+        """The state after a turn, whose results or reply ``observation`` has. Called once per turn.
+
+        ``begin`` may call it, too, with the first observation.
+        """
+        raise NotImplementedError
+
+    def reply(self, text: str) -> str:
+        """The answer to a turn without a call. Raises ``ToolError``, unless a subclass answers."""
+        raise ToolError("call one of the tools")
+
+    @classmethod
+    def tools(cls) -> list[dict[str, Any]]:
+        """The schemas of all tools, in the order in which their methods are written."""
+        return [json.loads(json.dumps(each.schema)) for each in _tools(cls).values()]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """As :meth:`TextEnv.reset`; ``info["tools"]`` has the schemas."""
+        self.ended, self._results = False, ()
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {**info, "tools": self.tools()}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """As :meth:`TextEnv.step`; ``info["results"]`` has ``{"content", "is_error"}`` of each call, in order."""
+        self._results = ()
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, {**info, "results": [asdict(each) for each in self._results]}
+
+    def act(self, action: str) -> StepResult:
+        turn = read_turn(action)
+        if turn is None:
+            return replace(self.refused(), observation=NOT_UNDERSTOOD, extra=_counts(()))
+        if isinstance(turn, str):
+            answer = _guarded(lambda: self.reply(turn))
+            invalid = answer.is_error
+        else:
+            self._results = [self._call(call) for call in turn]
+            answer = ToolResult("\n".join(each.content for each in self._results))
+            invalid = all(each.is_error for each in self._results)
+        state = self.result(answer.content)
+        return replace(state, invalid=state.invalid or invalid, extra={**_counts(self._results), **state.extra})
+
+    def _call(self, call: Call) -> ToolResult:
+        if self.ended:
+            return ToolResult(OVER, is_error=True)
+        tools = _tools(type(self))
+        if call.name not in tools:
+            return ToolResult(f"Error: there is no tool {call.name[:80]!r}; tools are {', '.join(tools)}", True)
+        arguments = _guarded_arguments(tools[call.name], call)
+        if isinstance(arguments, ToolResult):
+            return arguments
+        return _guarded(lambda: getattr(self, call.name)(**arguments))
+
+
+def call_text(name: str, **arguments: Any) -> str:
+    """A call as text, such as ``track(parcel="P1")``: an action for an oracle, or for an example in a prompt."""
+    spelled = [json.dumps(v, ensure_ascii=False) if isinstance(v, str) else repr(v) for v in arguments.values()]
+    return f"{name}({', '.join(f'{key}={value}' for key, value in zip(arguments, spelled, strict=True))})"
+
+
+def read_turn(action: str) -> list[Call] | str | None:
+    """The calls of an action, or the text of a turn without a call; None: it is neither."""
+    try:
+        turn = json.loads(action)
+    except (ValueError, RecursionError):
+        return _read_call(action)
+    if not isinstance(turn, dict):
+        return None
+    if turn.keys() == {"text"} and isinstance(turn["text"], str):
+        return turn["text"]
+    calls = turn["calls"] if turn.keys() == {"calls"} else [turn]
+    if not (isinstance(calls, list) and calls and all(map(_is_call, calls))):
+        return None
+    return [Call(call["name"], call.get("arguments", {})) for call in calls]
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and value.keys() <= {"name", "arguments"}
+
+
+def _read_call(text: str) -> list[Call] | None:
+    """A call as Python writes it, with literal arguments."""
+    text = text.strip()
+    if len(text) > _LONGEST_CALL or not re.match(r"\w+\s*\(", text):
+        return None
+    try:
+        node = ast.parse(text, mode="eval").body
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            return None
+        positional = tuple(ast.literal_eval(value) for value in node.args)
+        arguments = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in node.keywords}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return [Call(node.func.id, arguments, positional)]
+
+
+def _guarded_arguments(tool: Tool, call: Call) -> dict[str, Any] | ToolResult:
+    try:
+        arguments = call.arguments
+        if call.positional:
+            if len(call.positional) > len(tool.parameters):
+                raise ToolError(f"{tool.name} takes {len(tool.parameters)} arguments, got {len(call.positional)}")
+            by_position = dict(zip(tool.parameters, call.positional, strict=False))
+            if twice := by_position.keys() & arguments.keys():
+                raise ToolError(f"{tool.name} got {min(twice)} twice")
+            arguments = {**by_position, **arguments}
+        return tool.validate(arguments)
+    except ToolError as error:
+        return ToolResult(f"Error: {error}", is_error=True)
+
+
+def _guarded(run: Callable[[], Any]) -> ToolResult:
+    try:
+        value = run()
+    except ToolError as error:
+        return ToolResult(f"Error: {error}", is_error=True)
+    if value is None:
+        return ToolResult(DONE)
+    return ToolResult(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _counts(results: Sequence[ToolResult]) -> dict[str, int]:
+    return {"tool_calls": len(results), "tool_errors": sum(each.is_error for each in results)}
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _tools(cls: type) -> dict[str, Tool]:
+    """The tools of a class by name; those of its bases come first."""
+    names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+    marked = {name: method for name in names if getattr(method := getattr(cls, name), _MARK, False)}
+    return {name: _tool(name, method) for name, method in marked.items()}
+
+
+def _tool(name: str, method: Callable[..., Any]) -> Tool:
+    """Raises TypeError for a method without a docstring, and for a parameter that a schema cannot show."""
+    from pydantic import ConfigDict, Field, ValidationError, create_model
+
+    description, about = _described(method)
+    if not description:
+        raise TypeError(f"tool {name}: expected a docstring, which tells the model what the tool does")
+    hints, fields, names = get_type_hints(method, include_extras=True), {}, {}
+    for number, parameter in enumerate(list(inspect.signature(method).parameters.values())[1:]):
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if not by_name or parameter.name not in hints:
+            raise TypeError(f"tool {name}: expected the parameter {parameter.name} to have a type and no star")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # By number, since a model has attributes of its own (copy, json, schema, ...).
+        names[f"argument_{number}"] = parameter.name
+        info = Field(default, alias=parameter.name, description=about.get(parameter.name))
+        fields[f"argument_{number}"] = (hints[parameter.name], info)
+    make: Any = create_model  # its overloads know no fields by a dictionary
+    model = make(name, __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
+
+    def validate(arguments: Any) -> dict[str, Any]:
+        try:
+            checked = model.model_validate(arguments)
+        except ValidationError as error:
+            wrong = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
+            raise ToolError(f"{name}: " + "; ".join(": ".join(filter(None, each)) for each in wrong)) from None
+        return {names[field]: getattr(checked, field) for field in checked.model_fields_set}
+
+    function = {"name": name, "description": description, "parameters": _without_titles(model.model_json_schema())}
+    return Tool(name, tuple(names.values()), {"type": "function", "function": function}, validate)
+
+
+def _described(method: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The description of a tool and those of its parameters, from the docstring."""
+    text, _, rest = (inspect.getdoc(method) or "").partition("\nArgs:\n")
+    section = textwrap.dedent(re.split(r"\n(?=\S)", rest)[0])
+    about = re.findall(r"^(\w+): (.*(?:\n +.*)*)", section, re.MULTILINE)
+    return text.strip(), {name: " ".join(words.split()) for name, words in about}
+
+
+def _without_titles(schema: Any) -> Any:
+    """Without the titles that repeat the names; a parameter that is called title stays."""
+    if isinstance(schema, list):
+        return [_without_titles(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_titles(value) for name, value in schema.items() if name != "title" or isinstance(value, dict)
+    }
