@@ -30,7 +30,7 @@ PACKAGES = {
     "advantage": "numpy | sklearn scipy",
     "losses": "torch |",
     "recipe": "|",
-    "envs": "numpy gymnasium | pandas scipy",
+    "envs": "numpy gymnasium | pandas pydantic scipy",
     "envs.hosting": "gymnasium | ray",
 }
 ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
@@ -49,6 +49,8 @@ FLOORS = (
     ("cli",),
 )
 
+# A simulated user is a model behind an endpoint, as a judge is.
+ROOT_TO_WING = {("envs.users", "envs.rewards.endpoint")}
 # `turnkey alfworld-generate` writes its games.
 ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
@@ -163,6 +165,8 @@ def wings(found: Import) -> str | None:
     if not found.target.startswith("envs."):
         return None
     own, other = wing(found.file) if found.file.startswith("envs") else None, wing(found.target)
+    if (found.file, found.target) in ROOT_TO_WING:
+        return None
     if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
         return None
     if other.startswith("adapters") and (found.file, found.target) not in ADAPTER_BY_NAME:

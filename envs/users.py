@@ -1,0 +1,99 @@
+"""Simulated users: whom an agent talks to, and one that a language model plays behind an HTTP endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from verl_turnkey.advantage.params import ConfigError, parse
+from verl_turnkey.envs.errors import EnvironmentFailure, EnvironmentKwargsError
+from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, JudgeError
+from verl_turnkey.envs.thoughts import after_first_thoughts
+
+
+class Line(NamedTuple):
+    """One line of a dialogue."""
+
+    speaker: str
+    """agent or user"""
+    text: str
+
+
+class User(Protocol):
+    """Somebody who answers the agent."""
+
+    def reply(self, scenario: str, dialogue: Sequence[Line]) -> str:
+        """The user's next line, after ``dialogue``, whose last line is the agent's.
+
+        Args:
+            scenario: who the user is, what they want, and what they know.
+
+        Raises:
+            EnvironmentFailure: of kind ``user``: there is no answer, through no fault of the agent.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class UserConfig(EndpointConfig):
+    """Address of the model that plays the user. All attempts together stay below ``turnkey.env.step_timeout``, 30 s."""
+
+    params: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
+    """further fields of the request, such as temperature, max_tokens or seed"""
+    timeout: float = 8.0
+    """seconds that one attempt may take"""
+    retries: int = 2
+    """further attempts after an answer 408, 429 or 5xx, a timeout or a broken connection"""
+    backoff: float = 0.5
+    """seconds before the second attempt, doubled for each further one"""
+
+
+class EndpointUser:
+    """A user that a model plays, asked by ``POST <url>/chat/completions``.
+
+    The scenario is the system message, the agent's lines are those of the role ``user``, the user's own those of the
+    role ``assistant``. Thoughts at the beginning of an answer are left out.
+
+    Args:
+        config: keys of :class:`UserConfig`; ``url`` and ``model`` are required.
+
+    Raises:
+        EnvironmentKwargsError: a key or value of ``config`` is wrong.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | UserConfig) -> None:
+        try:
+            self.config = config if isinstance(config, UserConfig) else parse(UserConfig, config, "user")
+        except ConfigError as error:
+            raise EnvironmentKwargsError(str(error)) from None
+        self._endpoint: Endpoint[str] = Endpoint(
+            self.config, "/chat/completions", who="the simulated user", expected="a chat completion", read=_content
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EndpointUser:
+        return EndpointUser(self.config)  # threads cannot be copied, and an endpoint serves one event loop at a time
+
+    def reply(self, scenario: str, dialogue: Sequence[Line]) -> str:
+        """As :meth:`User.reply`. Blocks; not to be called from a running event loop."""
+        roles = {"agent": "user", "user": "assistant"}
+        lines = [{"role": roles[line.speaker], "content": line.text} for line in dialogue]
+        question = {"messages": [{"role": "system", "content": scenario}, *lines]}
+        try:
+            text = asyncio.run(self._endpoint.ask(question))
+        except JudgeError as error:
+            raise EnvironmentFailure("user", str(error)) from None
+        answer = (after_first_thoughts(text) or "").strip()
+        if not answer:
+            raise EnvironmentFailure(
+                "user",
+                f"the simulated user at {self.config.url} said nothing after its thoughts: raise max_tokens in params, "
+                f"or turn thinking off; got {text[-200:]!r}",
+            )
+        return answer
+
+
+def _content(reply: Any) -> str | None:
+    content = reply["choices"][0]["message"]["content"]
+    return content if isinstance(content, str) else None
