@@ -176,6 +176,24 @@ class Outcome:
         return at_the_end(steps, 1.0 if steps[-1].success else self.lost)
 
 
+@register_reward("extra")
+@dataclass(frozen=True)
+class Extra:
+    """A number that the environment gives with each step, ``info["extra"][key]``.
+
+    0 for a turn whose action did not reach the environment.
+    """
+
+    key: str
+    """where it stands"""
+
+    def __call__(self, steps: Steps) -> Values:
+        return [
+            0.0 if step.next_extra is step.extra else number(step.next_extra, self.key, f"step {t}")
+            for t, step in enumerate(steps)
+        ]
+
+
 @register_reward("potential")
 @dataclass(frozen=True)
 class Potential:

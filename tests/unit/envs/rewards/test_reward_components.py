@@ -80,6 +80,14 @@ def test_potential_by_hand():
     assert values(episode(terminated=True), "potential", gamma=0.5, at_truncation="keep") == [0.5, 0.0, -2.0]
 
 
+def test_a_number_of_the_environments_counts_for_the_step_that_led_to_it():
+    steps = [RewardStep("", "a", extra={"n": 5}, next_extra={"n": 1}), RewardStep("", "b", next_extra={"n": 2.5})]
+    before = {"n": 2.5}
+    assert values([*steps, RewardStep("", None, extra=before, next_extra=before)], "extra", key="n") == [1, 2.5, 0]
+    with pytest.raises(RewardError, match=r"step 1: .*'m'"):
+        values([RewardStep("", "a", next_extra={"m": 1}), *steps], "extra", key="m")
+
+
 def test_grounding():
     steps = [RewardStep("", "a"), RewardStep("", None, valid=False), RewardStep("", "b", valid=False)]
     assert values(steps, "grounded") == [1.0, 0.0, 1.0]
