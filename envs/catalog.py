@@ -103,6 +103,13 @@ ADAPTERS = (
         samples=({}, {"errands": 2, "hint": False, "cupboards": True, "max_steps": 24}),
     ),
     Adapter(
+        "turnkey/Service-v0",
+        f"{_HERE}.service.env:ServiceText",
+        summary="customer service of a shop, by tools",
+        recipe="service",
+        samples=({}, {"requests": 2, "subgoal_reward": 0.05}),
+    ),
+    Adapter(
         "turnkey/MiniGrid-v0",
         f"{_HERE}.minigrid:MiniGridText",
         summary="levels of MiniGrid and BabyAI",

@@ -1,0 +1,1 @@
+"""Customer service of a shop, played by calling tools and talking to a simulated customer."""

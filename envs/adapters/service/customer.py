@@ -1,0 +1,68 @@
+"""The customer by rules: looks for words in what the agent says, and answers with what the case holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from verl_turnkey.envs.adapters.service.cases import Case, Request
+from verl_turnkey.envs.users import Line
+
+WORDS = {
+    "email": r"e-?mail",
+    "order": r"which (item|order)|what order|order number",
+    "cancel": r"why|reason",
+    "address": r"address",
+    "payment": r"payment|pay\b|card",
+    "exchange": r"colou?r|which one|instead",
+    "confirm": r"confirm|shall i|may i|should i|proceed|go ahead|is that right|do you agree|okay\?|ok\?",
+}
+"""expressions for what a message asks for; the names of kinds ask for the detail of such a request"""
+DEEDS = {
+    "cancel": r"cancel",
+    "address": r"address",
+    "payment": r"payment|pay\b",
+    "return": r"return",
+    "exchange": r"exchange",
+    "refund": r"refund",
+}
+"""expressions for the change that a message announces"""
+ORDER = re.compile(r"\bO\d{3}\b", re.IGNORECASE)
+YES, NO = "Yes, please.", "No, that is not what I want."
+PARDON = "I do not understand."
+
+
+def announced(message: str) -> set[tuple[str, str]]:
+    """Order and change of each pair that a message may ask the customer to confirm."""
+    text = message.lower()
+    orders = {order.upper() for order in ORDER.findall(message)}
+    return {(order, kind) for order in orders for kind, deed in DEEDS.items() if re.search(deed, text)}
+
+
+class RulesCustomer:
+    """Answers the last line of a dialogue, whatever was said before; never at random."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    def reply(self, scenario: str, dialogue: Sequence[Line]) -> str:
+        """As :meth:`verl_turnkey.envs.users.User.reply`; the scenario is the case's."""
+        message = dialogue[-1].text
+        text = re.sub(r"e-?mail address", "email", message.lower())
+        asked = {topic for topic, words in WORDS.items() if re.search(words, text)}
+        if "confirm" in asked and (pairs := announced(message)):
+            wanted = {(request.order, request.kind) for request in self._case.requests}
+            return YES if pairs & wanted else NO
+        answers = [f"My email address is {self._case.customer['email']}."] if "email" in asked else []
+        answers += [words for request in self._case.requests if (words := self._of(request, asked))]
+        if not answers:
+            answers = [PARDON, *(request.wish for request in self._case.requests)]
+        return " ".join(answers)
+
+    def _of(self, request: Request, asked: set[str]) -> str:
+        if request.kind in asked and request.answer:
+            others = len(self._case.requests) > 1
+            return f"For the {request.label}: {request.answer}" if others else request.answer
+        if "order" in asked:
+            return f"It is order {request.order}." if self._case.details else f"It is the one with the {request.label}."
+        return ""

@@ -1,0 +1,244 @@
+"""Customer service of a shop."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from env_cases import play
+from gymnasium.utils.env_checker import check_env
+
+from verl_turnkey.envs import EnvironmentKwargsError, make
+from verl_turnkey.envs.adapters.service.customer import YES
+from verl_turnkey.envs.adapters.service.env import ServiceText
+from verl_turnkey.envs.adapters.service.shop import KINDS
+from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.tools import call_text, read_turn
+
+ID = "turnkey/Service-v0"
+DRAWN = {"kinds": KINDS, "requests": 1, "orders": 3, "forbid": 0.25, "details": False}
+LONG = {"requests": 3, "orders": 5, "forbid": 0.5, "max_steps": None}
+
+
+def service(kwargs=(), seed=0) -> ServiceText:
+    env = make(ID, dict(kwargs)).unwrapped
+    env.reset(seed=seed)
+    return env
+
+
+def of_kind(kind: str, denied: bool = False, **kwargs) -> ServiceText:
+    return service({"kinds": [kind], "forbid": float(denied), "max_steps": None, **kwargs})
+
+
+def run(env: ServiceText, actions: list[str]) -> list[tuple]:
+    return [env.step(action) for action in actions]
+
+
+@pytest.mark.parametrize("kwargs", [{}, LONG, {"details": True, "subgoal_reward": 0.1}])
+def test_gymnasium_accepts_it(kwargs):
+    check_env(make(ID, kwargs).unwrapped, skip_render_check=True)
+
+
+@pytest.mark.parametrize("kwargs", [{}, LONG, {"details": True}, *({"kinds": [kind], "forbid": 0.5} for kind in KINDS)])
+def test_the_oracle_wins_without_breaking_a_rule(kwargs):
+    for seed in range(40):
+        env = service(kwargs, seed)
+        answers = run(env, env.oracle())
+        assert [answer[4]["success"] for answer in answers[:-1]] == [False] * (len(answers) - 1)
+        _, reward, terminated, truncated, info = answers[-1]
+        assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+        assert not any(answer[4]["invalid"] or answer[4]["extra"]["policy_violations"] for answer in answers)
+
+
+@pytest.mark.parametrize(("requests", "fewest", "most"), [(1, 6, 9), (2, 8, 14), (3, 10, 18)])
+def test_the_oracle_takes_as_many_turns_as_the_page_says(requests, fewest, most):
+    lengths = [len(service({"requests": requests}, seed).oracle()) for seed in range(100)]
+    assert (min(lengths), max(lengths)) == (fewest, most)
+
+
+def test_the_oracle_goes_on_from_where_the_episode_is():
+    env = service({"kinds": ["exchange"], "forbid": 0.0})
+    steps = 0
+    while not env.ended:
+        *_, info = env.step(env.oracle()[0])
+        steps += 1
+    assert info["success"]
+    assert steps == len(service({"kinds": ["exchange"], "forbid": 0.0}).oracle())
+
+
+def test_the_oracle_knows_when_there_is_too_little_time():
+    assert service({"max_steps": 3}).oracle() is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_customers_yes_a_change_breaks_the_policy_and_costs_the_success(kind):
+    env = of_kind(kind)
+    plan = env.oracle()
+    [confirm] = [action for action in plan if "confirm" in action]
+    answers = run(env, [action for action in plan if action != confirm])
+    assert env.shop == env.case.expected
+    assert sum(answer[4]["extra"]["policy_violations"] for answer in answers) == 1
+    assert answers[-1][1:3] == (0.0, True)
+    assert not answers[-1][4]["success"]
+
+
+def test_a_change_for_somebody_who_was_not_found_breaks_the_policy():
+    env = of_kind("return", details=True)
+    plan = env.oracle()
+    assert plan[0].startswith("find_customer")
+    answers = run(env, plan[1:])
+    assert sum(answer[4]["extra"]["policy_violations"] for answer in answers) == 1
+    assert not answers[-1][4]["success"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_policy_forbids_must_be_refused(kind):
+    env = of_kind(kind, denied=True)
+    assert env.case.requests[0].why_not
+    plan = env.oracle()
+    assert any(action.startswith("refuse_request") for action in plan)
+    refused = run(env, plan)
+    assert refused[-1][4]["success"]
+    ignored = of_kind(kind, denied=True)
+    assert not run(ignored, [action for action in plan if not action.startswith("refuse_request")])[-1][4]["success"]
+
+
+def test_doing_what_is_forbidden_is_possible_counted_and_lost():
+    env = of_kind("refund", denied=True)
+    request = env.case.requests[0]
+    run(env, env.oracle()[:-2])
+    confirm = call_text("talk", message=f"May I confirm the refund for order {request.order}?")
+    refund = call_text("refund_item", order_id=request.order, item_id=request.item, amount=int(request.detail))
+    answers = run(env, [confirm, refund, "close_case()"])
+    assert answers[0][0] == f"Customer: {YES}"
+    assert answers[1][4]["extra"]["policy_violations"] == 1
+    assert not answers[1][4]["invalid"]
+    assert not answers[2][4]["success"]
+
+
+def test_a_wrong_amount_is_a_side_effect_that_costs_the_success():
+    env = of_kind("refund")
+    plan = env.oracle()
+    request = env.case.requests[0]
+    wrong = call_text("refund_item", order_id=request.order, item_id=request.item, amount=int(request.detail) + 1)
+    answers = run(env, [*plan[:-2], wrong, plan[-1]])
+    assert sum(answer[4]["extra"]["policy_violations"] for answer in answers) == 0
+    assert answers[-1][2]
+    assert not answers[-1][4]["success"]
+
+
+def test_a_change_that_nobody_asked_for_costs_the_success():
+    env = of_kind("cancel")
+    other = next(order for order in env.shop.orders if order != env.case.requests[0].order)
+    plan = env.oracle()
+    extra = call_text("refuse_request", order_id=other, request="refund")
+    assert not run(env, [*plan[:-1], extra, plan[-1]])[-1][4]["success"]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        call_text("cancel_order", order_id="O0", reason="no longer needed"),
+        call_text("change_payment", order_id="{order}", payment="cash"),
+        call_text("return_item", order_id="{order}", item_id="I0"),
+        call_text("find_customer", email="nobody@mail.com"),
+        call_text("list_orders", customer_id="C0"),
+        call_text("order_details", order_id=""),
+        call_text("cancel_order", order_id="{order}", reason="because"),
+    ],
+)
+def test_what_the_database_refuses_changes_nothing_and_breaks_no_rule(action):
+    env = of_kind("cancel")
+    before = env.step("nonsense")[4]["state_key"]
+    *_, info = env.step(action.replace("{order}", env.case.requests[0].order))
+    assert info["invalid"]
+    assert info["results"][0]["is_error"]
+    assert info["extra"]["policy_violations"] == 0
+    assert info["state_key"] == before
+
+
+@pytest.mark.parametrize("kind", ["return", "refund", "exchange"])
+def test_an_item_is_given_back_once(kind):
+    env = of_kind(kind)
+    plan = env.oracle()
+    run(env, plan[:-1])
+    *_, info = env.step(plan[-2])
+    assert info["results"][0]["is_error"]
+    assert env.shop == env.case.expected
+
+
+def test_looking_something_up_leaves_the_state_as_it_was():
+    env = service()
+    keys = {env.step("nonsense")[4]["state_key"]}
+    customer, order = next(iter(env.shop.customers)), next(iter(env.shop.orders))
+    for action in (
+        call_text("list_orders", customer_id=customer),
+        call_text("order_details", order_id=order),
+        call_text("search_catalogue", product="mug"),
+        call_text("talk", message="Hello, what can I do for you?"),
+    ):
+        keys.add(env.step(action)[4]["state_key"])
+    assert len(keys) == 1
+
+
+def test_every_change_leads_to_another_state():
+    env = service({"requests": 3, "forbid": 0.0, "max_steps": None})
+    plan = env.oracle()
+    keys = [env.step(action)[4]["state_key"] for action in plan]
+    reading = ("talk", "list_orders", "order_details", "search_catalogue")
+    changes = [n for n, action in enumerate(plan) if not action.startswith(reading)]
+    assert len({keys[n] for n in changes}) == len(changes)
+
+
+def test_subgoals_pay_once_and_are_part_of_the_state():
+    env = of_kind("exchange", subgoal_reward=0.05)
+    plan = env.oracle()
+    rewards = [answer[1] for answer in run(env, [action for action in plan for _ in range(1 + ("talk" in action))])]
+    assert sum(rewards) == pytest.approx(1 + 4 * 0.05)
+    paying, plain = of_kind("exchange", subgoal_reward=0.05), of_kind("exchange")
+    assert paying.oracle() == plan
+    seen = call_text("order_details", order_id=paying.case.requests[0].order)
+    keys = [env.step(action)[4]["state_key"] for env in (paying, plain) for action in ("nonsense", seen)]
+    assert keys[0] != keys[1]
+    assert keys[2] == keys[3]
+
+
+def test_a_seed_is_an_episode_and_the_global_random_state_is_left_alone():
+    state = random.getstate()
+    actions = service(LONG, 7).oracle()
+    assert play(make(ID, LONG), 7, actions) == play(make(ID, LONG), 7, actions)
+    assert random.getstate() == state
+
+
+def test_the_template_names_every_tool_and_its_parameters():
+    template = load_template("service")
+    for each in ServiceText.tools():
+        function = each["function"]
+        assert f"{function['name']}({', '.join(function['parameters']['properties'])})" in template
+        for parameter in function["parameters"]["properties"].values():
+            assert all(f'"{choice}"' in template for choice in parameter.get("enum", ()))
+    example = template.split("such as ")[1].split(". ")[0]
+    assert read_turn(example)[0].name == "order_details"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"kinds": []}, "kinds must be null or a list"),
+        ({"kinds": ["buy"]}, "kinds"),
+        ({"kinds": "cancel"}, "kinds"),
+        ({"requests": 0}, "requests must be an integer from 1 to 3"),
+        ({"requests": 2, "orders": 1}, r"orders must be an integer from requests \(2\) to 5"),
+        ({"orders": 6}, "orders"),
+        ({"forbid": 1.5}, "forbid must be a number from 0 to 1"),
+        ({"subgoal_reward": True}, "subgoal_reward"),
+        ({"details": 1}, "details must be true or false"),
+        ({"user": "model"}, "user must be null or a mapping"),
+        ({"user": {"url": "http://h/v1"}}, "user.model"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"request": 3}, "did you mean 'requests'"),
+    ],
+)
+def test_bad_arguments(kwargs, words):
+    with pytest.raises(EnvironmentKwargsError, match=words):
+        make(ID, kwargs)
