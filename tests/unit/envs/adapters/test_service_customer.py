@@ -13,6 +13,7 @@ from verl_turnkey.envs.adapters.service.cases import draw
 from verl_turnkey.envs.adapters.service.customer import NO, PARDON, YES, RulesCustomer
 from verl_turnkey.envs.adapters.service.env import ServiceText
 from verl_turnkey.envs.adapters.service.shop import KINDS, forbidden
+from verl_turnkey.envs.hosting.runner import EnvRunner
 from verl_turnkey.envs.tools import call_text
 from verl_turnkey.envs.users import Line
 
@@ -102,9 +103,11 @@ def test_what_was_said_is_part_of_the_state_of_a_customer_that_a_model_plays():
 def test_a_customer_that_does_not_answer_is_a_failure_of_the_environment_and_no_reward():
     with JudgeServer() as server:
         server.replies = [(500, {}, "out of memory")] * 9
-        env = service(user={"url": server.url, "model": "m", "retries": 1, "backoff": 0.001})
-        with pytest.raises(EnvironmentFailure) as failure:
-            env.step('{"text": "Hello!"}')
+        user = {"url": server.url, "model": "m", "retries": 1, "backoff": 0.001}
+        runner = EnvRunner()  # as hosts play it
+        runner.start("turnkey/Service-v0", {"user": user}, 0)
+        with pytest.raises(EnvironmentFailure, match=r"the simulated user .* in 2 attempts") as failure:
+            runner.step('{"text": "Hello!"}')
     assert failure.value.kind == "user"
 
 
