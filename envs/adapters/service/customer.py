@@ -15,7 +15,7 @@ WORDS = {
     "address": r"address",
     "payment": r"payment|pay\b|card",
     "exchange": r"colou?r|which one|instead",
-    "confirm": r"confirm|shall i|may i|should i|proceed|go ahead|is that right|do you agree|okay\?|ok\?",
+    "confirm": r"confirm|shall i|should i|may i (?!ask|have|know|see)|proceed|go ahead|is that right|do you agree",
 }
 """expressions for what a message asks for; the names of kinds ask for the detail of such a request"""
 DEEDS = {
@@ -28,13 +28,15 @@ DEEDS = {
 }
 """expressions for the change that a message announces"""
 ORDER = re.compile(r"\bO\d{3}\b", re.IGNORECASE)
+EMAIL = re.compile(r"e-?mail address", re.IGNORECASE)
+"""which asks for no postal address"""
 YES, NO = "Yes, please.", "No, that is not what I want."
-PARDON = "I do not understand."
+PARDON, WHICH = "I do not understand.", "Which order, and which change?"
 
 
 def announced(message: str) -> set[tuple[str, str]]:
     """Order and change of each pair that a message may ask the customer to confirm."""
-    text = message.lower()
+    text = EMAIL.sub("email", message.lower())
     orders = {order.upper() for order in ORDER.findall(message)}
     return {(order, kind) for order in orders for kind, deed in DEEDS.items() if re.search(deed, text)}
 
@@ -48,15 +50,18 @@ class RulesCustomer:
     def reply(self, scenario: str, dialogue: Sequence[Line]) -> str:
         """As :meth:`verl_turnkey.envs.users.User.reply`; the scenario is the case's."""
         message = dialogue[-1].text
-        text = re.sub(r"e-?mail address", "email", message.lower())
+        text = EMAIL.sub("email", message.lower())
         asked = {topic for topic, words in WORDS.items() if re.search(words, text)}
+        answers = []
         if "confirm" in asked and (pairs := announced(message)):
             wanted = {(request.order, request.kind) for request in self._case.requests}
-            return YES if pairs & wanted else NO
-        answers = [f"My email address is {self._case.customer['email']}."] if "email" in asked else []
+            answers.append(YES if pairs & wanted else NO)
+            asked &= {"email", "cancel"}  # what else is named belongs to the change
+        if "email" in asked:
+            answers.append(f"My email address is {self._case.customer['email']}.")
         answers += [words for request in self._case.requests if (words := self._of(request, asked))]
         if not answers:
-            answers = [PARDON, *(request.wish for request in self._case.requests)]
+            answers = [WHICH] if "confirm" in asked else [PARDON, *(request.wish for request in self._case.requests)]
         return " ".join(answers)
 
     def _of(self, request: Request, asked: set[str]) -> str:

@@ -10,7 +10,7 @@ from judge_server import JudgeServer
 
 from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.adapters.service.cases import draw
-from verl_turnkey.envs.adapters.service.customer import NO, PARDON, YES, RulesCustomer
+from verl_turnkey.envs.adapters.service.customer import NO, PARDON, WHICH, YES, RulesCustomer
 from verl_turnkey.envs.adapters.service.env import ServiceText
 from verl_turnkey.envs.adapters.service.shop import KINDS, forbidden
 from verl_turnkey.envs.hosting.runner import EnvRunner
@@ -48,7 +48,15 @@ def test_the_customer_confirms_what_they_want_and_nothing_else():
     assert ask(case, f"Shall I change the address of order {order.lower()}?") == YES
     assert ask(case, f"Shall I cancel order {order}?") == NO
     assert ask(case, "Please confirm: address for order O000.") == NO
-    assert ask(case, "Shall I go ahead?").startswith(PARDON)
+    assert ask(case, "Shall I go ahead?") == WHICH
+
+
+def test_a_question_that_sounds_like_a_confirmation_is_answered():
+    case = draw(0, **{**DRAWN, "kinds": ("cancel",), "forbid": 0.0})
+    request, email = case.requests[0], f"My email address is {case.customer['email']}."
+    assert ask(case, f"To confirm who you are for order {request.order}: what is your email address?") == email
+    assert ask(case, f"May I ask why you want to cancel order {request.order}?") == request.answer
+    assert ask(case, f"Shall I cancel order {request.order}, and why?") == f"{YES} {request.answer}"
 
 
 def test_a_customer_with_several_requests_says_which_an_answer_belongs_to():
