@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_turnkey.envs import make
+from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.cli.main import app
 
 PAGE = (Path(__file__).parents[3] / "docs" / "own-environment.md").read_text(encoding="utf-8")
@@ -53,6 +54,7 @@ def test_the_page_from_top_to_bottom(folder):
         env.reset(seed=seed)
         assert env.step("send it")[4]["invalid"]
     assert run(check_tools).splitlines()[-1] == "all good"
+    import_modules(["parcel_tools.py"])
     env = make("my/ParcelTools-v0")
     env.reset(seed=0)
     *_, info = env.step('{"calls": [{"name": "track", "arguments": {"parcel": "P9"}}]}')

@@ -249,7 +249,7 @@ def test_ones_own_by_name():
             [{"name": "step"}, {"name": "lenght"}],
             r"^turnkey\.rewards\[1\]\.name: no .* 'lenght'; did you mean 'length'",
         ),
-        ([{"name": "nothing like it"}], r"There are answer, arena, contrastive, format, .*module:function"),
+        ([{"name": "nothing like it"}], r"There are answer, arena, contrastive, extra, format, .*module:function"),
         ([{"name": "step", "wieght": 2}], r"^turnkey\.rewards\[0\]\.wieght: unknown key; did you mean 'weight'\?"),
         ([{"name": "length", "weight": -1, "units": "turns"}], r"\.units: unknown key; did you mean 'unit'\?"),
         ([{"name": "length", "weight": -1, "unit": "turn"}], r"\.unit: expected one of 'tokens', 'turns', got 'turn'"),
