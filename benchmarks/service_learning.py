@@ -3,7 +3,8 @@
     python benchmarks/service_learning.py --method gigpo --seed 0
 
 A Qwen3 with random weights imitates careless clerks, who skip parts of the policy, and is then trained by the loop of
-examples/minimal_loop.py: each turn writes one call as text, in a conversation. One core, about ten minutes.
+examples/minimal_loop.py: each turn writes one call as text, in a conversation. To win, the model must copy ids that it
+has hardly seen: that takes more imitation than the defaults of a quick look.
 """
 
 from __future__ import annotations
