@@ -17,6 +17,7 @@ from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+from verl_turnkey.plugins.verl_api.internals import own_manager
 
 
 def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str]) -> list[str]:
@@ -113,13 +114,14 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
             f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, held)}",
         )
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    own_loops = own_manager(config) is not None
     seen: set[tuple[str, ...]] = set()
     wanted = [column for column in (LOOP_COLUMN, COLUMN) if column in held]
     number = 0
     for number, values in enumerate(rows(file, wanted or held[:1]), start=1):
         row = dict(zip(wanted, values, strict=False))
         loop = row.get(LOOP_COLUMN, default)
-        if loop not in loops:
+        if loop not in loops and not own_loops:
             refuse(
                 "unknown-agent-name",
                 f"{key}={file}, row {number - 1}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"

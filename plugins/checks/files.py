@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task
+from verl_turnkey.plugins.verl_api.internals import own_manager
 
 FORMATS = (".parquet", ".json", ".jsonl")
 """suffixes that verl reads"""
@@ -40,9 +41,12 @@ def local_parquet(config: DictConfig) -> list[str]:
 def training_loops(config: DictConfig) -> set[str]:
     """The agent loops of the training rows: a row's own, where the data name one, else the default one.
 
-    The default one, too, where nothing can be read: files elsewhere, broken ones, those of ``data.custom_cls``.
+    The default one, too, where nothing can be read: files elsewhere, broken ones, those of ``data.custom_cls``. A
+    manager of the user's stands for loops of its own, unless the default one is ``turnkey_env``.
     """
     default = {str(config.actor_rollout_ref.rollout.agent.default_agent_loop)}
+    if default != {"turnkey_env"} and (manager := own_manager(config)):
+        return {manager}
     found: set[str] = set()
     for file in [] if (config.data.get("custom_cls") or {}).get("path") else listed(config, "train_files"):
         try:

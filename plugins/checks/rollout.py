@@ -16,6 +16,7 @@ from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
+from verl_turnkey.plugins.verl_api.internals import own_manager
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
@@ -49,7 +50,8 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
     _check_strategy(config)
     _check_engine(config, turnkey, loops)
     known = agent_loops(config)
-    if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) not in known:
+    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    if loop not in known and own_manager(config) is None:
         refuse("unknown-agent-loop", f"there is no {LOOP}={loop!r}{closest(loop, known)}")
     _check_gpus(config, mode)
     _check_tools(config)

@@ -230,7 +230,7 @@ class Logged:
             "row": row,
             "turn_in_row": place,
             "trained_by": self.trained_by(t),
-            "anchor": str(record["anchor"]),
+            "anchor": None if record["anchor"] is None else str(record["anchor"]),
             "next_anchor": next_anchor,
             "action": record["action"],
             "valid": record["valid"],

@@ -19,6 +19,8 @@ from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES
 from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
 from verl_turnkey.plugins.credit.rows import Rows, failure
@@ -64,7 +66,7 @@ class AdvantageStep:
         verl reads and writes the queue there; what is ours goes with it.
         """
         trip = OneTrip(batch, self._fields(), self._groups_of(batch) | self._batching.dealt_mask(batch))
-        extra_fields, mask = trip.data.pop("extra_fields").tolist(), trip.data["response_mask"]
+        extra_fields, mask = pop_extra_fields(trip.data), trip.data["response_mask"]
         has_tokens = (token_counts(mask) > 0).tolist()
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         played = [i for i in real if failure(extra_fields[i], has_tokens[i]) is None]
@@ -130,7 +132,7 @@ class AdvantageStep:
 
     def _fields(self) -> list[str]:
         """The fields of the queue that we read."""
-        fields = ["extra_fields", "response_mask", *supplied.fields(self._columns)]
+        fields = [*EXTRA_FIELDS, "response_mask", *supplied.fields(self._columns)]
         if self._config.algorithm.use_kl_in_reward or self.estimator is None or self._foreign_loops:
             fields.append("rm_scores")
         if self._trainer.use_critic:

@@ -11,6 +11,8 @@ from typing import Any
 
 import transfer_queue as tq
 
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import failure
 from verl_turnkey.plugins.verl_api import internals
@@ -25,9 +27,9 @@ def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
     alone = [key for key in keys if rows[split_key(key)[1]] == 1]
     reasons: dict[str, str | None] = dict.fromkeys(keys)
     if alone:
-        fields = ["extra_fields", "response_mask"]
+        fields = [*EXTRA_FIELDS, "response_mask"]
         data = tq.kv_batch_get(keys=alone, partition_id=partition_id, select_fields=fields)
-        extra_fields, masks = data.pop("extra_fields").tolist(), data["response_mask"].unbind()
+        extra_fields, masks = pop_extra_fields(data), data["response_mask"].unbind()
         for key, extra, mask in zip(alone, extra_fields, masks, strict=True):
             reasons[key] = failure(extra, bool(mask.any()))
     return reasons
@@ -77,6 +79,7 @@ class PlayedOnly:
         if metric == internals.reward_metric():
             data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])
             return [float(scores.sum()) for scores in data["rm_scores"].unbind()]
-        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
-        infos = [extra.get("reward_extra_info") or {} for extra in data.pop("extra_fields").tolist()]
+        fields = [*EXTRA_FIELDS, "response_mask"]  # which every row has: a read that finds no column fails
+        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+        infos = [extra.get("reward_extra_info") or {} for extra in pop_extra_fields(data)]
         return [float(info[metric]) if metric in info else None for info in infos]

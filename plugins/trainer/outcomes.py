@@ -11,6 +11,8 @@ import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import warn_once
@@ -36,9 +38,9 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
     last = last_rows([key for key in batch.keys if not reasons[key]])
     if last:
-        wanted = ["rm_scores", "extra_fields"]
-        data = tq.kv_batch_get(keys=last, partition_id=partition_of(batch), select_fields=wanted)
-        extra_fields = data.pop("extra_fields").tolist()
+        fields = ["rm_scores", *EXTRA_FIELDS]
+        data = tq.kv_batch_get(keys=last, partition_id=partition_of(batch), select_fields=fields)
+        extra_fields = pop_extra_fields(data)
         for key, scores, extra in zip(last, data["rm_scores"].unbind(), extra_fields, strict=True):
             group, episode, _ = split_key(key)
             by_group[group].append(_outcome(episode, float(scores.sum()), extra))

@@ -14,6 +14,7 @@ from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import loss, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
@@ -22,8 +23,8 @@ from verl_turnkey.plugins.verl_api import internals, ledger
 # Fields that no worker computes with; all others are sent, unknown names included.
 NOT_FOR_WORKERS = frozenset(
     (
+        *EXTRA_FIELDS,
         "data_source",
-        "extra_fields",
         "extra_info",
         "interaction_kwargs",
         "metrics",
@@ -52,7 +53,6 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
     plays = trainer.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
     if plays and turnkey.env.probe and (file := probe.task_file(trainer.config)):
         probe.probe_nodes(turnkey, file)
-    texts, before = loop_worker.recorded(trainer.config, turnkey)
     workers = internals.loop_workers(manager)
     if not workers:
         logger.warning(
@@ -60,7 +60,7 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
             "metrics of hosts, reasons of failed validation episodes and the log's last episodes are missing",
             type(manager).__name__,
         )
-    ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
+    ray.get([worker.__ray_call__.remote(loop_worker.prepare) for worker in workers])
     return workers
 
 
