@@ -171,7 +171,7 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
         "n_gpus_per_node=8 | ray_kwargs.ray_init.num_gpus=1",
         "+turnkey=gigpo +turnkey/device=cpu trainer.n_gpus_per_node=2 ray_kwargs.ray_init.num_gpus=2",
     ),
-    (f"+turnkey=gigpo {CPU}=2", "ray_kwargs.ray_init.num_cpus=2 | for ever", f"+turnkey=gigpo {CPU}=64"),
+    (f"+turnkey=gigpo {CPU}=2", "ray_kwargs.ray_init.num_cpus=2 | forever", f"+turnkey=gigpo {CPU}=64"),
     (
         f"+turnkey=gigpo {INVALID}",
         "would count an invalid action twice",
@@ -238,12 +238,12 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
     ),
     (
         "+turnkey=base algorithm.adv_estimator=rloo",
-        "algorithm.adv_estimator=rloo | +turnkey=rloo_steps | takes each row for a rollout",
+        "algorithm.adv_estimator=rloo | +turnkey=rloo_steps | treats each row as a rollout",
         "+turnkey=base algorithm.adv_estimator=rloo data.train_files={tmp}/tool.parquet",
     ),
     (
         "+turnkey=base algorithm.adv_estimator=gpg",
-        "+turnkey=grpo_steps | takes each row for a rollout",
+        "+turnkey=grpo_steps | treats each row as a rollout",
         "+turnkey=base algorithm.adv_estimator=grpo",
     ),
     (
@@ -263,7 +263,7 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
     ),
     (
         "+turnkey=hgpo turnkey.rollout.history=4",
-        "turnkey.credit.history=2 | turnkey.rollout.history=4 | give both the same number",
+        "turnkey.credit.history=2 | turnkey.rollout.history=4 | set both to the same number",
         "+turnkey=hgpo turnkey.rollout.history=4 turnkey.credit.history=4",
     ),
     (

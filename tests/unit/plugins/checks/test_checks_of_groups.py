@@ -77,7 +77,7 @@ def test_groups_of_one_are_said():
         (
             {"allocation": "variance"},
             {"turnkey": {"rollout": {"strategy": {"name": "entropy_branch", "trajectories": 16}}}},
-            "strategy=entropy_branch counts its trajectories by actor_rollout_ref.rollout.n: take even",
+            "strategy=entropy_branch counts its trajectories by actor_rollout_ref.rollout.n: set turnkey.groups.allocation",
         ),
         ({"allocation": "prior"}, {"mode": "sync"}, "trainer.v1.trainer_mode=turnkey_sync"),
     ],
