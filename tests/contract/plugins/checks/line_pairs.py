@@ -62,7 +62,7 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
     ),
     (
         "+turnkey=turn_gae turnkey.update.weight_by=step critic.loss_agg_mode=token-sum",
-        "critic.loss_agg_mode=token-sum says otherwise",
+        "conflicts with critic.loss_agg_mode=token-sum",
         "+turnkey=gigpo turnkey.update.weight_by=step critic.loss_agg_mode=token-sum",
     ),
     (
@@ -211,12 +211,12 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
     ("+turnkey=gigpo +note=x", "note=x has no effect unless code of your own reads it", "+turnkey=gigpo +my.note=x"),
     (
         "+turnkey=maxrl 'turnkey.rewards=[{name: outcome, lost: -1}]'",
-        "turnkey.rewards: outcome gives a failure -1 | maxrl reads outcomes",
+        "turnkey.rewards: outcome gives a failure -1 | maxrl expects no outcome below 0",
         "+turnkey=maxrl 'turnkey.rewards=[{name: outcome, lost: 0.1}]'",
     ),
     (
         f"+turnkey=maxrl {POTENTIAL.format(1.0)}",
-        "turnkey.rewards: potential gives an episode minus | maxrl reads outcomes",
+        "turnkey.rewards: potential gives an episode minus | maxrl expects no outcome below 0",
         "+turnkey=maxrl 'turnkey.rewards=[{name: step},{name: potential, gamma: 1.0, weight: 0}]' "
         "turnkey.env.probe=false",
     ),

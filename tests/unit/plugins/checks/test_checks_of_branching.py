@@ -93,7 +93,7 @@ def test_the_columns_of_a_strategy_are_known():
             {"calculate_log_probs": True, "n": 8},
             {"strategy": {"name": "entropy_branch", "trajectories": 8}},
             (),
-            "strategy.trajectories=8 leaves no branch beside actor_rollout_ref.rollout.n=8",
+            "strategy.trajectories=8 leaves no branch besides the actor_rollout_ref.rollout.n=8",
         ),
         ({}, {}, ("turn_value",), "vine gives the column turn_value, and so does a component of turnkey.rewards"),
     ],
