@@ -15,6 +15,7 @@ REPLAY = f"{C}/trainer/test_replay.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_training_log.py"
 ONE_TRIP = f"{C}/verl_api/test_one_trip.py"
+FOREIGN = f"{C}/trainer/test_foreign_manager.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
 CHECKS = f"{C}/checks/test_launch_lines.py {CONFIG}"
@@ -50,6 +51,8 @@ TESTS = {
     "plugins/trainer/batching.py": DEALING,
     "plugins/credit/unrecorded.py": ROWS,
     "plugins/rollout/merging.py": f"{C}/rollout/test_merging.py",
+    "plugins/rollout/recorder.py": f"{C}/rollout/test_own_loops.py",
+    "plugins/credit/extra_fields.py": FOREIGN,
     "plugins/rollout/episode.py": LOOP,
     "plugins/rollout/extra_columns.py": LOOP,
     "plugins/trainer/filtering.py": TRAINERS,
@@ -674,6 +677,18 @@ MUTATIONS = [
     ("plugins/rollout/merging.py", '+ mask.startswith(b"\\1")', ""),
     ("plugins/rollout/merging.py", 'return "columns" if (self', "return None if (self"),
     ("plugins/rollout/merging.py", "has_steps and output.routed_experts is None and", "has_steps and"),
+    ("plugins/rollout/recorder.py", "observation is None or not worker.keep_texts", "observation is None"),
+    ("plugins/rollout/recorder.py", "self._shared.failures.add(reason)", "pass"),
+    ("plugins/rollout/recorder.py", '"step": len(self),', '"step": 0,'),
+    ("plugins/rollout/recorder.py", '"composed_reward": step.get("reward"),', ""),
+    ("plugins/credit/extra_fields.py", 'FLAT = ("turnkey", ', "FLAT = ("),
+    ("plugins/credit/extra_fields.py", "else [{}] * len(data)", "else []"),
+    (
+        "plugins/verl_api/internals.py",
+        "return None if isinstance(manager, type) and issubclass(manager, AgentLoopManager) else name",
+        "return name",
+        FOREIGN,
+    ),
     ("plugins/trainer/spread.py", "(-spreads[name], name)", "(spreads[name], name)"),
     ("plugins/trainer/spread.py", " - TOLERANCE", ""),
     ("plugins/config/groups.py", " + 1e-9)", ")", "tests/unit/plugins/trainer/test_spread.py"),
