@@ -91,9 +91,7 @@ def test_what_cannot_work_is_refused(groups, changes, said):
 def test_what_a_method_remembers_of_kept_groups_is_said():
     with pytest.warns(UserWarning, match="shrinkage then remembers only the kept groups of earlier batches"):
         checked({"keep": 0.5}, method="shrinkage")
-    with pytest.warns(
-        UserWarning, match="what shrinkage remembers of earlier batches includes outcomes with hints"
-    ):
+    with pytest.warns(UserWarning, match="what shrinkage remembers of earlier batches includes outcomes with hints"):
         checked({"hint_high": 0.5}, method="shrinkage")
 
 
