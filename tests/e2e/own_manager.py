@@ -73,7 +73,7 @@ class Players:
         for session in range(rollout.val_kwargs.n if validate else rollout.n):
             outputs = await self._episode({**row, "session_id": session})
             fields = [self._fields(output) | row for output in outputs]
-            tags = [self._tag(output) for output in outputs]
+            tags = [self._tag(output) | {"global_steps": row["global_steps"]} for output in outputs]
             keys = [f"{row['uid']}_{session}_{i}" for i in range(len(outputs))]
             columns = list_of_dict_to_tensordict(fields)
             await tq.async_kv_batch_put(keys=keys, fields=columns, tags=tags, partition_id=partition)
@@ -109,4 +109,4 @@ class Players:
         prompt, response = len(output.prompt_ids), len(output.response_ids)
         versions = {name: output.extra_fields[name] for name in ("min_global_steps", "max_global_steps")}
         sizes = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
-        return {"status": "success", "global_steps": 1, **sizes, **versions}
+        return {"status": "success", **sizes, **versions}
