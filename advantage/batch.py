@@ -1,4 +1,4 @@
-"""The one table every estimator reads, and the one thing it returns."""
+"""The table that every estimator reads, and the credit that it returns."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class StepBatch:
 
     @cached_property
     def anchor_groups(self) -> tuple[Ints, int]:
-        """Codes (S,) of the steps taken from the same state inside the same group, and how many such sets there are."""
+        """Codes (S,) of the sets of steps taken from the same state in the same group, and the number of sets."""
         return joint_codes(self.group, self.anchor)
 
     def replaced(self, **columns: Floats) -> StepBatch:
@@ -197,7 +197,7 @@ class StepBatch:
         A score that was never given stays the sum of the rewards.
 
         Raises:
-            ValueError: another column, or one of another length or with values that a table refuses.
+            ValueError: another column, a wrong length, or values that a table refuses.
         """
         other = copy(self)
         col.common_length({"group": self.group, **columns})
@@ -218,7 +218,7 @@ class StepBatch:
         return f"StepBatch({len(self)} steps, {self.n_trajectories} trajectories, {self.n_groups} groups)"
 
     def _place(self, row: int) -> str:
-        """Where a row is, for error messages: as much as is known at that point of the construction."""
+        """The position of a row for error messages, as far as it is known at this point of the construction."""
         place = f"row {row}, trajectory {self.ids['trajectory'][self.trajectory[row]]!r}"
         return f"{place}, step {self.step[row]}" if hasattr(self, "step") else place
 
@@ -227,10 +227,10 @@ class StepBatch:
         trajectory, step = self.trajectory[order], self.step[order]
         repeated = np.flatnonzero((trajectory[1:] == trajectory[:-1]) & (step[1:] == step[:-1]))
         if len(repeated):
-            one, other = sorted(order[repeated[0] : repeated[0] + 2].tolist())
+            first_row, second_row = sorted(order[repeated[0] : repeated[0] + 2].tolist())
             raise ValueError(
-                f"step: {self._place(other)}: the same step of this trajectory is already in row {one}; expected each "
-                f"(trajectory, step) once (is the trajectory id unique in the batch?)"
+                f"step: {self._place(second_row)}: the same step of this trajectory is already in row {first_row}; "
+                "expected each (trajectory, step) once (is the trajectory id unique in the batch?)"
             )
         strangers = np.flatnonzero(self.group[self.first_rows][self.trajectory] != self.group)
         if len(strangers):
@@ -249,13 +249,13 @@ class Credit:
 
     ``advantage`` (S,) float64, in the row order of the batch; ``returns`` (S,) float64, the value target of a
     critic, or None; ``metrics``, what the method wants logged; ``extra``, further columns (S,) that a policy loss may
-    ask for by name (an estimator declares them in ``gives``); ``state``, of an estimator that is ``stateful``: what the
-    next batch begins with, numbers by name, for the caller to keep and to save with its checkpoints.
+    ask for by name (an estimator declares them in ``gives``); ``state``, of a ``stateful`` estimator: what the next
+    batch begins with, numbers by name, which the caller keeps and saves with its checkpoints.
 
-    Why a step got its credit, by name and (S,) each, as far as the method says: ``parts``, which add up to
-    ``advantage``; ``levels``, further quantities behind them, such as weights and values of states; ``groups``, whom a
-    part or level of that name compared with each other: steps with the same integer, none with -1. The names do not
-    depend on the batch. :func:`compute_credit` logs mean, std and share of non-zero entries of parts and levels.
+    Why a step got its credit, by name, (S,) each, if the method says so: ``parts``, which add up to ``advantage``;
+    ``levels``, further quantities behind them, such as weights and values of states; ``groups``, the steps that a part
+    or level of that name compared: those with the same integer, none with -1. The names do not depend on the batch.
+    :func:`compute_credit` logs mean, std and share of non-zero entries of parts and levels.
     """
 
     advantage: Floats
@@ -279,8 +279,7 @@ class Credit:
     ) -> Credit:
         """Credit whose advantage is the sum of ``parts``, in their order, minus ``penalty``, one more part.
 
-        ``total`` (S,): the sum of ``parts``, from a method that computes it with less rounding. ``other``: the further
-        fields.
+        ``total`` (S,): the sum of ``parts``, if the method computes it with less rounding. ``other``: further fields.
         """
         advantage = (sum(parts.values()) if total is None else total) - penalty
         return cls(advantage, returns, parts={**parts, "penalty": 0.0 - penalty}, **other)

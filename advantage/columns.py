@@ -1,8 +1,8 @@
-"""Turn the columns users pass in, sequences or arrays of anything, into numpy arrays, or say which row is wrong.
+"""Turns users' columns, sequences or arrays of anything, into numpy arrays, or names the invalid row.
 
-A missing entry is None, the NA or NaT of pandas, or the NaT of numpy. It matches nothing as an anchor or action; it is
-None in texts and in extra columns of objects, as nan is there, and nan in the critic's values and in extra columns of
-numbers. In any other column it is refused, and so is nan.
+A missing entry is None, the NA or NaT of pandas, or the NaT of numpy. As an anchor or action it matches nothing. It is
+None in texts and in extra columns of objects, like nan, and nan in the critic's values and in extra columns of numbers.
+All other columns refuse it, and nan.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Bools = NDArray[np.bool_]
 Column = Sequence[Any] | NDArray[Any]
 Place = Callable[[int], str]  # where a row is, for error messages
 
-#: Rewards, scores and penalties lie within it: the trainer computes in float32, which cannot square what is larger, and
-#: a sum of such numbers no longer knows the others.
+#: Limit of rewards, scores and penalties: the trainer computes in float32, which cannot square larger numbers, and
+#: a sum with such a number loses all smaller ones.
 LARGEST_REWARD = 1e18
 
-#: Types of which an entry may be a missing one, by name: pandas is not imported for them.
+#: Names of types whose values may be missing entries, so that pandas need not be imported.
 MISSING = ("NAType", "NaTType", "datetime64", "timedelta64")
 
 
@@ -39,7 +39,7 @@ def canonical(value: Any) -> Any:
     if isinstance(value, Number):
         if value != value:
             raise ValueError(
-                "nan equals nothing, itself included; use None for a state that never matches (of pandas: "
+                "nan equals nothing, not even itself; use None for a state that never matches (with pandas: "
                 "column.astype(object).where(column.notna(), None))"
             )
         return value
@@ -69,7 +69,7 @@ def common_length(columns: Mapping[str, Any]) -> int:
 
 
 def plain(column: Any) -> Sequence[Any]:
-    """The entries of a column as Python values, where an array or tensor can give them; missing ones are None."""
+    """The entries of a column as Python values, if an array or tensor provides them; missing ones are None."""
     values = column.tolist() if hasattr(column, "tolist") else column
     if any(t.__name__ in MISSING for t in set(map(type, values))):
         return [None if _missing(value) else value for value in values]
@@ -77,7 +77,7 @@ def plain(column: Any) -> Sequence[Any]:
 
 
 def _missing(value: Any) -> bool:
-    """Whether an entry is one of those that pandas and numpy have for a missing one, beside nan."""
+    """Whether an entry is a missing value of pandas or numpy, besides nan."""
     name = type(value).__name__
     return name in MISSING and (name not in ("datetime64", "timedelta64") or bool(np.isnat(value)))
 
@@ -94,7 +94,7 @@ def encode(name: str, column: Any, none_allowed: bool) -> tuple[Ints, list[Any]]
                 raise ValueError(f"{name}: row {row}: cannot use {value!r} as an id: {error}") from None
     else:
         keys = values
-    # The first look at a key gives it the next code: one pass, all of it in C.
+    # The first lookup of a key assigns the next code: one pass, all in C.
     index: dict[Any, int] = defaultdict(count().__next__)
     index[None] = -1
     codes = np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
@@ -102,15 +102,15 @@ def encode(name: str, column: Any, none_allowed: bool) -> tuple[Ints, list[Any]]
     nothing = np.flatnonzero(codes < 0)
     if len(nothing) and not none_allowed:
         raise ValueError(f"{name}: row {nothing[0]}: expected an id, got None")
-    codes[nothing] = len(index) + np.arange(len(nothing))  # a code of its own for each: None never matches
+    codes[nothing] = len(index) + np.arange(len(nothing))  # a separate code for each: None never matches
     return codes, list(index)
 
 
 def amounts(name: str, column: Any, place: Place, low: float = -LARGEST_REWARD) -> Floats:
     """A column of numbers from ``low`` to :data:`LARGEST_REWARD` as float64 (S,)."""
-    wanted = f"a number from {low:g} to {LARGEST_REWARD:g}".replace("+", "")
-    array = _numbers(name, column, place, wanted).astype(np.float64, copy=False)
-    _refuse(name, column, place, wanted, ~((low <= array) & (array <= LARGEST_REWARD)))  # nan neither
+    expected = f"a number from {low:g} to {LARGEST_REWARD:g}".replace("+", "")
+    array = _numbers(name, column, place, expected).astype(np.float64, copy=False)
+    _refuse(name, column, place, expected, ~((low <= array) & (array <= LARGEST_REWARD)))  # nan neither
     return array
 
 
@@ -122,12 +122,12 @@ def values(name: str, column: Any, place: Place) -> Floats:
 
 
 def ints(name: str, column: Any, place: Place) -> Ints:
-    """A column of integers from 0 to 2^63 - 1 as int64 (S,); floats that are whole numbers are taken too."""
-    wanted = "an integer >= 0"
-    array = _numbers(name, column, place, wanted)
+    """A column of integers from 0 to 2^63 - 1 as int64 (S,); floats that are whole numbers are accepted, too."""
+    expected = "an integer >= 0"
+    array = _numbers(name, column, place, expected)
     large = array >= 2.0**63 if array.dtype.kind == "f" else array > np.iinfo(np.int64).max
     _refuse(name, column, place, "an integer below 2^63", np.isfinite(array) & large)
-    _refuse(name, column, place, wanted, ~np.isfinite(array) | (array != np.floor(array)) | (array < 0))
+    _refuse(name, column, place, expected, ~np.isfinite(array) | (array != np.floor(array)) | (array < 0))
     return array.astype(np.int64, copy=False)
 
 
@@ -142,7 +142,7 @@ def bools(name: str, column: Any, place: Place) -> Bools:
 
 
 def objects(column: Any) -> NDArray[np.object_]:
-    """Any column as an object array (S,), nested sequences left whole; None for a missing entry, nan included."""
+    """Any column as an object array (S,), nested sequences unchanged; None for missing entries and nan."""
     values = (None if isinstance(value, float | np.floating) and value != value else value for value in plain(column))
     return np.fromiter(values, dtype=object, count=len(column))
 
@@ -158,11 +158,11 @@ def numbers_or_objects(column: Any) -> NDArray[Any]:
     except OverflowError:  # an integer beyond all floats
         return objects(column)
     exact = not (np.abs(array) >= 2**53).any() or not any(issubclass(t, int | np.integer) for t in types)
-    return array if exact else objects(column)  # a large integer is a key, and as a float it would meet its neighbours
+    return array if exact else objects(column)  # a large integer is a key, and as a float it would equal its neighbours
 
 
 def _array(column: Any) -> NDArray[Any]:
-    """An own copy of a column; of dtype object when numpy cannot tell what it is."""
+    """A copy of a column; of dtype object if numpy cannot convert it."""
     if len(column) == 0:
         return np.zeros(0)
     try:
@@ -171,7 +171,7 @@ def _array(column: Any) -> NDArray[Any]:
         return np.fromiter(plain(column), dtype=object, count=len(column))
 
 
-def _numbers(name: str, column: Any, place: Place, wanted: str, *, gaps: bool = False) -> NDArray[Any]:
+def _numbers(name: str, column: Any, place: Place, expected: str, *, gaps: bool = False) -> NDArray[Any]:
     """A column of numbers, as numpy or float64 holds them; with ``gaps`` nan for each missing entry."""
     array = _array(column)
     if array.dtype.kind in "iuf" and array.ndim == 1:
@@ -185,11 +185,11 @@ def _numbers(name: str, column: Any, place: Place, wanted: str, *, gaps: bool = 
                 raise TypeError
             numbers[row] = entry
         except (TypeError, OverflowError):
-            raise ValueError(f"{name}: {place(row)}: expected {wanted}, got {entry!r}") from None
+            raise ValueError(f"{name}: {place(row)}: expected {expected}, got {entry!r}") from None
     return numbers
 
 
-def _refuse(name: str, column: Any, place: Place, wanted: str, bad: Bools) -> None:
+def _refuse(name: str, column: Any, place: Place, expected: str, bad: Bools) -> None:
     if bad.any():
         row = int(np.argmax(bad))
-        raise ValueError(f"{name}: {place(row)}: expected {wanted}, got {plain(column)[row]!r}")
+        raise ValueError(f"{name}: {place(row)}: expected {expected}, got {plain(column)[row]!r}")

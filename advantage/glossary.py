@@ -1,4 +1,4 @@
-"""What parts, levels and groups of credit mean: a sentence for each name, for logs and pages that show them."""
+"""What parts, levels and groups of credit mean: one sentence per name, for logs and pages that show them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 from verl_turnkey.advantage.modifying import modifiers
 
-#: By name; ``<k>`` is any whole number, and ``<method>/<name>`` what a method means by a name that others have too.
+#: By name; ``<k>`` is any whole number, ``<method>/<name>`` the meaning in one method of a name that others have, too.
 MEANINGS = {
     # parts; a group of the same name: the steps that it compared
-    "penalty": "Taken from the step itself for an invalid action.",
+    "penalty": "Subtracted from the step itself for an invalid action.",
     "method": "The credit of a method that does not name its parts.",
     "episode_level": "The outcome of the trajectory against the outcomes of its group.",
     "progress/episode_level": "What the step added to the policy's own expected return.",
@@ -26,12 +26,12 @@ MEANINGS = {
     "tree_level": "The leaves below the step against the leaves of its tree.",
     "fork_level": "The leaves below the step against those below its siblings, with the weight of this level.",
     "sibling_level": "The score of the step against those of the other candidates for the same turn.",
-    "trajectory_credit": "The outcome of the trajectory against its group, before it is shared.",
-    "edge_level": "What changed because all trajectories that took the same step share their credit.",
-    "gae": "Generalized advantage estimate: this turn's TD error and the later ones, discounted; whitened if so set.",
+    "trajectory_credit": "The outcome of the trajectory against its group, before sharing.",
+    "edge_level": "The change from sharing credit among all trajectories that took the same step.",
+    "gae": "Generalized advantage estimate: this and later TD errors, discounted; whitened if configured.",
     "action_stream": "The advantage of the action, by the critic of actions.",
-    "clipping": "What was cut off at the bounds of the advantage.",
-    "whitening": "The shift that gives all tokens of the batch the mean 0.",
+    "clipping": "The change from clipping the advantage to its bounds.",
+    "whitening": "The shift that gives all tokens of the batch mean 0.",
     # levels
     "return": "Discounted sum of the rewards from this step on.",
     "role_return": "Discounted sum of the rewards of the step's role from this step on.",
@@ -39,38 +39,38 @@ MEANINGS = {
     "weight_of_episode_level": "Share of all weights that the episode level has in this step.",
     "outcome_weight": "Factor of the episode level, by the success rate of the group.",
     "value": "What the critic expects from this turn on.",
-    "td_error": "What the turn changed in the critic's expectation, its reward included.",
+    "td_error": "The change of the critic's expectation over the turn, including its reward.",
     "subgoal_stream": "The advantage of the subgoal that begins here, by the critic of subgoals.",
     "switch_stream": "The advantage of keeping or switching the subgoal, by its critic.",
-    "role_advantage": "The outcome of the role's episode less the role's baseline, before it is discounted.",
+    "role_advantage": "The outcome of the role's episode minus the role's baseline, before discounting.",
     "role_baseline": "The moving average of the role's outcomes that this outcome was compared with.",
-    "child_mean": "Mean of the values of the steps that follow in the tree, or the outcome where none does.",
+    "child_mean": "Mean value of the next steps in the tree, or the outcome at a leaf.",
     "leaf_mean": "Mean outcome of the leaves of the tree below the step.",
     "state_value": "What is expected from the state before the step, by the graph of the group's states.",
-    "distance": "Steps from the state before the step to success, on the shortest way that the group found.",
+    "distance": "Steps from the state before the step to success, on the shortest path of the group.",
     "tool": "Advantage of few tool calls, among the solved trajectories of the group.",
-    "turn_value": "Expected return before the step, as the environment or the loop gave it.",
+    "turn_value": "Expected return before the step, from the environment or the agent loop.",
     "prover_value": "Expected return of the prover before the step.",
     "turn_reward": "The turn's gain of information, or the outcome on the last turn.",
     "potential": "Estimate of success after the step.",
     "potential_gain": "The rise of the potential, scaled and centred over the batch, before its weight.",
-    "saturation_factor": "What is left of the outcome's advantage after earlier steps of high potential.",
+    "saturation_factor": "Share of the outcome's advantage that remains after earlier steps of high potential.",
     # levels of modifiers
     "a_grae/group_factor": "Factor of the credit by the success rate of the group.",
     "copo/method_weight": "Weight of the method's credit; the rest is the group's outcome against other groups.",
-    "dynamo_modulation/calm": "Factor of the credit, smaller where the step would move the entropy much.",
-    "dynamo_modulation/gain": "Factor of positive credit, larger where the policy was certain.",
-    "empg/bonus": "Added where the next step is a certain one.",
-    "empg/gain": "Factor of the credit, larger where the policy was certain.",
-    "unlikeliness/reward_factor": "Factor of the rewards, smaller where the policy finds the trajectory likely.",
+    "dynamo_modulation/calm": "Factor of the credit, smaller if the step would change the entropy strongly.",
+    "dynamo_modulation/gain": "Factor of positive credit, larger if the policy was certain.",
+    "empg/bonus": "Added if the policy is certain of the next step.",
+    "empg/gain": "Factor of the credit, larger if the policy was certain.",
+    "unlikeliness/reward_factor": "Factor of the rewards, smaller if the trajectory is likely under the policy.",
 }
 
 
 def describe_part(name: str, method: str = "") -> str | None:
-    """What the part, level or group ``name`` of a credit by ``method`` means, in a sentence; None of a foreign name."""
+    """The meaning of a part, level or group ``name`` of credit by ``method``, in a sentence; None if unknown."""
     if name in modifiers():
         return f"What the modifier {name} changed: it {modifiers()[name].summary}."
     numbers = re.findall(r"\d+", name)
     pattern = re.sub(r"\d+", "<k>", name)
-    found = MEANINGS.get(f"{method}/{name}") or MEANINGS.get(name) or MEANINGS.get(pattern)
-    return found.replace("<k>", numbers[0]) if found and numbers else found
+    meaning = MEANINGS.get(f"{method}/{name}") or MEANINGS.get(name) or MEANINGS.get(pattern)
+    return meaning.replace("<k>", numbers[0]) if meaning and numbers else meaning

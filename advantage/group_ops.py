@@ -1,7 +1,7 @@
-"""Vectorised arithmetic on groups and trajectories of step rows: float64, and the order of the rows never matters.
+"""Vectorised arithmetic on groups and trajectories of steps: float64, independent of the order of the rows.
 
-Every function costs a sort at most. Inside a group, values are summed in sorted order, so shuffling the rows or
-renaming the groups changes a result in no bit.
+Every function costs at most one sort. Within a group, values are summed in sorted order, so shuffling the rows or
+renaming the groups does not change a single bit of the result.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Std = Literal["sample", "population"]
 class Runs:
     """The rows of each trajectory in step order.
 
-    ``order`` (S,) lists the rows by (trajectory, step); those of trajectory ``k`` begin at ``starts[k]`` and are
-    ``lengths[k]`` many.
+    ``order`` (S,) lists the rows by (trajectory, step); those of trajectory ``k`` begin at ``starts[k]``, and
+    there are ``lengths[k]`` of them.
     """
 
     order: Ints
@@ -49,8 +49,8 @@ def discounted_returns(reward: Floats, runs: Runs, gamma: float | Floats) -> Flo
 
     ``gamma``: one number, or one for each row, (S,).
 
-    Goes backwards from the end of all trajectories at once: one numpy call per step of the longest, O(S) work in all,
-    and the very rounding of the plain recursion (dividing by ``gamma**t`` would overflow on long trajectories).
+    Goes backwards from the end of all trajectories at once: one numpy call per step of the longest, O(S) work in total,
+    and exactly the rounding of the plain recursion (dividing by ``gamma**t`` would overflow on long trajectories).
     """
     total = reward[runs.order]
     discount = np.broadcast_to(gamma, reward.shape)[runs.order]
@@ -76,7 +76,7 @@ def cut_runs(runs: Runs, ends: Bools) -> Runs:
 
 
 def ordinals(runs: Runs) -> Ints:
-    """Place of each step in its own trajectory, 0 for the earliest: (S,), in row order."""
+    """Position of each step in its trajectory, from 0: (S,), in row order."""
     result = np.empty_like(runs.order)
     result[runs.order] = np.arange(len(runs.order)) - np.repeat(runs.starts, runs.lengths)
     return result
@@ -100,18 +100,18 @@ def previous_values(values: Values, runs: Runs, first: int) -> Values:
 
 
 def joint_codes(first: Ints, second: Ints) -> tuple[Ints, int]:
-    """Codes (S,) that are equal where both inputs are equal, and how many there are."""
+    """Codes (S,) that are equal where both inputs are equal, and their number."""
     distinct, codes = np.unique(first * (second.max(initial=0) + 1) + second, return_inverse=True)
     return codes.reshape(-1), len(distinct)
 
 
-#: Two values of order one (or larger, relatively) that are no further apart are the same number, summed in another
+#: Values of order one (larger ones: relatively) that differ by no more count as the same number, summed in another
 #: order. Without it the noise of 0.1 + 0.2 - 0.3 would be a group's spread, and a row outside the statistics huge.
 ROUNDING = 1e-12
 
 
 def equal(a: Floats | float, b: Floats | float) -> Bools:
-    """Element by element: the same but for rounding (see :data:`ROUNDING`)."""
+    """Element by element: equal except for rounding (see :data:`ROUNDING`)."""
     return np.abs(a - b) <= ROUNDING * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))
 
 
@@ -132,9 +132,9 @@ class GroupStats:
 def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample", weights: Ints | None = None) -> GroupStats:
     """Mean and standard deviation of ``values`` (S,) over the groups ``codes`` (S,), integers in [0, n).
 
-    Groups may be empty (all three 0) or of one (std 0). A constant group is recognised by its smallest and largest
-    value (see :data:`ROUNDING`), never by a rounded variance: its centred values are exactly 0. ``weights`` (S,),
-    integers >= 0, say how often a value counts, 0 for not at all: those of turns over their tokens.
+    Groups may be empty (all three 0) or have one value (std 0). A constant group is recognised by its smallest and
+    largest value (see :data:`ROUNDING`), never by a rounded variance: its centred values are exactly 0. ``weights``
+    (S,), integers >= 0: how often a value counts, such as the number of a turn's tokens.
     """
     order = np.lexsort((values, codes) if weights is None else (weights, values, codes))
     times: Floats | float = 1.0
@@ -159,7 +159,7 @@ def group_stats(values: Floats, codes: Ints, n: int, std: Std = "sample", weight
 
 
 def against_others(values: Floats, codes: Ints, stats: GroupStats) -> Floats:
-    """``values`` minus the mean of the others of the own group, n / (n - 1) times ``values - mean`` -> (S,).
+    """``values`` minus the mean of the others in the group, n / (n - 1) times ``values - mean`` -> (S,).
 
     A group of one has no others and gives 0, as does a constant group.
     """
@@ -171,8 +171,8 @@ def against_others(values: Floats, codes: Ints, stats: GroupStats) -> Floats:
 def normalize(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilon: float) -> Floats:
     """``values - mean`` of the own group, with ``norm="mean_std"`` divided by ``std + epsilon`` -> (S,).
 
-    A group without spread gives exactly 0 under ``mean_std``: ``epsilon`` alone is no scale, and would blow a row that
-    lies outside the statistics (see ``scope``) up by 1e6.
+    A group without spread gives exactly 0 under ``mean_std``: ``epsilon`` alone is not a scale, and would blow up a row
+    outside the statistics (see ``scope``) by 1e6.
     """
     mean = stats.mean[codes]
     centred = np.where(equal(values, mean), 0.0, values - mean)

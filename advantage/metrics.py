@@ -1,4 +1,4 @@
-"""What the estimators log of their parts."""
+"""Metrics of the parts and groups of credit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe(name: str, part: Floats) -> dict[str, float]:
 
 
 def describe_groups(name: str, codes: Ints, n: int) -> dict[str, float]:
-    """Number and size of the ``n`` groups ``codes`` (S,), and the share of steps that are not alone, as metrics."""
+    """Metrics of the ``n`` groups ``codes`` (S,): number, sizes, and share of steps in groups of two or more."""
     size = np.bincount(codes, minlength=n)
     return {
         f"credit/{name}_groups": float(n),

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class PaperName(NamedTuple):
-    """``names``: of the paper and of frameworks, its arXiv number among them, separated by `` / ``.
+    """``names``: in the paper and in frameworks, and its arXiv number, separated by `` / ``.
 
-    ``ours``: our name for it. ``line``: the words of its launch line, quoted for a shell. ``page``: below docs/.
-    ``note``: where it differs, or what else it needs. ``exact``: else ours is the closest that there is.
+    ``ours``: our name for it. ``line``: its launch line, quoted for a shell. ``page``: below docs/. ``note``: how it
+    differs, or what else it needs. ``exact``: False if ours is only the closest method.
     """
 
     names: str
@@ -239,7 +239,7 @@ def _by_name() -> Mapping[str, PaperName]:
 
 
 def paper_name(name: object) -> PaperName | None:
-    """What the paper or the framework calls ``name``; None: nobody known here does."""
+    """The entry of a name in a paper or a framework; None if the name is unknown."""
     return _by_name().get(plain(name))
 
 

@@ -1,4 +1,4 @@
-"""What an agent loop says about its steps: the versioned record in ``extra_fields["turnkey"]`` of every row.
+"""What an agent loop reports about its steps: the versioned record in ``extra_fields["turnkey"]`` of every row.
 
 ::
 
@@ -9,13 +9,13 @@
                 "penalty": float, "terminated": bool, "truncated": bool, "success": bool,
                 "extra": {name: float | str}, "composed_reward": float, "version": int}]}
 
-``reward`` is the environment's. ``composed_reward`` may be left out; where it stands, the estimators see it in the
-place of ``reward``. The ``version`` of a step is that of the newest weights that wrote it, and may be left out; records
-of version 1 have none.
+``reward`` is the environment's. ``composed_reward`` is optional; where present, the estimators see it instead of
+``reward``. The ``version`` of a step is that of the newest weights that wrote it, and optional; records of version 1
+have none.
 One row per step: one entry. One row per trajectory: one entry per turn. Group and rollout are not in the record, they
-come from verl's row key. ``branch`` tells the trajectories of a rollout that forked apart: it is left out, or 0, on the
-rows of the first one, and records before version 3 have none. A failed episode is a single row with a reason and no
-steps. Only plain Python values: the record travels through msgpack and pickle.
+come from verl's row key. ``branch`` identifies the trajectories of a rollout that forked: absent or 0 on the rows
+of the first one; records before version 3 have none. A failed episode is a single row with a reason and no steps. Only
+plain Python values: the record travels through msgpack and pickle.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def validate_record(record: Any, row_key: str) -> None:
     """Check a record against the schema; ``row_key`` says in errors which row it is.
 
     Raises:
-        RecordError: names the row key and the field, what was expected, and what came.
+        RecordError: names the row key and the field, what was expected, and what was found.
     """
     if type(record) is not dict:
         raise RecordError(f"{row_key}: expected the record to be a dict, got {_got(record)}; build it with make_record")
@@ -140,7 +140,8 @@ def validate_record(record: Any, row_key: str) -> None:
     if failed is None:
         if not steps:
             raise RecordError(
-                f"{row_key}: steps: expected at least one step, got none; an episode without any must say why in failed"
+                f"{row_key}: steps: expected at least one step, got none; an episode without any must state the "
+                "reason in failed"
             )
     elif type(failed) is not str or not failed:
         raise RecordError(f"{row_key}: failed: expected None or the reason as a str, got {_got(failed)}")
@@ -159,7 +160,7 @@ def _check_step(entry: Any, where: str) -> None:
         raise RecordError(f"{where}: expected a step to be a dict, got {_got(entry)}; build it with make_step")
     if not _FIELDS.keys() <= entry.keys() <= _ALL.keys():
         _raise_fields(entry, _FIELDS, where, _OPTIONAL)
-    # type(...) and not isinstance: a bool is no step number, and a numpy scalar would not survive msgpack
+    # type(...) and not isinstance: a bool is not a step number, and a numpy scalar would not survive msgpack
     for name, types in _TYPES:
         if type(entry[name]) not in types:
             _raise_value(entry, name, where)

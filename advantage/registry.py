@@ -181,14 +181,14 @@ def compute_credit(
 ) -> Credit:
     """Credit of every step of ``batch`` by the estimator ``name``; ``params`` are the fields of its dataclass.
 
-    ``modify`` lists modifiers, each by its name or as a mapping with ``name`` and its parameters: the first is next to
-    the estimator, each later one modifies what the ones before it give.
-    ``state`` is the ``Credit.state`` of the batch before, for what is stateful; None at the start.
+    ``modify`` lists modifiers, each by its name or as a mapping with ``name`` and its parameters: the first modifies
+    the estimator, each later one the result of those before it. ``state`` is the ``Credit.state`` of the last batch,
+    for stateful estimators and modifiers; None at the start.
 
     Raises:
         ConfigError: unknown estimator, modifier or parameter (with the closest match), a value of the wrong type or
-            range, or a column that is needed and that the batch was built without.
-        ValueError: what was returned is not one finite number per step.
+            range, or a needed column that the batch lacks.
+        ValueError: the estimator did not return one finite number per step.
     """
     if name not in _ESTIMATORS:
         hint = known_as(name) or did_you_mean(name, _ESTIMATORS)
@@ -202,8 +202,8 @@ def compute_credit(
     parsed = parse(spec.params, params, where=name)
     chosen = parse_modify(modify, method=name)
     _check_given(f"estimator {name!r}", spec.columns(parsed), batch, spec.names_before)
-    for one in chosen:
-        _check_given(f"modifier {one.spec.name!r}", one.columns, batch)
+    for modification in chosen:
+        _check_given(f"modifier {modification.spec.name!r}", modification.columns, batch)
     state = state or {}
 
     def estimate(table: StepBatch) -> Credit:
@@ -212,28 +212,30 @@ def compute_credit(
 
     credit = modified(estimate, chosen, batch, state)
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
-    told = [describe(part, numbers) for part, numbers in (*credit.levels.items(), *credit.parts.items())]
-    metrics = {key: value for described in (anchors, *told, credit.metrics) for key, value in described.items()}
+    described_parts = [describe(part, numbers) for part, numbers in (*credit.levels.items(), *credit.parts.items())]
+    metrics = {
+        key: value for described in (anchors, *described_parts, credit.metrics) for key, value in described.items()
+    }
     return replace(credit, metrics=metrics | describe("advantage", credit.advantage))
 
 
-def _check_given(who: str, columns: Sequence[str], batch: StepBatch, before: Collection[str] = ()) -> None:
+def _check_given(reader: str, columns: Sequence[str], batch: StepBatch, before: Collection[str] = ()) -> None:
     for column in columns:
         if column not in batch.given:
             raise ConfigError(
-                f"{who} needs the column {column!r}, which this batch does not have: {how_to_set(column, before)}"
+                f"{reader} needs the column {column!r}, which this batch does not have: {how_to_set(column, before)}"
             )
 
 
 def _checked(spec: EstimatorSpec, credit: Any, steps: int) -> Credit:
-    """What the estimator returned, or a ValueError that says what is wrong with it."""
-    who = f"estimator {spec.name!r}"
+    """The estimator's result, or a ValueError that says what is wrong with it."""
+    estimator = f"estimator {spec.name!r}"
     if not isinstance(credit, Credit):
-        raise ValueError(f"{who}: expected it to return a Credit, got {type(credit).__name__}")
+        raise ValueError(f"{estimator}: expected it to return a Credit, got {type(credit).__name__}")
     if set(credit.extra) != set(spec.gives):
-        raise ValueError(f"{who}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
-    check_numbers(who, credit, steps)
-    check_sum(who, credit)
+        raise ValueError(f"{estimator}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
+    check_numbers(estimator, credit, steps)
+    check_sum(estimator, credit)
     if foreign := set(credit.state) - set(estimators_state(credit.state)):
-        raise ValueError(f"{who}: Credit.state: {min(foreign)!r} begins as the state of modifiers does; rename it")
+        raise ValueError(f"{estimator}: Credit.state: {min(foreign)!r} begins like the state of modifiers; rename it")
     return credit

@@ -12,11 +12,15 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 
 def check_agent_loop(
-    config: DictConfig, turnkey: TurnkeyConfig, files: list[str], given: tuple[str, ...], forked: tuple[str, ...] = ()
+    config: DictConfig,
+    turnkey: TurnkeyConfig,
+    files: list[str],
+    reward_columns: tuple[str, ...],
+    strategy_columns: tuple[str, ...] = (),
 ) -> None:
-    """Check limits, prompt settings and the first task of ``files``, which is played for a few steps.
+    """Check limits, prompt settings and the first task of ``files``, which the probe plays for a few steps.
 
-    ``given``, ``forked``: the columns that reward components give, and those that the strategy of rollouts gives.
+    ``reward_columns``, ``strategy_columns``: the columns that reward components and the rollout strategy add.
     """
     rollout = config.actor_rollout_ref.rollout
     _check_routing(config)
@@ -32,11 +36,11 @@ def check_agent_loop(
     from verl_turnkey.plugins.checks.probe import probe
 
     if (parquet := [file for file in files if file.endswith(".parquet")]) and turnkey.env.probe:
-        check_columns(config, turnkey, probe(config, turnkey, parquet[0]), given, forked)
+        check_columns(config, turnkey, probe(config, turnkey, parquet[0]), reward_columns, strategy_columns)
 
 
 def _warn_of_silence(turnkey: TurnkeyConfig, template: str, instruction: str) -> None:
-    """Warn where no part of the prompt says how to write an action in a format of the user's own."""
+    """Warn if no part of the prompt explains an action format of the user's own."""
     options = turnkey.rollout
     if instruction and "{format}" not in template:
         warn(
@@ -54,11 +58,11 @@ def _warn_of_silence(turnkey: TurnkeyConfig, template: str, instruction: str) ->
 
 
 def _check_routing(config: DictConfig) -> None:
-    """Routed experts travel with no row of the agent loop turnkey_env."""
+    """Refuse replay of routed experts: the rows of turnkey_env do not carry them."""
     replayed = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": "false"}
     replayed |= {f"actor_rollout_ref.actor.{engine}.router_replay.mode": "R2" for engine in ("megatron", "veomni")}
-    if given := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
-        instead = " and ".join(f"{key}={replayed[key]}" for key in given)
+    if active := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
+        instead = " and ".join(f"{key}={replayed[key]}" for key in active)
         more = " (R2 records routes in the trainer)" if "R2" in instead else ""
         refuse("routed-experts", f"the agent loop turnkey_env does not carry routed experts: set {instead}{more}")
 
@@ -101,5 +105,5 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             refuse(
                 "template-without-summary",
                 f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}, which "
-                f"turnkey.rollout.template={options.template} has not",
+                f"turnkey.rollout.template={options.template} lacks",
             )

@@ -1,6 +1,6 @@
 """Checks of verl's keys under ``algorithm`` in the driver: estimators, rollout correction, group filtering, KL.
 
-verl finds these out after the first rollout, or reads them nowhere.
+verl reports these after the first rollout, or ignores them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FILTER = "algorithm.filter_groups"
 IS_LEVELS = ("token", "sequence")
 BYPASS_LOSSES = ("ppo_clip", "reinforce")
 METRICS = ("reward", "acc", "env_return", "episode_length", "invalid_rate", "unparsed_rate")
-"""what the agent loop turnkey_env reports of each episode, beside ``composed_return.<component>``; ``reward`` is verl's
-name of the composed return"""
+"""metrics that turnkey_env reports per episode, besides ``composed_return.<component>``; ``reward`` is verl's name for
+the composed return"""
 
 
 def check_algorithm(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Refuse keys of former versions, weights that the run would not compute, and names that verl does not know.
+    """Refuse keys of former versions, weights that the run would not compute, and unknown names.
 
     ``loops``: the agent loops of the training rows.
 
@@ -57,14 +57,14 @@ def _check_estimator(config: DictConfig) -> None:
     if name in WITHOUT_INPUT:
         refuse(
             "estimator-input",
-            f"algorithm.adv_estimator={name} needs {WITHOUT_INPUT[name]}, which verl's V1 trainers do not hand over: "
+            f"algorithm.adv_estimator={name} needs {WITHOUT_INPUT[name]}, which verl's V1 trainers do not provide: "
             "choose another one",
         )
     if config.algorithm.get("use_pf_ppo"):
         if name == "gae":
             refuse(
                 "pf-ppo",
-                "algorithm.use_pf_ppo=true draws rows anew, and verl's V1 trainers write their advantages to other "
+                "algorithm.use_pf_ppo=true resamples rows, and verl's V1 trainers then write advantages to the wrong "
                 "rows: set it to false",
             )
         warn("pf-ppo-without-effect", f"algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator={name}")
@@ -78,14 +78,14 @@ def _check_correction(config: DictConfig) -> None:
     if correction.get("bypass_mode") and not config.actor_rollout_ref.rollout.calculate_log_probs:
         refuse(
             "bypass-without-log-probs",
-            f"{CORRECTION}.bypass_mode=true takes the rollout's log-probabilities as the old ones: set "
+            f"{CORRECTION}.bypass_mode=true uses the rollout's log-probabilities as the old ones: set "
             "actor_rollout_ref.rollout.calculate_log_probs=true",
         )
     bypass = correction.get("bypass_mode") and loss != "bypass_mode"
     if bypass and (kind := correction.get("loss_type", BYPASS_LOSSES[0])) != BYPASS_LOSSES[0]:
         refuse(
             "loss-type-without-bypass",
-            f"{CORRECTION}.loss_type={kind} is read by the loss bypass_mode alone, and {LOSS}={loss}: set "
+            f"{CORRECTION}.loss_type={kind} is read only by the loss bypass_mode, but {LOSS}={loss}: set "
             f"{LOSS}=bypass_mode, or {CORRECTION}.loss_type={BYPASS_LOSSES[0]}",
         )
     for key in ("rollout_is", "rollout_rs"):
@@ -113,7 +113,7 @@ def _check_bypass_loss(config: DictConfig, correction: DictConfig | dict) -> Non
     if not correction.get("bypass_mode"):
         refuse(
             "bypass-loss-without-bypass",
-            f"{LOSS}=bypass_mode takes the rollout's log-probabilities for the old ones: set "
+            f"{LOSS}=bypass_mode uses the rollout's log-probabilities as the old ones: set "
             f"{CORRECTION}.bypass_mode=true",
         )
     policy_loss, default = config.actor_rollout_ref.actor.policy_loss, RolloutCorrectionConfig()
@@ -126,23 +126,23 @@ def _check_bypass_loss(config: DictConfig, correction: DictConfig | dict) -> Non
         if key != "bypass_mode" and not is_default and own.get(key, getattr(default, key)) != value:
             refuse(
                 "correction-given-twice",
-                f"{CORRECTION}.{key}={value} is not read where {where} is given, which has {own.get(key)}: set "
+                f"{CORRECTION}.{key}={value} is ignored because {where} is set, which has {own.get(key)}: set "
                 f"{where}.{key}={value}, or drop one of the two",
             )
 
 
 def _check_thresholds(correction: DictConfig | dict) -> None:
-    """What verl reads of the correction when it computes the first advantages, read by its own functions."""
+    """Check levels and thresholds with verl's own parsers, which it calls only at the first advantages."""
     from verl.trainer.ppo import rollout_corr_helper as helper
 
-    level, asked = correction.get("rollout_is"), correction.get("rollout_rs")
-    if level is not None and level not in IS_LEVELS:
+    is_level, rejection = correction.get("rollout_is"), correction.get("rollout_rs")
+    if is_level is not None and is_level not in IS_LEVELS:
         refuse(
             "unknown-rollout-is",
-            f"there is no {CORRECTION}.rollout_is={level!r}{closest(str(level), list(IS_LEVELS))}; choices: "
+            f"there is no {CORRECTION}.rollout_is={is_level!r}{closest(str(is_level), list(IS_LEVELS))}; choices: "
             f"{', '.join(IS_LEVELS)}, null",
         )
-    options = [part.strip() for part in str(asked).split(",")] if asked is not None else []
+    options = [part.strip() for part in str(rejection).split(",")] if rejection is not None else []
     known = sorted(helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
     for option in options:
         if option not in known:
@@ -152,8 +152,8 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
                 f"{', '.join(known)}, null",
             )
     for key, read in {
-        "rollout_is_threshold": lambda given: level and helper._parse_rollout_is_threshold(given),
-        "rollout_rs_threshold": lambda given: options and helper._parse_rollout_rs_thresholds(options, given),
+        "rollout_is_threshold": lambda value: is_level and helper._parse_rollout_is_threshold(value),
+        "rollout_rs_threshold": lambda value: options and helper._parse_rollout_rs_thresholds(options, value),
     }.items():
         try:
             read(correction.get(key))
@@ -162,7 +162,7 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
 
 
 def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
-    """Refuse a metric that no episode has; what verl's own loops tell is known to their reward functions alone."""
+    """Refuse a metric that no episode has; not under verl's loops, whose metrics depend on the reward function."""
     if not OmegaConf.select(config, f"{FILTER}.enable"):
         return
     metric = OmegaConf.select(config, f"{FILTER}.metric")
@@ -194,7 +194,7 @@ def _check_kl(config: DictConfig) -> None:
 
 
 def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """The coefficient of ``use_kl_in_reward``, of which verl's controller learns once Ray runs."""
+    """Check the coefficient of ``use_kl_in_reward``, which verl's controller reads only after Ray has started."""
     if not config.algorithm.use_kl_in_reward:
         return
     key, kind = "algorithm.kl_ctrl.type", str(config.algorithm.kl_ctrl.type)
@@ -202,13 +202,13 @@ def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collect
         refuse("unknown-kl-controller", f"there is no {key}={kind!r}{closest(kind, list(KL_CONTROLLERS))}")
     if kind != "adaptive" or "turnkey_env" not in loops or turnkey.rollout.rows_hold_turns:
         return
-    # verl multiplies the coefficient by 1 +- 0.2 x rows / horizon, of which the sign must not change.
+    # verl multiplies the coefficient by 1 +- 0.2 x rows / horizon, which must stay positive.
     horizon = config.algorithm.kl_ctrl.horizon
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n * turnkey.rollout.max_turns
-    said = (
+    problem = (
         f"{key}=adaptive moves the coefficient by up to 0.2 x rows / algorithm.kl_ctrl.horizon={horizon} a step, and "
-        f"turnkey_env makes a row of each turn, up to {rows}"
+        f"turnkey_env writes a row per turn, up to {rows}"
     )
     if rows >= 5 * horizon:
-        refuse("kl-horizon", f"{said}: it may change its sign. Set kl_ctrl.horizon={10 * rows}, or {key}=fixed")
-    warn("kl-horizon-counts-episodes", f"{said}; in a horizon for episodes these count as episodes")
+        refuse("kl-horizon", f"{problem}: its sign may change. Set kl_ctrl.horizon={10 * rows}, or {key}=fixed")
+    warn("kl-horizon-counts-episodes", f"{problem}; each of these rows counts as an episode of the horizon")

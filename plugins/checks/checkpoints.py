@@ -15,7 +15,7 @@ RESUME_MODES = ("auto", "disable", "resume_path")
 
 
 def check_checkpoints(config: DictConfig, *, use_critic: bool) -> None:
-    """Warn of checkpoints that hold less than a run goes on from; refuse to resume from one that is not whole.
+    """Warn of checkpoints that lack what resuming needs; refuse to resume from an incomplete one.
 
     Raises:
         ConfigError: see :func:`check_resume`.
@@ -25,7 +25,7 @@ def check_checkpoints(config: DictConfig, *, use_critic: bool) -> None:
 
 
 def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
-    """Checkpoints without what a run goes on from: verl resumes from them without a word."""
+    """Warn of checkpoints that lack a part: verl resumes from them silently."""
     resumable = config.trainer.resume_mode != "disable"
     for role, node in roles(config, use_critic=use_critic).items():
         key = f"{'actor_rollout_ref.actor' if role == 'actor' else role}.checkpoint"
@@ -33,8 +33,8 @@ def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
         if saves and OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:
             refuse(
                 "async-save",
-                f"{key}.async_save=true: verl saves asynchronously with Megatron alone, but with {node.strategy} it "
-                f"does not write {TRACKER} either, without which no run resumes: set {key}.async_save=false",
+                f"{key}.async_save=true: verl saves asynchronously only with Megatron, and with {node.strategy} it "
+                f"does not write {TRACKER}, without which no run can resume: set {key}.async_save=false",
             )
         contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
         saved = OmegaConf.select(node, "checkpoint.save_contents") or list(NAMES)
@@ -42,25 +42,25 @@ def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
         if resumable and unsaved and saves:
             warn(
                 "load-not-saved",
-                f"{key}.load_contents={[*contents]} wants {' and '.join(unsaved)}, which save_contents={[*saved]} does "
-                f"not write: no run resumes from the checkpoints of this one. Set {key}.load_contents alike",
+                f"{key}.load_contents={[*contents]} loads {' and '.join(unsaved)}, which save_contents={[*saved]} does "
+                f"not save: no run can resume from these checkpoints. Set {key}.load_contents to the same list",
             )
         if resumable and (lacking := [name for name in NAMES if name not in contents]):
-            lost = "the weights are those that the run began with" if "model" in lacking else "they begin anew"
+            consequence = "the weights are the initial ones" if "model" in lacking else "they start over"
             warn(
                 "load-incomplete",
                 f"{key}.load_contents={[*contents]}, which is save_contents where it is not set, has no "
-                f"{' and no '.join(lacking)}: after a resume {lost}",
+                f"{' and no '.join(lacking)}: after a resume {consequence}",
             )
 
 
 def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None = None) -> None:
-    """Refuse a checkpoint that is not whole. A run whose folder is not on this machine is left alone.
+    """Refuse an incomplete checkpoint. A folder that is not on this machine is not checked.
 
-    ``remembers``: whether the method has a file of its own in them; None: as its parameters say.
+    ``remembers``: whether the method stores a file of its own in checkpoints; None: as its parameters say.
 
     Raises:
-        ConfigError: none is whole, or the one that ``trainer.resume_from_path`` names is not.
+        ConfigError: no checkpoint is complete, or the one in ``trainer.resume_from_path`` is not.
     """
     trainer = config.trainer
     _check_mode(trainer)
@@ -75,13 +75,13 @@ def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None
     if selected and selected.folder is None:
         raise Refusal(
             "no-whole-checkpoint",
-            f"{selected.fault}; no other checkpoint in {Path(trainer.default_local_dir).absolute()} is whole. To begin "
-            "anew set trainer.resume_mode=disable, or another trainer.default_local_dir",
+            f"{selected.fault}; no other checkpoint in {Path(trainer.default_local_dir).absolute()} is complete. To "
+            "start over set trainer.resume_mode=disable, or another trainer.default_local_dir",
         )
 
 
 def _check_mode(trainer: DictConfig) -> None:
-    """Refuse what verl finds out once all models are loaded."""
+    """Refuse modes and paths that verl rejects only after loading the models."""
     mode, path = trainer.resume_mode, trainer.resume_from_path
     if mode not in RESUME_MODES:
         refuse("unknown-resume-mode", f"there is no trainer.resume_mode={mode!r}: choices: {', '.join(RESUME_MODES)}")
@@ -89,7 +89,8 @@ def _check_mode(trainer: DictConfig) -> None:
         if path is not None:
             warn(
                 "resume-path-without-effect",
-                f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}: resume_path takes it",
+                f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}: only resume_path "
+                "reads it",
             )
     elif not isinstance(path, str) or not re.search(r"global_step_\d+$", path):
         refuse(

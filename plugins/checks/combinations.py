@@ -1,4 +1,4 @@
-"""Warnings about settings that are valid each, and rarely intended together."""
+"""Warnings about settings that are valid on their own and rarely intended together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_turnkey.plugins.checks.findings import warn
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
-# verl's estimators that take each row for a rollout, and the method of ours that compares the same things by steps.
+# verl's estimators that treat each row as a rollout, and our method that makes the same comparison by steps.
 # Under grpo verl itself takes the last row of an episode; gae works on tokens.
 BY_ROWS = {
     "rloo": "rloo_steps",
@@ -24,12 +24,12 @@ BY_ROWS = {
 }
 # Methods without a part that sums an episode's rewards without a discount.
 DISCOUNTED = ("rebn", "turn_gae", "vc_gae", "turn_norm", "marshal", "hae")
-# verl's estimators that discount the rewards of tokens: what they compare is no sum over an episode's steps.
+# verl's estimators that discount rewards per token: they do not compare sums over an episode's steps.
 BY_TOKENS = ("gae", "reinforce_plus_plus")
 
 
 def warn_of_combinations(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Warn of each; ``loops``: the agent loops of the training rows."""
+    """Warn of each such combination; ``loops``: the agent loops of the training rows."""
     for message in (*_rows(config, turnkey, loops), *_discounts(config, turnkey), *_histories(config, turnkey, loops)):
         warn("combination", message)
     strategy = read_strategy(turnkey.rollout.strategy)
@@ -46,8 +46,8 @@ def _rows(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     name = str(config.algorithm.adv_estimator)
     if name in BY_ROWS and "turnkey_env" in loops and not turnkey.rollout.rows_hold_turns:
         yield (
-            f"algorithm.adv_estimator={name} takes each row for a rollout, and turnkey_env writes a row per step: a "
-            f"long episode counts as often as it has steps. By episodes: +turnkey={BY_ROWS[name]}"
+            f"algorithm.adv_estimator={name} treats each row as a rollout, and turnkey_env writes a row per step: a "
+            f"long episode counts as often as it has steps. To compare episodes use +turnkey={BY_ROWS[name]}"
         )
 
 
@@ -56,12 +56,12 @@ def _discounts(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[str]:
     if name in BY_TOKENS:
         return
     own = float(getattr(credit_params(config, turnkey), "gamma", 1.0)) if spec and spec.name in DISCOUNTED else 1.0
-    what = f"turnkey.credit.gamma={own}" if spec and spec.name in DISCOUNTED else "outcomes without a discount"
+    outcomes = f"turnkey.credit.gamma={own}" if spec and spec.name in DISCOUNTED else "outcomes without a discount"
     for entry in turnkey.rewards:
         if entry.get("name") == "potential" and not entry.get("column") and entry.get("gamma") != own:
             yield (
                 f"turnkey.rewards: potential with gamma={entry.get('gamma')} changes which policy is best, since "
-                f"{spec.name if spec else name} compares {what}: set its gamma to {own}"
+                f"{spec.name if spec else name} compares {outcomes}: set its gamma to {own}"
             )
 
 
@@ -72,6 +72,6 @@ def _histories(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str
     compared = credit_params(config, turnkey).history
     if compared != turnkey.rollout.history:
         yield (
-            f"turnkey.credit.history={compared} and turnkey.rollout.history={turnkey.rollout.history}: hgpo compares "
-            "steps by as many past states as the prompts show: give both the same number"
+            f"turnkey.credit.history={compared} and turnkey.rollout.history={turnkey.rollout.history}: hgpo is meant "
+            "to compare as many past states as the prompts show: set both to the same number"
         )

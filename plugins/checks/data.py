@@ -17,6 +17,7 @@ from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+from verl_turnkey.plugins.verl_api.internals import own_manager
 
 
 def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str]) -> list[str]:
@@ -28,7 +29,7 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
     Raises:
         ConfigError: a file is missing, of an unknown kind, unreadable, without a needed column or with too few rows, or
             a row names an unknown agent loop, an unknown environment or arguments that it does not take.
-        TaskFormatError: a row's task is none.
+        TaskFormatError: a row's task is malformed.
         MissingPackageError: an environment of the tasks needs a package that is not installed.
     """
     if path := (config.data.get("custom_cls") or {}).get("path"):
@@ -40,12 +41,12 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         files = listed(config, key)
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
-            refuse("data-file-missing", f"data.{key} is empty: verl wants a file{unused}")
+            refuse("data-file-missing", f"data.{key} is empty: verl needs a file{unused}")
         _check_brackets(f"data.{key}", patterns(config, key))
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
         _check_named(f"data.{key}", local[key])
         number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
-        if len(local[key]) == len(files):  # else some are elsewhere: they cannot be counted here
+        if len(local[key]) == len(files):  # else some are elsewhere and cannot be counted
             _check_number(config, key, number)
     return local["train_files"]
 
@@ -62,7 +63,7 @@ def _check_brackets(key: str, names: Sequence[str]) -> None:
 
 
 def _readable(config: DictConfig, key: str, file: str) -> bool:
-    """Whether ``file`` is on this machine; it is refused when it should be, or verl could not read it."""
+    """Whether ``file`` is on this machine; refused if it should be and is not, or if verl could not read it."""
     path = Path(file).expanduser()
     if path.suffix not in FORMATS:
         refuse("data-format", f"{key}={file}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
@@ -86,40 +87,43 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
 
 def _check_named(key: str, files: Sequence[str]) -> None:
     """Refuse a column of agent loops in some files only: verl joins them, and rows without an entry have no loop."""
-    named = {LOOP_COLUMN in columns(file): file for file in files}
-    if len(named) > 1:
+    file_by_presence = {LOOP_COLUMN in columns(file): file for file in files}
+    if len(file_by_presence) > 1:
         refuse(
             "agent-name-in-some-files",
-            f"{key}: {named[True]} has a column {LOOP_COLUMN!r} and {named[False]} has none, whose rows verl would "
-            "give no agent loop, not the default one: write the column into both, or into none",
+            f"{key}: {file_by_presence[True]} has a column {LOOP_COLUMN!r} and {file_by_presence[False]} has none, "
+            "whose rows verl would give no agent loop, not even the default one: write the column into both files, or "
+            "into neither",
         )
 
 
-def without_tasks(file: str, held: Sequence[str]) -> Refusal:
-    """The error of a file that has the columns ``held``, and not the one with the tasks."""
+def without_tasks(file: str, file_columns: Sequence[str]) -> Refusal:
+    """The error for a file that has the columns ``file_columns`` but not the one with the tasks."""
     return Refusal(
         "task-column-missing",
-        f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: {', '.join(held)}): write "
-        "the file with `turnkey tasks`, or choose another loop with actor_rollout_ref.rollout.agent.default_agent_loop",
+        f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
+        f"{', '.join(file_columns)}): write the file with `turnkey tasks`, or choose another loop with "
+        "actor_rollout_ref.rollout.agent.default_agent_loop",
     )
 
 
 def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str, loops: Sequence[str]) -> int:
     """Check all rows of a local file; returns their number."""
-    held, prompt = columns(file), str(config.data.prompt_key)
-    if held and prompt not in held:
+    file_columns, prompt = columns(file), str(config.data.prompt_key)
+    if file_columns and prompt not in file_columns:
         refuse(
             "prompt-column-missing",
-            f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, held)}",
+            f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, file_columns)}",
         )
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
-    seen: set[tuple[str, ...]] = set()
-    wanted = [column for column in (LOOP_COLUMN, COLUMN) if column in held]
+    own_loops = own_manager(config) is not None
+    checked: set[tuple[str, ...]] = set()
+    read_columns = [column for column in (LOOP_COLUMN, COLUMN) if column in file_columns]
     number = 0
-    for number, values in enumerate(rows(file, wanted or held[:1]), start=1):
-        row = dict(zip(wanted, values, strict=False))
+    for number, values in enumerate(rows(file, read_columns or file_columns[:1]), start=1):
+        row = dict(zip(read_columns, values, strict=False))
         loop = row.get(LOOP_COLUMN, default)
-        if loop not in loops:
+        if loop not in loops and not own_loops:
             refuse(
                 "unknown-agent-name",
                 f"{key}={file}, row {number - 1}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
@@ -128,13 +132,13 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         if loop != "turnkey_env":
             continue
         if COLUMN not in row:
-            raise without_tasks(file, held)
-        _check_task(turnkey, f"{key}={file}, row {number - 1}", row[COLUMN], seen)
+            raise without_tasks(file, file_columns)
+        _check_task(turnkey, f"{key}={file}, row {number - 1}", row[COLUMN], checked)
     return number
 
 
-def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[str, ...]]) -> None:
-    """Check the format of a task, and once for each environment and set of argument names, whether these exist."""
+def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tuple[str, ...]]) -> None:
+    """Check the format of a task, and once per environment and set of argument names whether they exist."""
     try:
         task = Task.from_json(text)
     except TaskFormatError as error:
@@ -146,13 +150,13 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[s
             f"{where}: neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>",
         )
         return
-    given = {**turnkey.env.kwargs, **task.kwargs}
-    kind = (env_id, *sorted(given))
-    if kind in seen:
+    arguments = {**turnkey.env.kwargs, **task.kwargs}
+    kind = (env_id, *sorted(arguments))
+    if kind in checked:
         return
-    seen.add(kind)
+    checked.add(kind)
     try:
-        check_call(env_id, given)
+        check_call(env_id, arguments)
     except MissingPackageError:
         if turnkey.env.probe:  # else the packages may be on the other machines only
             raise
@@ -161,29 +165,29 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, seen: set[tuple[s
 
 
 def _check_number(config: DictConfig, key: str, rows: int) -> None:
-    """Refuse data that fill no batch: verl divides by the number of batches."""
+    """Refuse fewer tasks than a batch has: verl divides by the number of batches."""
     rows = taken(config, key, rows)
     for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():
-        wanted = config.data.get(size)
-        if wanted and rows < wanted:
+        batch_size = config.data.get(size)
+        if batch_size and rows < batch_size:
             refuse(
                 "too-few-tasks",
-                f"data.{key} gives {rows} tasks, fewer than data.{size}={wanted}: write more with `turnkey tasks`, or "
-                f"lower data.{size}",
+                f"data.{key} gives {rows} tasks, fewer than data.{size}={batch_size}: write more with `turnkey "
+                f"tasks`, or lower data.{size}",
             )
     if not rows:
-        refuse("no-tasks", f"data.{key} holds no tasks: write some with `turnkey tasks`")
+        refuse("no-tasks", f"data.{key} contains no tasks: write some with `turnkey tasks`")
 
 
 def warn_of_shared(config: DictConfig) -> None:
-    """Warn where validation does not measure what was not trained."""
+    """Warn of validation tasks that are trained on."""
     if config.trainer.test_freq is None or (config.trainer.test_freq <= 0 and not config.trainer.val_before_train):
         return
     shared, total = shared_tasks(config)
     if shared:
         warn(
             "validation-tasks-trained",
-            f"{shared} of {total} validation tasks are of those that training draws from (data.val_files, "
+            f"{shared} of {total} validation tasks are training tasks, too (data.val_files, "
             'data.train_files): write them with another split, as in `turnkey tasks --kwargs \'{"split": "train"}\' '
             '--val-kwargs \'{"split": "test"}\'`, or with other seeds',
         )

@@ -35,7 +35,7 @@ class Refused(ConfigError, CompactHydraException):
 
 @contextmanager
 def _in_sentences(config: Any) -> Iterator[None]:
-    """No error of a check without a sentence, whatever the value that it could not compute with."""
+    """Turn every error of a check into a readable message, whatever value caused it."""
     try:
         yield
     except EXPECTED as error:
@@ -47,10 +47,10 @@ def _in_sentences(config: Any) -> Iterator[None]:
 
 
 def resolve_and_check(config: Any, *, use_critic: bool) -> list[resolve.Change]:
-    """Check the values, make the writes that follow from them, check what results.
+    """Check the values, set the keys that follow from them, and check the result.
 
     Returns:
-        What was written.
+        The keys that were set.
 
     Raises:
         ConfigError: lists every error.
@@ -60,12 +60,12 @@ def resolve_and_check(config: Any, *, use_critic: bool) -> list[resolve.Change]:
 
     with collecting(config) as findings:
         check_values(config, use_critic=use_critic)
-        made = [findings.run(resolve.absolute_paths, config)]
+        changes = [findings.run(resolve.absolute_paths, config)]
         import_modules(turnkey_config(config).modules)  # which may register the method
         if str(OmegaConf.select(config, MODE)).startswith("turnkey_"):
-            made += [findings.run(write, config, use_critic) for write in resolve.OF_OUR_TRAINERS]
+            changes += [findings.run(write, config, use_critic) for write in resolve.OF_OUR_TRAINERS]
         check(config, use_critic=use_critic)
-    return [change for change in made if change]
+    return [change for change in changes if change]
 
 
 def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
@@ -73,8 +73,8 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
 
     Raises:
         Refused: a check of this package failed; the cause is the error itself.
-        SystemExit: the same, in verl's main program: after the message alone, not after all words of the line, as
-            Hydra would print them. ``HYDRA_FULL_ERROR=1`` shows the traceback.
+        SystemExit: the same in verl's main program, which prints the message alone; Hydra would add the whole line.
+            ``HYDRA_FULL_ERROR=1`` shows the traceback.
     """
     try:
         _validate(config, use_reference_policy, use_critic, verls)
@@ -93,12 +93,12 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
         warnings.filterwarnings("always", category=UserWarning)
         machine.settle(config)
         with collecting(config) as findings:
-            lost = findings.run(replaced, config, sys.argv[1:]) or []
+            overridden = findings.run(replaced, config, sys.argv[1:]) or []
             changes = resolve_and_check(config, use_critic=use_critic)
-    said = [f"replaced: {text}" for text in lost] + [str(change) for change in changes]
+    notices = [f"replaced: {text}" for text in overridden] + [str(change) for change in changes]
     for warning in caught:
         if isinstance(warning.message, RuleWarning):
-            said.append(described(warning.message))
+            notices.append(described(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     verls(config, use_reference_policy, use_critic)
@@ -107,6 +107,6 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
     with _in_sentences(config):
         if OmegaConf.select(config, "turnkey.log.trajectories"):
             resolve.log_segment(config, new_segment(), tasks(config, "val_files"))
-        lines = header(config, said)
+        lines = header(config, notices)
     if lines:
         print("\n".join(lines), flush=True)

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task
+from verl_turnkey.plugins.verl_api.internals import own_manager
 
 FORMATS = (".parquet", ".json", ".jsonl")
 """suffixes that verl reads"""
@@ -38,19 +39,22 @@ def local_parquet(config: DictConfig) -> list[str]:
 
 
 def training_loops(config: DictConfig) -> set[str]:
-    """The agent loops of the training rows: a row's own, where the data name one, else the default one.
+    """The agent loops of the training rows: those that the data name, else the default one.
 
-    The default one, too, where nothing can be read: files elsewhere, broken ones, those of ``data.custom_cls``.
+    The default one, too, where files cannot be read: remote or broken ones, those of ``data.custom_cls``. A user's
+    agent-loop manager stands for loops of its own, unless the default one is ``turnkey_env``.
     """
     default = {str(config.actor_rollout_ref.rollout.agent.default_agent_loop)}
-    found: set[str] = set()
+    if default != {"turnkey_env"} and (manager := own_manager(config)):
+        return {manager}
+    loops: set[str] = set()
     for file in [] if (config.data.get("custom_cls") or {}).get("path") else listed(config, "train_files"):
         try:
-            named = LOOP_COLUMN in columns(file)
-            found |= {str(loop) for (loop,) in rows(file, [LOOP_COLUMN])} if named else default
-        except (OSError, ValueError):  # whoever checks the data says what is wrong with it
-            found |= default
-    return found or default
+            has_column = LOOP_COLUMN in columns(file)
+            loops |= {str(loop) for (loop,) in rows(file, [LOOP_COLUMN])} if has_column else default
+        except (OSError, ValueError):  # the checks of the data report it
+            loops |= default
+    return loops or default
 
 
 def columns(file: str) -> list[str]:
@@ -100,17 +104,17 @@ def taken(config: DictConfig, key: str, rows: int) -> int:
 def steps_until_data_end(config: DictConfig) -> int | None:
     """Training steps in ``trainer.total_epochs``, as verl counts them; None where :func:`tasks` is.
 
-    They are fewer where ``data.filter_overlong_prompts`` drops tasks, of which verl learns when it reads them.
+    There are fewer where ``data.filter_overlong_prompts`` drops tasks, which is known only once verl has read them.
     """
     number = tasks(config, "train_files")
     return None if number is None else number // config.data.train_batch_size * config.trainer.total_epochs
 
 
 def shared_tasks(config: DictConfig) -> tuple[int, int]:
-    """How many validation tasks training draws from, too, and how many there are.
+    """The number of validation tasks that are training tasks, too, and of all validation tasks.
 
     A task is its environment, arguments and seed. An environment of :data:`HELD_OUT_SPLITS` has a finite set of tasks
-    in each split, whatever the seed: there a validation task counts whose split training uses.
+    per split, whatever the seed: there a validation task counts if training uses its split.
     """
     train, val = (_of_config(config, key) for key in ("train_files", "val_files"))
     known = set(train)
@@ -156,5 +160,5 @@ def json_rows(path: Path) -> list[Mapping[str, Any]]:
     is_list = text.lstrip().startswith("[")
     objects = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
     if not all(isinstance(row, dict) for row in objects):
-        raise ValueError("a row is no object")
+        raise ValueError("a row is not an object")
     return objects

@@ -1,7 +1,7 @@
-"""What checks find on a launch line: all of it at once, each finding with an id by which it can be ignored.
+"""Findings of the checks on a launch line, reported together, each with an id by which it can be ignored.
 
 A rule is a call of :func:`refuse` or :func:`warn` with its id. ``turnkey.ignore=[id]`` turns a refusal into a warning
-and silences a warning, so that a rule which a newer verl made false locks nobody out.
+and silences a warning, so that a rule which a newer verl made wrong locks nobody out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
 from verl_turnkey.plugins.verl_api import internals
 
-# These and the errors below that are raised of the values of `turnkey` cannot be ignored.
+# These cannot be ignored, nor can errors about values below `turnkey`.
 ID_BY_ERROR: dict[type[Exception], str] = {
     errors.UnknownEnvironmentError: "environment-unknown",
     errors.MissingPackageError: "environment-package",
@@ -28,7 +28,7 @@ ID_BY_ERROR: dict[type[Exception], str] = {
     errors.PromptTooLongError: "prompt-too-long",
     errors.TaskFormatError: "task-format",
 }
-# Errors in the user's input: their messages say what to change, and are shown without a traceback.
+# Errors in the user's input: the messages say what to change and are shown without a traceback.
 EXPECTED = (ConfigError, *ID_BY_ERROR)
 _OF_VALUE = re.compile(r"(turnkey\.[\w.\[\]]+): (?:(expected |missing)|unknown key|\w+ has no such parameter)")
 IGNORE = "turnkey.ignore"
@@ -58,13 +58,13 @@ class Findings:
         self.ignored = ignored
         self.errors: list[Exception] = []
         self.overruled = False
-        """whether a refusal has been ignored, after which a check may stumble"""
+        """whether a refusal has been ignored, after which a later check may fail"""
 
     def run(self, check: Callable[..., Returned], *args: Any, **kwargs: Any) -> Returned | None:
-        """What ``check`` returns, or None after a refusal, which is kept.
+        """The result of ``check``, or None after a refusal, which is collected.
 
         Raises:
-            Exception: an unexpected error, unless something has been refused: then it may only follow from that.
+            Exception: an unexpected error, unless something has been refused, which may be its cause.
         """
         try:
             return check(*args, **kwargs)
@@ -74,7 +74,10 @@ class Findings:
             if not self.errors and not self.overruled:
                 raise
             if not self.errors:
-                warn("check-incomplete", f"{check.__name__} stopped after what {IGNORE} let pass: {error!r}")
+                warn(
+                    "check-incomplete",
+                    f"{check.__name__} did not finish, since {IGNORE} let a refused value pass: {error!r}",
+                )
         return None
 
     def raise_errors(self) -> None:
@@ -118,10 +121,10 @@ def collecting(config: DictConfig) -> Iterator[Findings]:
 def refuse(id: str, message: str, *, verl: str = "") -> None:
     """Refuse the launch line by the rule ``id``; returns where that rule is ignored.
 
-    ``verl``: the versions of which it holds, as ``"<0.10"``.
+    ``verl``: the versions for which the rule holds, as ``"<0.10"``.
 
     Raises:
-        Refusal: the message says what was expected, what came, and the key to change.
+        Refusal: the message says what was expected, what was found, and the key to change.
     """
     if not _holds(verl):
         return
@@ -171,7 +174,7 @@ def described(error: Exception | Warning) -> str:
 
 
 def id_of(error: Exception | Warning) -> str | None:
-    """The id of the rule by which ``error`` was raised; of a value below ``turnkey`` it is that of its key."""
+    """The id of the rule that raised ``error``; for a value below ``turnkey``, the id of its key."""
     if isinstance(error, Refusal | RuleWarning):
         return error.id
     if isinstance(error, ConfigError) and (of_value := _OF_VALUE.match(str(error))):
@@ -183,4 +186,4 @@ def ignored(config: DictConfig) -> frozenset[str]:
     """The ids in ``turnkey.ignore``."""
     node = config.get("turnkey")
     ids = node.get("ignore") if isinstance(node, DictConfig) else None
-    return frozenset(map(str, ids)) if isinstance(ids, ListConfig) else frozenset()  # refused as of another type
+    return frozenset(map(str, ids)) if isinstance(ids, ListConfig) else frozenset()  # another type is refused elsewhere

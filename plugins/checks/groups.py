@@ -1,4 +1,4 @@
-"""Checks in the driver of how often tasks are played, and which groups are trained."""
+"""Driver checks of ``turnkey.groups``: how often tasks are played, which groups are trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEEP = "turnkey.groups.keep"
 def check_groups(
     config: DictConfig, turnkey: TurnkeyConfig, mode: str, files: Sequence[str], loops: Collection[str]
 ) -> None:
-    """Refuse what cannot work.
+    """Refuse settings of ``turnkey.groups`` that cannot work.
 
     ``mode`` is ``trainer.v1.trainer_mode``, ``files`` the data that are on this machine, ``loops`` the agent loops of
     their rows.
@@ -55,29 +55,27 @@ def check_groups(
 
 
 def _check_kept(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    asked = f"{KEEP}={turnkey.groups.keep}"
+    setting = f"{KEEP}={turnkey.groups.keep}"
     if config.actor_rollout_ref.rollout.n < 2:
         refuse(
             "keep-single-rollout",
-            f"{asked} compares the rewards of the episodes of a task, and actor_rollout_ref.rollout.n="
+            f"{setting} compares the rewards of the episodes of a task, but actor_rollout_ref.rollout.n="
             f"{config.actor_rollout_ref.rollout.n}: raise it to 2 or more",
         )
     forked = read_strategy(turnkey.rollout.strategy)
     if forked and forked[0].trains:
         refuse(
             "keep-branching",
-            f"{asked} sees one outcome per rollout, and {KEY}={forked[0].name} trains several: set {KEEP} to 1",
+            f"{setting} sees one outcome per rollout, and {KEY}={forked[0].name} trains several: set {KEEP} to 1",
         )
     batch = config.data.train_batch_size // updates_of_a_step(config)
     if turnkey.groups.keep_by == "groups" and not turnkey.groups.kept(batch):
         refuse(
             "keep-too-small",
-            f"{asked} is less than one of the {batch} groups of an update (data.train_batch_size): raise it to "
+            f"{setting} is less than one of the {batch} groups of an update (data.train_batch_size): raise it to "
             f"{1 / batch:.3g} or more",
         )
-    _warn_remembering(
-        config, turnkey, f"{asked}: what {{}} remembers of the batches before is of the kept groups alone"
-    )
+    _warn_remembering(config, turnkey, f"{setting}: {{}} then remembers only the kept groups of earlier batches")
 
 
 def _warn_remembering(config: DictConfig, turnkey: TurnkeyConfig, message: str) -> None:
@@ -87,130 +85,131 @@ def _warn_remembering(config: DictConfig, turnkey: TurnkeyConfig, message: str) 
 
 def _check_allocation(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str]) -> None:
     groups = turnkey.groups
-    asked, n = f"turnkey.groups.allocation={groups.allocation}", config.actor_rollout_ref.rollout.n
+    setting, n = f"turnkey.groups.allocation={groups.allocation}", config.actor_rollout_ref.rollout.n
     low, high = groups.bounds(n)
     if not low < n < high:
         refuse(
             "allocation-range",
-            f"{asked} gives each task from {low} to {high} episodes (turnkey.groups.n_low, n_high), and {n} on "
+            f"{setting} gives each task from {low} to {high} episodes (turnkey.groups.n_low, n_high), and {n} on "
             "average: expected n_low < actor_rollout_ref.rollout.n < n_high",
         )
     if low == 1:
         warn(
             "allocation-single-episode",
-            f"{asked} may play a task once (turnkey.groups.n_low=1), which methods that compare the episodes of a task "
-            "give no credit",
+            f"{setting} may play a task once (turnkey.groups.n_low=1), and methods that compare the episodes of a "
+            "task give a single one no credit",
         )
     forked = read_strategy(turnkey.rollout.strategy)
     if forked and getattr(forked[1], "trajectories", None) is not None:
         refuse(
             "allocation-branching",
-            f"{asked} varies the rollouts of a task, and {KEY}={forked[0].name} counts its trajectories by "
-            "actor_rollout_ref.rollout.n: take even",
+            f"{setting} varies the rollouts of a task, and {KEY}={forked[0].name} counts its trajectories by "
+            "actor_rollout_ref.rollout.n: set turnkey.groups.allocation=even",
         )
     if config.data.train_batch_size < 2:
         refuse(
             "allocation-single-task",
-            f"{asked} divides the episodes of a batch among its tasks: raise data.train_batch_size",
+            f"{setting} divides the episodes of a batch among its tasks: raise data.train_batch_size",
         )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         refuse(
             "allocation-filter-groups",
-            f"{asked} learns from all groups, and algorithm.filter_groups.enable=true drops those that end alike "
+            f"{setting} learns from all groups, and algorithm.filter_groups.enable=true drops those that end alike "
             "before they are seen: set it to false; turnkey.groups.keep leaves out groups as well",
         )
     for file in files:
         if COLUMN in columns(file):
             refuse(
                 "allocation-column",
-                f"{file} has a column {COLUMN}, which {asked} would overwrite: drop it, or take even",
+                f"{file} has a column {COLUMN}, which {setting} would overwrite: drop it, or set allocation=even",
             )
 
 
 def _check_hints(config: DictConfig, turnkey: TurnkeyConfig, files: Sequence[str], loops: Collection[str]) -> None:
-    asked = f"turnkey.groups.hint_high={turnkey.groups.hint_high}"
+    setting = f"turnkey.groups.hint_high={turnkey.groups.hint_high}"
     if "turnkey_env" not in loops:
         refuse(
-            "hints-agent-loop", f"{asked} has no effect with the agent loop {min(loops)}: only turnkey_env shows hints"
+            "hints-agent-loop",
+            f"{setting} has no effect with the agent loop {min(loops)}: only turnkey_env shows hints",
         )
     if "{task}" not in load_template(turnkey.rollout.template):
         refuse(
             "hints-template",
-            f"{asked} shows hints behind the task, and turnkey.rollout.template={turnkey.rollout.template} does not "
+            f"{setting} shows hints after the task, but turnkey.rollout.template={turnkey.rollout.template} does not "
             "show the {task}",
         )
     if lacking := [file for file in files if HINT not in columns(file)]:
         refuse(
             "hints-missing",
-            f"{asked} shows the hints of the data, and {lacking[0]} has no column {HINT!r} with a text for each task",
+            f"{setting} shows the hints of the data, but {lacking[0]} has no column {HINT!r} with a text for each task",
         )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         refuse(
             "hints-filter-groups",
-            f"{asked} is for tasks that nobody solves, which algorithm.filter_groups.enable=true drops before they are "
-            "seen: set it to false",
+            f"{setting} is for tasks that nobody solves, which algorithm.filter_groups.enable=true drops before they "
+            "are seen: set it to false",
         )
     _warn_remembering(
-        config, turnkey, f"{asked}: what {{}} remembers of the batches before has outcomes with hints in it"
+        config, turnkey, f"{setting}: what {{}} remembers of earlier batches includes outcomes with hints"
     )
 
 
 def _check_stored(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     groups, rollout = turnkey.groups, config.actor_rollout_ref.rollout
     name = "replay" if groups.replay else "buffer"
-    asked = f"turnkey.groups.{name}={getattr(groups, name)}"
+    setting = f"turnkey.groups.{name}={getattr(groups, name)}"
     if groups.replay and groups.buffer:
         refuse(
             "stored-twice",
-            f"{asked} and turnkey.groups.buffer={groups.buffer} may train one stored episode twice in a batch: set one "
-            "of them to 0",
+            f"{setting} and turnkey.groups.buffer={groups.buffer} may train one stored episode twice in a batch: set "
+            "one of them to 0",
         )
     if groups.keep < 1:
         refuse(
             "stored-keep",
-            f"{asked} adds where all episodes of a group ended alike, which {KEEP}={groups.keep} leaves out: set one "
+            f"{setting} adds episodes to groups that all ended alike, which {KEEP}={groups.keep} leaves out: set one "
             f"of them to its default, turnkey.groups.{name}=0 or {KEEP}=1",
         )
     if groups.replay and groups.hint_high:
         refuse(
             "stored-hints",
-            f"{asked} may compare episodes that were played with a hint with those without "
+            f"{setting} may compare episodes that were played with a hint with those without "
             f"(turnkey.groups.hint_high={groups.hint_high}): set one of them to 0",
         )
     if groups.buffer and rollout.n < 2:
         refuse(
             "stored-single-rollout",
-            f"turnkey.groups.buffer={groups.buffer} stores groups whose episodes have different rewards, and "
+            f"turnkey.groups.buffer={groups.buffer} stores groups whose episodes have different rewards, but "
             f"actor_rollout_ref.rollout.n={rollout.n}: raise it to 2 or more",
         )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         refuse(
             "stored-filter-groups",
-            f"{asked} adds where all episodes of a group ended alike, which algorithm.filter_groups.enable=true drops "
+            f"{setting} adds episodes to groups that all ended alike, which algorithm.filter_groups.enable=true drops "
             "before they are seen: set it to false",
         )
     forked = read_strategy(turnkey.rollout.strategy)
     if forked:
         refuse(
             "stored-branching",
-            f"{asked} stores episodes that do not fork, and {KEY}={forked[0].name}: set {KEY} to independent",
+            f"{setting} stores episodes that do not fork, but {KEY}={forked[0].name}: set {KEY} to independent",
         )
     if rollout.get("enable_rollout_routing_replay", False):
         refuse(
             "stored-routing",
-            f"{asked} would have older weights' routes of experts followed: set "
+            f"{setting} would replay the expert routes of older weights: set "
             "actor_rollout_ref.rollout.enable_rollout_routing_replay=false",
         )
     if not rollout.calculate_log_probs:
         refuse(
             "stored-log-probs",
-            f"{asked} stores each episode with the log-probabilities of the policy that played it: set "
+            f"{setting} stores each episode with the log-probabilities of the policy that played it: set "
             "actor_rollout_ref.rollout.calculate_log_probs=true",
         )
     if not (OmegaConf.select(config, BYPASS) or OmegaConf.select(config, "algorithm.rollout_correction.rollout_is")):
         warn(
             "stored-uncorrected",
-            f"{asked} trains episodes of older weights as if the current ones had played them: set "
+            f"{setting} trains episodes of older weights as if the current ones had played them: set "
             f"algorithm.rollout_correction.rollout_is=token, or {BYPASS}=true",
         )
-    _warn_remembering(config, turnkey, f"{asked}: what {{}} remembers of the batches before has stored episodes in it")
+    _warn_remembering(config, turnkey, f"{setting}: what {{}} remembers of earlier batches includes stored episodes")

@@ -56,7 +56,7 @@ def _sampled(temperature: float, top_p: float, top_k: int) -> str:
 
 
 def _strategy(run: Run) -> str:
-    """How episodes fork, and what comes to the episodes of a step at most."""
+    """How episodes fork, and the most that this adds to a step."""
     strategy = read_strategy(run.turnkey.rollout.strategy) if run.our_loop else None
     if strategy is None or not run.trains:
         return ""
@@ -115,7 +115,7 @@ def _stored(run: Run) -> str:
 
 
 def _examples(run: Run) -> str:
-    """How many example turns prompts show, and about how many tokens they are where the tokenizer lies here."""
+    """Number of example turns in the prompts, and about how many tokens they have if the tokenizer is a local file."""
     options = run.turnkey.rollout
     turns = load_examples(options.examples) if run.our_loop else ()
     if not turns:

@@ -24,7 +24,7 @@ from verl_turnkey.plugins.config.schema import (
 
 @dataclass(frozen=True)
 class Run:
-    """A configuration that has passed the checks, and what several lines of the header read from it."""
+    """A configuration that has passed the checks, and what several header lines read from it."""
 
     config: DictConfig
     turnkey: TurnkeyConfig
@@ -79,7 +79,7 @@ def changed(params: Any) -> str:
 
 
 def _preset(run: Run) -> str:
-    """The published settings that the run starts from, and those that it does not keep."""
+    """The published settings that the run starts from, and those that it changes."""
     name = run.turnkey.preset.name
     if not name or name not in names():
         return name or ""  # the user's own file
@@ -94,8 +94,8 @@ def _preset(run: Run) -> str:
 
 def _estimator(run: Run) -> str:
     name = run.config.algorithm.adv_estimator
-    ours = estimator_of(run.config) is not None
-    return f"{name}: {changed(credit_params(run.config, run.turnkey))}" if ours else f"{name} (verl's)"
+    is_ours = estimator_of(run.config) is not None
+    return f"{name}: {changed(credit_params(run.config, run.turnkey))}" if is_ours else f"{name} (verl's)"
 
 
 def _modified(run: Run) -> str:
@@ -116,7 +116,7 @@ def _trainer(run: Run) -> str:
 
 
 def _device(run: Run) -> str:
-    """What ``+turnkey/device=cpu`` chose by the machine and the model."""
+    """What ``+turnkey/device=cpu`` chose for the machine and the model."""
     config = run.config
     if str(config.trainer.device) != "cpu":
         return ""
@@ -127,7 +127,7 @@ def _device(run: Run) -> str:
 
 
 def _steps(run: Run) -> str:
-    """How many there are, and how many of them are the critic's alone."""
+    """The number of training steps, and how many of them train only the critic."""
     config = run.config
     if not run.trains:
         return "none: one validation (trainer.val_only=true)"
@@ -135,8 +135,8 @@ def _steps(run: Run) -> str:
     number = min((end for end in ends if end is not None), default=None)
     most = "at most " if config.data.get("filter_overlong_prompts") and number != ends[0] else ""
     warm_up = config.trainer.get("critic_warmup") or 0
-    alone = f"only the critic before step {warm_up} (trainer.critic_warmup)" if warm_up > 1 else ""
-    return "; ".join(filter(None, (f"{most}{number}" if number else "", alone)))
+    critic_only = f"only the critic before step {warm_up} (trainer.critic_warmup)" if warm_up > 1 else ""
+    return "; ".join(filter(None, (f"{most}{number}" if number else "", critic_only)))
 
 
 def _lora(run: Run) -> str:

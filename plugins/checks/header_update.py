@@ -22,7 +22,7 @@ MEANS = {
 }
 """verl's ``loss_agg_mode``"""
 ROWS_THEMSELVES = ("geo_mean", "sapo")
-"""verl's losses that take a mean over rows under any of these"""
+"""verl's losses that average over rows under any of these modes"""
 
 
 def _kl(run: Run) -> str:
@@ -42,11 +42,15 @@ def _kl(run: Run) -> str:
 def _correction(run: Run) -> str:
     correction = run.config.algorithm.get("rollout_correction") or {}
     keys = ("bypass_mode", "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
-    of = {key: correction.get(key) for key in keys}
-    if not any(of[key] for key in ("bypass_mode", "rollout_is", "rollout_rs")):
+    values = {key: correction.get(key) for key in keys}
+    if not any(values[key] for key in ("bypass_mode", "rollout_is", "rollout_rs")):
         return ""
-    used = [key for key in keys if of[key] and (not key.endswith("_threshold") or of[key.removesuffix("_threshold")])]
-    return ", ".join(f"{key}={of[key]}" for key in used)
+    used = [
+        key
+        for key in keys
+        if values[key] and (not key.endswith("_threshold") or values[key.removesuffix("_threshold")])
+    ]
+    return ", ".join(f"{key}={values[key]}" for key in used)
 
 
 def _update(run: Run) -> str:
@@ -73,7 +77,7 @@ def _optimizer_steps(run: Run, role: str) -> str:
 
 
 def _mean(run: Run) -> str:
-    """What the losses of actor and critic are a mean over."""
+    """Over what the losses of actor and critic are averaged."""
     if not run.our_trainer or not run.trains:
         return ""
     by, actor = run.turnkey.update.weight_by, run.config.actor_rollout_ref.actor
@@ -94,8 +98,8 @@ def _mean(run: Run) -> str:
 def ignored(run: Run) -> Iterator[str]:
     """Settings that have no effect in this combination."""
     env = run.turnkey.env
-    if run.our_loop and env.id and (others := set(task_environments(run.config)) - {env.id}):
-        yield f"turnkey.env.id={env.id} where the tasks name another ({', '.join(sorted(others)[:3])})"
+    if run.our_loop and env.id and (task_ids := set(task_environments(run.config)) - {env.id}):
+        yield f"turnkey.env.id={env.id} where the tasks name another ({', '.join(sorted(task_ids)[:3])})"
     if not run.our_loop:
         if env.id:
             yield f"turnkey.env.id={env.id}: {run.loops[0]} plays no environment of this package"

@@ -1,4 +1,4 @@
-"""What verl finds out when the models are loaded: reward code, optimizers, packages, sizes, room in the queue."""
+"""Checks of what verl reports only once models are loaded: reward code, optimizers, packages, sizes, the queue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
 STALE = ("drop", "wait")
-"""what verl's trainers do with episodes that are too many steps old"""
+"""what verl's trainers do with episodes that are too old"""
 QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
 def check_late(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str], *, use_critic: bool) -> None:
-    """Refuse what would end the run once GPUs are taken; ``loops``: those of the training rows.
+    """Refuse what would end the run after GPUs were reserved; ``loops``: those of the training rows.
 
     Raises:
         ConfigError: names the key to change.
@@ -37,7 +37,7 @@ def check_late(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str
 
 
 def _check_reward_code(config: DictConfig, loops: Collection[str]) -> None:
-    """The reward manager and function, which verl loads in workers of their own, whatever the agent loop."""
+    """Check the reward manager and function, which verl loads in workers of their own with any agent loop."""
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
@@ -78,7 +78,7 @@ def _check_optimizers(config: DictConfig, *, use_critic: bool) -> None:
 
 
 def _check_spread(config: DictConfig) -> None:
-    """Sequence parallelism shares out GPUs and attention heads evenly."""
+    """Sequence parallelism must divide the GPUs and the attention heads."""
     actor, heads = config.actor_rollout_ref.actor, model_config(config).get("num_attention_heads")
     if actor.strategy not in FSDP:
         return
@@ -95,21 +95,24 @@ def _check_spread(config: DictConfig) -> None:
 
 
 def _check_length(config: DictConfig) -> None:
-    """vLLM starts no server for more positions than the model has, unless it is told how to stretch them."""
-    asked, model = config.actor_rollout_ref.rollout.max_model_len, model_config(config)
-    most, rope = model.get("max_position_embeddings"), model.get("rope_scaling") or model.get("rope_parameters") or {}
+    """vLLM does not start with more positions than the model has, unless RoPE scaling is configured."""
+    limit, model = config.actor_rollout_ref.rollout.max_model_len, model_config(config)
+    positions, rope = (
+        model.get("max_position_embeddings"),
+        model.get("rope_scaling") or model.get("rope_parameters") or {},
+    )
     stretched = rope and rope.get("rope_type", rope.get("type")) != "default"
     own = config.actor_rollout_ref.model.get("override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
-    if asked and most and asked > most and not stretched and not own:
+    if limit and positions and limit > positions and not stretched and not own:
         refuse(
             "max-model-len",
-            f"{ROLLOUT}.max_model_len={asked} is more than the {most} positions of the model, for which vLLM starts no "
-            f"server: lower it to {most}",
+            f"{ROLLOUT}.max_model_len={limit} exceeds the {positions} positions of the model, so that vLLM would not "
+            f"start: lower it to {positions}",
         )
 
 
 def _check_queue(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Rows beyond the storage's size are errors of their episodes."""
+    """Rows that do not fit into the storage fail, and their episodes with them."""
     size = OmegaConf.select(config, QUEUE)
     if size is None or OmegaConf.select(config, "transfer_queue.backend.storage_backend") != "SimpleStorage":
         return
@@ -118,21 +121,23 @@ def _check_queue(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[s
     if rows > size:
         refuse(
             "queue-too-small",
-            f"{QUEUE}={size} is less than the {rows} rows that a batch may have, and those without room cost their "
-            f"episodes: set {QUEUE}=null, which is no limit",
+            f"{QUEUE}={size} is less than the {rows} rows that a batch may have, and episodes whose rows do not fit "
+            f"are lost: set {QUEUE}=null for no limit",
         )
 
 
 def _check_sampler(config: DictConfig) -> None:
     sampler = config.trainer.v1.sampler
-    if (most := sampler.max_off_policy_threshold) is not None and not (isinstance(most, int) and most > 0):
+    if (threshold := sampler.max_off_policy_threshold) is not None and not (
+        isinstance(threshold, int) and threshold > 0
+    ):
         refuse(
             "off-policy-threshold",
-            f"trainer.v1.sampler.max_off_policy_threshold={most}: expected a positive number of steps, or, from verl "
-            "0.9.1 on, null for any",
+            f"trainer.v1.sampler.max_off_policy_threshold={threshold}: expected a positive number of steps, or, from "
+            "verl 0.9.1 on, null for any",
         )
-    if (late := str(sampler.max_off_policy_strategy)) not in STALE:
+    if (strategy := str(sampler.max_off_policy_strategy)) not in STALE:
         refuse(
             "unknown-off-policy-strategy",
-            f"there is no trainer.v1.sampler.max_off_policy_strategy={late!r}{closest(late, [*STALE])}",
+            f"there is no trainer.v1.sampler.max_off_policy_strategy={strategy!r}{closest(strategy, [*STALE])}",
         )

@@ -1,6 +1,6 @@
 """Checks of sizes in the driver: counts, tokens of a micro-batch, rows of a micro-batch, the model's positions.
 
-verl finds most of these after the first rollout, some when the first long row comes, perhaps days in.
+verl reports most of these after the first rollout, some with the first long row, perhaps days later.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
 def check_limits(
     config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str], *, use_critic: bool, use_reference: bool
 ) -> None:
-    """Refuse sizes with which a run would stop later, or train on nothing; ``loops``: those of the training rows.
+    """Refuse sizes with which a run would stop later or train nothing; ``loops``: those of the training rows.
 
     Raises:
         ConfigError: names the key to change.
@@ -55,55 +55,57 @@ def check_limits(
     if use_critic:
         _check_ranks(config)
     rollout = config.actor_rollout_ref.rollout
-    response, written = check_turns(config, turnkey, loops)
+    response, described = check_turns(config, turnkey, loops)
     longest = rollout.prompt_length + response
-    what = f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} {written})"
-    _check_tokens(config, longest, what, use_critic, use_reference)
+    row_size = (
+        f"a row may have {longest} tokens (data.max_prompt_length={rollout.prompt_length} and {response} {described})"
+    )
+    _check_tokens(config, longest, row_size, use_critic, use_reference)
     room, key = positions(config)
     if room is not None and longest > room:
         refuse(
             "context-too-long",
-            f"{what}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length",
+            f"{row_size}, but {key} gives {room}: lower data.max_prompt_length or data.max_response_length",
         )
 
 
 def updates_of_a_step(config: DictConfig) -> int:
-    """More than one with ``separate_async``."""
+    """Updates per training step: more than one with ``separate_async``."""
     mode, key = str(config.trainer.v1.trainer_mode), "trainer.v1.separate_async.parameter_sync_step"
     return int(OmegaConf.select(config, key)) if mode.removeprefix("turnkey_") == "separate_async" else 1
 
 
 def check_turns(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> tuple[int, str]:
-    """Refuse a conversation without room for turns. Returns the tokens that may follow a prompt, and what they are.
+    """Refuse a conversation without room for turns. Returns how many tokens may follow a prompt, and what they are.
 
     Raises:
         ConfigError: names the key to change.
     """
     rollout = config.actor_rollout_ref.rollout
-    response, turn, written = rollout.response_length, turnkey.rollout.max_tokens_per_turn, "written"
+    response, turn, described = rollout.response_length, turnkey.rollout.max_tokens_per_turn, "written"
     if turnkey.rollout.prompt == "conversation":  # also where the data name our loop, row by row
         if turn is None:
             refuse(
                 "turn-tokens-missing",
-                "turnkey.rollout.prompt=conversation needs the tokens of one turn: set "
-                f"turnkey.rollout.max_tokens_per_turn, at most data.max_response_length={response}, which is what "
-                "a conversation may grow by",
+                "turnkey.rollout.prompt=conversation needs a limit for one turn: set "
+                f"turnkey.rollout.max_tokens_per_turn, at most data.max_response_length={response}, the limit for all "
+                "that follows the first prompt",
             )
         if turn > response or (turn == response and turnkey.rollout.max_turns > 1):
             refuse(
                 "response-shorter-than-turn",
-                f"data.max_response_length={response} is what a conversation may grow by, turns and observations, "
-                f"and a turn alone may have turnkey.rollout.max_tokens_per_turn={turn}: every conversation would "
-                "end after its first turn. Raise data.max_response_length to what an episode takes",
+                f"data.max_response_length={response} limits all turns and observations of a conversation, and one "
+                f"turn may have turnkey.rollout.max_tokens_per_turn={turn} tokens: every conversation would end after "
+                "its first turn. Raise data.max_response_length to the length of an episode",
             )
-        written = "appended to it, turns and observations"
+        described = "appended to it, turns and observations"
     elif {*loops} == {"turnkey_env"}:
         response = turn or response
-    return response, written
+    return response, described
 
 
 def check_counts(config: DictConfig) -> None:
-    """Refuse what is no whole number above 0 where only such a number makes sense; other checks compute with them.
+    """Refuse counts that are not positive whole numbers; other checks compute with them.
 
     Raises:
         ConfigError: names the key to change.
@@ -126,22 +128,22 @@ def _check_fetches(config: DictConfig) -> None:
     if fetch and not single and batch % fetch:
         refuse(
             "gen-batch-size",
-            f"data.gen_batch_size={fetch} does not divide data.train_batch_size={batch}, which verl fetches in whole "
+            f"data.gen_batch_size={fetch} does not divide data.train_batch_size={batch}, and verl fetches batches in "
             "parts of that size: set data.gen_batch_size=null, or a divisor",
         )
 
 
 def _check_mini_batches(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """A mini-batch holds whole episodes."""
-    asked = turnkey.update.mini_batches
-    if asked is None:
+    mini_batches = turnkey.update.mini_batches
+    if mini_batches is None:
         return
     episodes = config.data.train_batch_size // updates_of_a_step(config) * config.actor_rollout_ref.rollout.n
-    if asked > episodes:
+    if mini_batches > episodes:
         refuse(
             "mini-batches-episodes",
-            f"turnkey.update.mini_batches={asked}: each holds whole episodes, and an update has {episodes} episodes "
-            f"(data.train_batch_size x rollout.n): lower it to {episodes}",
+            f"turnkey.update.mini_batches={mini_batches}: each holds whole episodes, and an update has {episodes} "
+            f"episodes (data.train_batch_size x rollout.n): lower it to {episodes}",
         )
 
 
@@ -160,7 +162,7 @@ def _check_ranks(config: DictConfig) -> None:
 
 
 def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_reference: bool) -> None:
-    """Fixed micro-batches: the trainer pads to them, and verl has to be told their sizes."""
+    """With fixed micro-batches the trainer pads to their sizes, which verl needs to be given."""
     (actor, _), (rollout, _), _ = MICRO_BATCHES
     dynamic = {switch: bool(OmegaConf.select(config, switch)) for switch, _ in MICRO_BATCHES}
     if dynamic[actor] != dynamic[rollout]:
@@ -170,19 +172,23 @@ def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_referen
             "alike",
         )
     for switch, size in MICRO_BATCHES if use_reference else MICRO_BATCHES[:2]:
-        rows, old = OmegaConf.select(config, size), size.removesuffix("_per_gpu")
+        rows, former_key = OmegaConf.select(config, size), size.removesuffix("_per_gpu")
         if not dynamic[switch] and (not isinstance(rows, int) or rows < 1):
-            former = OmegaConf.select(config, old)
-            unread = f" ({old}={former} counts the rows of all GPUs, and verl reads it no more)" if former else ""
+            former = OmegaConf.select(config, former_key)
+            unread = (
+                f" ({former_key}={former} counts the rows of all GPUs, and verl reads it no more)" if former else ""
+            )
             refuse(
                 "micro-batch-size-missing",
                 f"{switch}=false needs the rows of a micro-batch: set {size}, got {rows}{unread}",
             )
-        if dynamic[switch] and (given := [key for key in (size, old) if OmegaConf.select(config, key) is not None]):
+        if dynamic[switch] and (
+            ignored_keys := [key for key in (size, former_key) if OmegaConf.select(config, key) is not None]
+        ):
             warn(
                 "micro-batch-size-without-effect",
-                f"{given[0]}={OmegaConf.select(config, given[0])} has no effect with {switch}=true, where tokens bound "
-                f"a micro-batch: {switch}=false takes it",
+                f"{ignored_keys[0]}={OmegaConf.select(config, ignored_keys[0])} has no effect with {switch}=true, "
+                f"where a micro-batch is limited by tokens: only {switch}=false reads it",
             )
     loss = loss_of(config)
     phases = "turnkey.update.order=reverse_turns" if turnkey.update.order == "reverse_turns" else None
@@ -195,11 +201,11 @@ def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_referen
         )
 
 
-def _check_tokens(config: DictConfig, longest: int, what: str, use_critic: bool, use_reference: bool) -> None:
+def _check_tokens(config: DictConfig, longest: int, row_size: str, use_critic: bool, use_reference: bool) -> None:
     """A micro-batch cut by tokens has to hold the longest row; with sequence parallelism its GPUs hold it together."""
     parts = config.actor_rollout_ref
     if str(parts.actor.strategy) not in FSDP:
-        return  # other engines count in other ways
+        return  # other engines count differently
     spread = max(parts.actor.ulysses_sequence_parallel_size, parts.actor.fsdp_config.ulysses_sequence_parallel_size)
     used = [(f"{ACTOR}.ppo_max_token_len_per_gpu", parts.actor.use_dynamic_bsz, spread)]
     used.append((f"{ROLLOUT}.log_prob_max_token_len_per_gpu", parts.rollout.log_prob_use_dynamic_bsz, spread))
@@ -210,11 +216,11 @@ def _check_tokens(config: DictConfig, longest: int, what: str, use_critic: bool,
         # Of the critic's keys this is the one that verl reads, for training too; its files do not list it.
         used.append((CRITIC_TOKENS, True, config.critic.fsdp.ulysses_sequence_parallel_size))
         for rows in ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu"):
-            if (given := config.critic.get(rows)) is not None:
+            if (micro_batch := config.critic.get(rows)) is not None:
                 warn(
                     "critic-micro-batch-without-effect",
-                    f"critic.{rows}={given} has no effect, nor has critic.use_dynamic_bsz: verl bounds the critic's "
-                    f"micro-batches by tokens, +{CRITIC_TOKENS}",
+                    f"critic.{rows}={micro_batch} has no effect, nor has critic.use_dynamic_bsz: verl limits the "
+                    f"critic's micro-batches by tokens, +{CRITIC_TOKENS}",
                 )
                 break  # the second follows the first
         if config.critic.ppo_max_token_len_per_gpu != 32768:
@@ -230,5 +236,5 @@ def _check_tokens(config: DictConfig, longest: int, what: str, use_critic: bool,
             plus = "+" if key == CRITIC_TOKENS else ""
             refuse(
                 "micro-batch-tokens",
-                f"{plus}{key}={limit}{together} is too small: {what}; raise it to {-(-longest // gpus)}",
+                f"{plus}{key}={limit}{together} is too small: {row_size}; raise it to {-(-longest // gpus)}",
             )

@@ -1,4 +1,4 @@
-"""What a launch line of verl-agent's means otherwise here, although it has verl's own keys."""
+"""Keys of verl that mean something else in launch lines of verl-agent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mi
 
 
 def check_migrated(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Warn of a mini-batch of more tasks than a batch has, and of fewer rows: whoever counts rows means several.
+    """Warn of a mini-batch that is larger than the batch in tasks, but smaller in rows: it was probably meant in rows.
 
     ``loops``: the agent loops of the training rows.
     """
     tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
     size = int(config.actor_rollout_ref.actor.ppo_mini_batch_size)
-    # The presets' way to convert: an episode takes two thirds of the turns that it may.
+    # As the presets convert: an episode takes two thirds of its maximum number of turns.
     turns = 2 * turnkey.rollout.max_turns // 3 if "turnkey_env" in loops and not turnkey.rollout.rows_hold_turns else 1
     number = tasks * n * turns // size
     if size <= tasks or number <= 1 or turnkey.update.mini_batches is not None or turnkey.update.order != "batch":
@@ -33,8 +33,8 @@ def check_migrated(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection
     warn(
         "migrated-mini-batch",
         f"{SIZE}={size} counts tasks, of which a batch has {tasks}: one mini-batch. verl-agent counts rows, of which "
-        f"{tasks} x {n} episodes have about {tasks * n * turns}: set {NUMBER}={number} for as many optimizer steps, or "
-        f"{SIZE}={tasks}{published}",
+        f"{tasks} x {n} episodes have about {tasks * n * turns}: set {NUMBER}={number} for the same number of "
+        f"optimizer steps, or {SIZE}={tasks}{published}",
     )
 
 
@@ -46,7 +46,7 @@ def _published(config: DictConfig, turnkey: TurnkeyConfig) -> Preset | None:
 
 
 def _settings(preset: Preset, turnkey: TurnkeyConfig) -> str:
-    """What the preset sets of the same, and its rewards where the run has others."""
+    """The preset's value of the same key, and its rewards if the run has different ones."""
     values = {setting.key: setting.value for setting in preset.settings}
     parts = [f"{NUMBER}={values[NUMBER]}"] if NUMBER in values else []
     if (rewards := values.get("turnkey.rewards", turnkey.rewards)) != turnkey.rewards:

@@ -19,7 +19,7 @@ from verl_turnkey.plugins.log.segments import read_segments
 
 MODEL = "actor_rollout_ref.model.path"
 NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
-"""of the trainer: what tells two runs apart, and the folder of its checkpoints"""
+"""keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""
 
 
 def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
@@ -44,7 +44,7 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
 
 
 def check_address(key: str, folder: str | None) -> None:
-    """Refuse the address of a bucket and the like for a folder.
+    """Refuse an address (of a bucket, for example) in the place of a folder.
 
     Raises:
         ConfigError: names the key.
@@ -52,46 +52,46 @@ def check_address(key: str, folder: str | None) -> None:
     if folder and "://" in folder:
         refuse(
             "folder-address",
-            f"{key}={folder} is an address, of which a folder in the working directory would be made: expected a "
-            "folder that every node sees, such as one on a mounted file system",
+            f"{key}={folder} is an address, and a folder of that name would be created in the working directory: "
+            "expected a folder that every node sees, such as one on a mounted file system",
         )
 
 
 def check_log_folder(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Refuse a folder with another run's log, whose steps and texts would be replaced. The checkpoint is chosen by now.
+    """Refuse a folder with another run's log, whose steps and texts would be replaced; after the checkpoint is chosen.
 
-    A run that begins anew with the same names and the same folder of checkpoints is a second attempt, and is warned: it
-    may have stopped before its first checkpoint. One that resumes may have moved.
+    A run that starts over with the same names and checkpoint folder is a second attempt and causes a warning only: the
+    first may have stopped before its first checkpoint. A run that resumes may have moved.
 
     Raises:
         ConfigError: names both runs and the ways out.
     """
     folder = turnkey.log.trajectories
-    if not folder or not (starts := [_trainer(said) for said in read_segments(Path(folder)).values()]):
+    if not folder or not (starts := [_trainer(differences) for differences in read_segments(Path(folder)).values()]):
         return
     trainer, earlier = config.trainer, starts[-1]
     resumes = _resumes(config)
     compared = NAMES if resumes else (*NAMES, CHECKPOINTS)
     own = {key: masked(trainer.get(key)) for key in compared}
-    if other := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
-        said = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in other.items())
+    if different := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
+        differences = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in different.items())
         refuse(
             "log-of-another-run",
-            f"turnkey.log.trajectories={folder} holds the log of another run ({said}), whose steps this one would "
-            "replace: choose another folder, or delete this one",
+            f"turnkey.log.trajectories={folder} holds the log of another run ({differences}), whose steps this one "
+            "would replace: choose another folder, or delete this one",
         )
     if not resumes:
         warn(
             "log-of-earlier-start",
-            f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run, which begins anew "
+            f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run, which starts over "
             f"(trainer.resume_mode={trainer.resume_mode}): its steps will replace the earlier ones. To keep these "
             "choose another folder",
         )
 
 
-def _trainer(said: dict[str, Any]) -> dict[str, Any]:
-    """The node ``trainer`` of an earlier start's configuration; empty where it is not known."""
-    config = said.get("config")
+def _trainer(segment: dict[str, Any]) -> dict[str, Any]:
+    """The node ``trainer`` of an earlier start's configuration; empty if unknown."""
+    config = segment.get("config")
     trainer = config.get("trainer") if isinstance(config, dict) else None
     return trainer if isinstance(trainer, dict) else {}
 
@@ -102,24 +102,24 @@ def _resumes(config: DictConfig) -> bool:
 
 
 def check_joining(config: DictConfig) -> None:
-    """Refuse what Ray takes only for a cluster that it starts; its own error names no key.
+    """Refuse options that Ray accepts only when it starts a cluster; its own error names no key.
 
     Raises:
         ConfigError: names the keys.
     """
     options = config.ray_kwargs.ray_init
-    given = [f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus") if options.get(key) is not None]
-    if given and joins_cluster(config):
+    keys = [f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus") if options.get(key) is not None]
+    if keys and joins_cluster(config):
         refuse(
             "joined-cluster-resources",
-            f"{' and '.join(f'{key}={OmegaConf.select(config, key)}' for key in given)}: this run joins a Ray cluster "
-            "(ray_kwargs.ray_init.address or RAY_ADDRESS), whose nodes were told what they have when they were started "
-            f"(ray start --num-cpus, --num-gpus). Set {' '.join(f'{key}=null' for key in given)}",
+            f"{' and '.join(f'{key}={OmegaConf.select(config, key)}' for key in keys)}: this run joins a Ray cluster "
+            "(ray_kwargs.ray_init.address or RAY_ADDRESS), whose nodes declared their resources when they were started "
+            f"(ray start --num-cpus, --num-gpus). Set {' '.join(f'{key}=null' for key in keys)}",
         )
 
 
 def absent(config: DictConfig, message: str) -> None:
-    """Report what is missing on this machine: an error, or a warning where the run joins a cluster.
+    """Report what is missing on this machine: an error, or a warning if the run joins a cluster.
 
     Raises:
         ConfigError: ``message``.
@@ -135,18 +135,18 @@ def is_local(path: str) -> bool:
 
 
 def positions(config: DictConfig) -> tuple[int | None, str]:
-    """How many tokens the rollout's model takes, None when that is not known here; and the key that sets it."""
+    """How many tokens the rollout's model takes, None if unknown on this machine; and the key that sets it."""
     if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
         return limit, "actor_rollout_ref.rollout.max_model_len"
     model = config.actor_rollout_ref.model
-    given = (model.get("override_config") or {}).get("max_position_embeddings")
-    if given is None:
-        given = model_config(config).get("max_position_embeddings")
-    return given, f"max_position_embeddings of {MODEL}={model.path}"
+    limit = (model.get("override_config") or {}).get("max_position_embeddings")
+    if limit is None:
+        limit = model_config(config).get("max_position_embeddings")
+    return limit, f"max_position_embeddings of {MODEL}={model.path}"
 
 
 def model_config(config: DictConfig) -> dict[str, Any]:
-    """That of the actor's model; empty where it is not on this machine."""
+    """The configuration of the actor's model; empty if it is not on this machine."""
     model = config.actor_rollout_ref.model
     return machine.model_config(model.hf_config_path or model.path)
 
@@ -162,11 +162,11 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
         default = ", which is verl's default" if path == VERLS_CRITIC else ""
         absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
     elif weights and folder.is_dir() and not (folder / "config.json").is_file():
-        refuse("model-without-config", f"{key}={path} is no model of Hugging Face: there is no config.json in it")
+        refuse("model-without-config", f"{key}={path} is not a Hugging Face model: it contains no config.json")
 
 
 def _unwritable(folder: Path) -> str | None:
-    """Why ``folder`` cannot be made or written to."""
+    """Why ``folder`` cannot be created or written to; None if it can."""
     at = next(path for path in (folder, *folder.parents) if path.exists())
     if not at.is_dir():
         return f"{at} is a file"

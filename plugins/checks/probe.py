@@ -50,8 +50,8 @@ def first_task(file: str) -> Task:
         ConfigError: the file has no column ``turnkey_task``, or no rows.
         TaskFormatError: the column holds something else than a task.
     """
-    if COLUMN not in (held := columns(file)):
-        raise without_tasks(file, held)
+    if COLUMN not in (file_columns := columns(file)):
+        raise without_tasks(file, file_columns)
     for (text,) in rows(file, [COLUMN]):
         if text is not None:  # a row of another agent loop
             return Task.from_json(text)
@@ -59,14 +59,14 @@ def first_task(file: str) -> Task:
 
 
 def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | None:
-    """Play the first task for a few steps, in a process as a host's, and measure its first prompt.
+    """Play the first task for a few steps, in a process like a host's, and measure its first prompt.
 
     Returns:
-        The columns that the environment gives in ``info["extra"]`` of each step that it did not refuse: before the
-        step those of the state, else after it. None when it refused all of the random actions.
+        The names that ``info["extra"]`` has in every step that the environment accepted: before the step for columns of
+        the state before a step, after it for all others. None if it refused all of the random actions.
 
     Raises:
-        ConfigError: the environment cannot be made, raises, hangs, dies or returns what it must not, or cannot be
+        ConfigError: the environment cannot be made, raises, hangs, dies or returns something invalid, or cannot be
             cloned although a strategy forks its episodes; the task has no right answer although a strategy needs
             it; its prompt exceeds the budget; or the model's chat template shows no tools although the action is a tool
             call.
@@ -75,21 +75,23 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     strategy = read_strategy(turnkey.rollout.strategy)
     forks = strategy is not None and strategy[0].clones
     try:
-        observation, info, given = asyncio.run(play(turnkey, task, () if spec is None else spec.names_before, forks))
+        observation, info, columns_given = asyncio.run(
+            play(turnkey, task, () if spec is None else spec.names_before, forks)
+        )
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
     if strategy is not None and getattr(strategy[1], "needs_answer", False):
         _check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
     if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
         _measure(config, turnkey, observation, info["task"], info["admissible"])
-    return given
+    return columns_given
 
 
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
     """Play the first task once on every node of the Ray cluster: data, packages or a mount may be missing on one.
 
     Raises:
-        ConfigError: names the node, and what is wrong there.
+        ConfigError: names the node and the problem there.
     """
     import ray
     from ray.exceptions import RayTaskError
@@ -123,19 +125,19 @@ def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
 
 
 def _refusal(task: Task, error: Exception, where: str = "") -> Refusal:
-    what = f" ({error.kind}): {error.message}" if isinstance(error, EnvironmentFailure) else f": {error}"
+    cause = f" ({error.kind}): {error.message}" if isinstance(error, EnvironmentFailure) else f": {error}"
     return Refusal(
         "environment-unplayable",
-        f"environment {task.env_id!r} with seed {task.seed} cannot be played{where}{what}\n"
-        "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false leaves this check out",
+        f"environment {task.env_id!r} with seed {task.seed} cannot be played{where}{cause}\n"
+        "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false skips this check",
     )
 
 
 def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
-    """Refuse a first task without a right answer: if all have none, no value is ever measured.
+    """Refuse a first task without a right answer: if none has one, no value is ever measured.
 
     Raises:
-        ConfigError: says where a right answer is looked for.
+        ConfigError: says where the right answer is expected.
     """
     field = "reward_model"
     row = {field: next(rows(file, [field]))[0]} if field in columns(file) else {}
@@ -144,9 +146,9 @@ def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
     except RewardError as error:
         refuse(
             "answer-missing",
-            f"{KEY}={strategy} compares with the right answer of each task, and of the first one in {file} {error}. "
-            "Give it, or take another strategy, or probe with another reward; turnkey.env.probe=false leaves this "
-            "check out",
+            f"{KEY}={strategy} compares with the right answer of each task; the first task of {file}: {error}. "
+            "Give it, or take another strategy, or probe with another reward; turnkey.env.probe=false skips this "
+            "check",
         )
 
 
@@ -165,7 +167,7 @@ async def play(
         EnvironmentFailure: as in training, where it would cost each episode.
     """
     env, rng = turnkey.env, random.Random(task.seed)
-    given: set[str] | None = None
+    common: set[str] | None = None
     process = await ProcessWorker.spawn(turnkey.modules)
     try:
         load = f"import of {task.env_id}"
@@ -174,7 +176,7 @@ async def play(
         start = (task.env_id, dict(task.kwargs), task.seed)
         first = await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)
         observation, info = first
-        taken, states = [], [first]
+        actions_taken, states = [], [first]
         for _ in range(STEPS):
             actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
             action = rng.choice(actions) if actions else "look"
@@ -183,21 +185,21 @@ async def play(
                     "step_clone", (action,), env.step_timeout, f"clone before {action!r}", STEP_KEY
                 )
             step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
-            seen, (observation, _, terminated, truncated, info) = info, step
+            previous_info, (observation, _, terminated, truncated, info) = info, step
             if copies and fingerprint(*copied) != fingerprint(observation, info):
-                raise _another_state(len(taken) + 1, "in a copy of it")
-            taken.append(action)
+                raise _another_state(len(actions_taken) + 1, "in a copy of it")
+            actions_taken.append(action)
             states.append((observation, info))
             if not info["invalid"]:
-                columns = countable(seen.get("extra") or {}, info.get("extra") or {}, before)
-                given = {*columns} if given is None else given & columns.keys()
+                columns = countable(previous_info.get("extra") or {}, info.get("extra") or {}, before)
+                common = {*columns} if common is None else common & columns.keys()
             if terminated or truncated:
                 break
         if forks and not copies:
-            await _replay(process, env, start, taken, states)
+            await _replay(process, env, start, actions_taken, states)
     finally:
         await process.retire(CLOSE_SECONDS)
-    return *first, given
+    return *first, common
 
 
 async def _replay(
@@ -210,12 +212,12 @@ async def _replay(
     """
     if start[2] is None:
         raise EnvironmentFailure("clone", "an episode that was started without a seed cannot be replayed")
-    found = [await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)]
+    replayed = [await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)]
     for action in actions:
         observation, *_, info = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
-        found.append((observation, info))
-    for n, (one, other) in enumerate(zip(found, states, strict=True)):
-        if fingerprint(*one) != fingerprint(*other):
+        replayed.append((observation, info))
+    for n, (again, first_time) in enumerate(zip(replayed, states, strict=True)):
+        if fingerprint(*again) != fingerprint(*first_time):
             raise _another_state(
                 n, "when they were replayed: not all of its randomness comes from the seed of its reset"
             )
@@ -223,7 +225,7 @@ async def _replay(
 
 def _another_state(actions: int, how: str) -> EnvironmentFailure:
     return EnvironmentFailure(
-        "clone", f"it came to another state after {actions} actions {how}: turnkey.rollout.strategy cannot fork it"
+        "clone", f"it reached another state after {actions} actions {how}: turnkey.rollout.strategy cannot fork it"
     )
 
 
@@ -233,10 +235,10 @@ def preview(config: DictConfig) -> str:
     if file is None:
         return "no prompt to show: there is no training file with tasks on this machine"
     observation, info, _ = asyncio.run(play(turnkey, _configured(first_task(file), turnkey)))
-    shown = _measure(config, turnkey, observation, info["task"], info["admissible"])
-    if shown is None:
+    measured = _measure(config, turnkey, observation, info["task"], info["admissible"])
+    if measured is None:
         return f"no prompt to show: {config.actor_rollout_ref.model.path} is no folder with a plain tokenizer"
-    text, number = shown
+    text, number = measured
     limit = config.actor_rollout_ref.rollout.prompt_length
     return f"the first prompt, {number} of {limit} tokens (data.max_prompt_length):\n{text}"
 
@@ -244,7 +246,7 @@ def preview(config: DictConfig) -> str:
 def _measure(
     config: DictConfig, turnkey: TurnkeyConfig, observation: str, goal: str, admissible: list[str] | None
 ) -> tuple[str, int] | None:
-    """The first prompt as text, and its number of tokens; None where the tokenizer is not a plain one of this machine.
+    """The first prompt as text, and its number of tokens; None if the tokenizer is not a plain local one.
 
     Raises:
         PromptTooLongError: it exceeds its budget.
@@ -267,7 +269,10 @@ def _measure(
 
         check_tool_template(tokenizer, **kwargs)
         tools = [ACT]
-    processors = ("preprocessor_config.json", "processor_config.json")  # with images: the workers look, which have one
+    processors = (
+        "preprocessor_config.json",
+        "processor_config.json",
+    )  # with images the workers check, which have a processor
     if not any((path / name).is_file() for name in processors):
         from verl_turnkey.plugins.rollout.turn_tail import learn
         from verl_turnkey.plugins.verl_api.builders import builder_of

@@ -1,6 +1,6 @@
-"""What a recipe puts in the place of values from the user's own configuration file.
+"""Values of the user's own configuration file that a recipe replaces.
 
-Hydra composes a group that a launch line adds behind the file, so that the group's values win without a word.
+Hydra composes a group that the launch line adds after the file, so the group's values win silently.
 """
 
 from __future__ import annotations
@@ -26,38 +26,40 @@ LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 
 def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
-    """``key=theirs, now ours`` of each value of the user's file that a recipe replaces; none without such a file.
+    """A text for each value of the user's file that a recipe replaces; none without such a file.
 
     Raises:
-        ConfigError: one of them is the trainer's mode or the agent loop, which nobody means to lose.
+        ConfigError: one of them is the trainer's mode or the agent loop, which must not be lost silently.
     """
     flat = verls_config_dir() / STOCK
     if not (CommandLine(arguments).own_files and HydraConfig.initialized() and flat.is_file()):
         return []
     hydra = HydraConfig.get()
     words = [str(word) for word in hydra.overrides.task]
-    theirs_alone = [word for word in words if not word.lstrip("+").startswith("turnkey")]
+    user_words = [word for word in words if not word.lstrip("+").startswith("turnkey")]
     try:
         loader = GlobalHydra.instance().config_loader()
-        found = loader.load_configuration(str(hydra.job.config_name), theirs_alone, RunMode.RUN)
+        without_groups = loader.load_configuration(str(hydra.job.config_name), user_words, RunMode.RUN)
     except HydraException:  # their file or line needs a group of ours
         return []
     stock = OmegaConf.load(flat)
-    said = []
-    for key, theirs in leaves(found):
+    replacements = []
+    for key, user_value in leaves(without_groups):
         if key == ESTIMATOR or key.startswith("hydra."):
             continue
-        ours = OmegaConf.select(config, key)
-        if theirs in (ours, OmegaConf.select(stock, key)):
+        value = OmegaConf.select(config, key)
+        if user_value in (value, OmegaConf.select(stock, key)):
             continue
-        if key == MODE and ours != (kept := f"turnkey_{str(theirs).removeprefix('turnkey_')}"):
-            refuse("group-replaces-override", _lost(key, theirs, ours, kept))
+        if key == MODE and value != (matching := f"turnkey_{str(user_value).removeprefix('turnkey_')}"):
+            refuse("group-replaces-override", _lost(key, user_value, value, matching))
         if key == LOOP:
-            refuse("group-replaces-choice", _lost(key, theirs, ours, f"{theirs} or {ours}"))
+            refuse("group-replaces-choice", _lost(key, user_value, value, f"{user_value} or {value}"))
         if key != MODE:
-            said.append(f"{key}={theirs} of your file, now {ours}")
-    return said
+            replacements.append(f"{key}={user_value} of your file, now {value}")
+    return replacements
 
 
-def _lost(key: str, theirs: Any, ours: Any, choice: str) -> str:
-    return f"your file has {key}={theirs}, and +turnkey would make it {ours}: write {key}={choice} on the launch line"
+def _lost(key: str, user_value: Any, value: Any, choice: str) -> str:
+    return (
+        f"your file has {key}={user_value}, and +turnkey would make it {value}: write {key}={choice} on the launch line"
+    )

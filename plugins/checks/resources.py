@@ -1,4 +1,4 @@
-"""Checks of what must be installed and what Ray must have: verl waits for ever for the one, and loads models first."""
+"""Checks of installed packages and of Ray's resources, which verl misses after loading models, or waits for forever."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": ("create", "generate_sequences"),
     "trainer.checkpoint_callback_class": ("on_save",),
 }
-"""the user's own, with the methods that verl calls"""
+"""keys of the user's own classes, with the methods that verl calls"""
 ROUTER = "actor_rollout_ref.rollout.router_config_path"
 LIBRARIES = ("actor_rollout_ref.model.external_lib", "critic.model.external_lib")
 
 
 def check_resources(config: DictConfig, *, use_critic: bool) -> None:
-    """Refuse packages that are not installed, and a Ray that is told of less than the run reserves.
+    """Refuse packages that are not installed, and a Ray with fewer resources than the run reserves.
 
     Raises:
         ConfigError: names the key to change.
@@ -51,7 +51,7 @@ def check_resources(config: DictConfig, *, use_critic: bool) -> None:
 
 
 def _check_classes(config: DictConfig) -> None:
-    """Classes of the user's that verl imports once the models are loaded."""
+    """Check the user's classes, which verl imports only after loading the models."""
     for key, methods in CLASSES.items():
         if name := OmegaConf.select(config, key):
             _check_class(config, f"{key}={name}", str(name), methods)
@@ -77,11 +77,11 @@ def _check_classes(config: DictConfig) -> None:
 
 def _check_class(config: DictConfig, key: str, name: str, methods: Iterable[str] = ()) -> None:
     """``key``: the key with its value, for messages."""
-    module, _, wanted = name.rpartition(".")
+    module, _, class_name = name.rpartition(".")
     if not module:
         refuse("class-missing", f"{key}: expected module.Class")
     try:
-        cls = getattr(importlib.import_module(module), wanted)
+        cls = getattr(importlib.import_module(module), class_name)
     except (Exception, SystemExit) as error:  # of the user's code
         absent(config, f"{key} cannot be imported ({type(error).__name__}: {error})")
         return
@@ -90,7 +90,7 @@ def _check_class(config: DictConfig, key: str, name: str, methods: Iterable[str]
 
 
 def _check_router(config: DictConfig, key: str, path: str) -> None:
-    """A file that verl looks for in the current folder and in its own, with the class of a load balancer."""
+    """Check the file with a load balancer's class, which verl looks for in the current folder and in its own."""
     from verl.experimental.agent_loop.agent_loop import resolve_config_path  # pyright: ignore[reportPrivateImportUsage]
 
     try:
@@ -112,15 +112,15 @@ def _check_router(config: DictConfig, key: str, path: str) -> None:
 
 
 def _check_ray(config: DictConfig) -> None:
-    """Of a Ray that this run starts: verl waits without a word and without an end for what it has not."""
-    gpus, cpus = (OmegaConf.select(config, f"{RAY}.num_{what}") for what in ("gpus", "cpus"))
+    """Check a Ray that this run starts: verl waits silently and forever for missing resources."""
+    gpus, cpus = (OmegaConf.select(config, f"{RAY}.num_{resource}") for resource in ("gpus", "cpus"))
     trainer = config.trainer
-    wanted = trainer.nnodes * trainer.n_gpus_per_node
-    if gpus is not None and wanted > gpus:
+    used = trainer.nnodes * trainer.n_gpus_per_node
+    if gpus is not None and used > gpus:
         refuse(
             "ray-num-gpus",
-            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {wanted} GPUs, "
-            f"and {RAY}.num_gpus={gpus}: verl would wait for the others for ever. Set them alike",
+            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {used} GPUs, "
+            f"and {RAY}.num_gpus={gpus}: verl would wait for the rest forever. Set both to the same number",
         )
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0
     least = units + 3  # the queue's storage and its controller, verl's program, and an actor of the trainer
@@ -128,12 +128,12 @@ def _check_ray(config: DictConfig) -> None:
         refuse(
             "ray-num-cpus",
             f"{RAY}.num_cpus={cpus}: verl's actors reserve {least} or more ({units} for the storage of the queue), and "
-            f"it would wait for them for ever. They are logical: {RAY}.num_cpus=64 works on any machine",
+            f"verl would wait for them forever. Ray's CPUs are logical: {RAY}.num_cpus=64 works on any machine",
         )
 
 
 def _check_adapter(config: DictConfig) -> None:
-    """Names of ``target_modules`` that no module of the model ends with; peft ignores all but the last missing one."""
+    """Check that modules of the model end with the names in ``target_modules``; peft only reports if none does."""
     model = config.actor_rollout_ref.model
     targets = model.get("target_modules")
     if not model.get("lora_rank") or targets is None or isinstance(targets, str):

@@ -26,10 +26,9 @@ FUNCTION = "reward.custom_reward_function.path"
 
 
 def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str] = ("turnkey_env",)) -> Composition:
-    """Compose the rewards of the loop turnkey_env, and refuse settings that it would ignore or count twice.
+    """Compose ``turnkey.rewards`` for the loop turnkey_env, and refuse settings that it would ignore or count twice.
 
-    They are those of ``turnkey.rewards``: verl's reward functions see only rows that come without a score, as
-    those of the other ``loops`` of the training rows.
+    verl's reward functions score only rows without a score, which other ``loops`` of the training rows write.
 
     Raises:
         ConfigError: names the key to change and the way out.
@@ -45,8 +44,8 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
         if entry["name"] in late and (column := entry.get("column")) in before:
             refuse(
                 "reward-of-outcome-as-state",
-                f"turnkey.rewards[{i}] ({entry['name']}, column: {column}): it rates a step by what came of it, and "
-                f"{column} is about the state before the step: give it with a component of your own, which sees that "
+                f"turnkey.rewards[{i}] ({entry['name']}, column: {column}): it rates a step by its outcome, but "
+                f"{column} describes the state before the step: add it by a component of your own, which sees that "
                 "state, or in the environment's info['extra']",
             )
     penalty = 0.0 if spec is None else turnkey.rollout.invalid_action_penalty  # verl's estimators never see it
@@ -63,33 +62,34 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
 
 
 def check_compared(config: DictConfig, turnkey: TurnkeyConfig, composition: Composition) -> None:
-    """Refuse a component that compares a task's rollouts where training has one of them, or where some are branches.
+    """Refuse a component that compares a task's rollouts if training plays only one, or if some are branches.
 
     Raises:
         ConfigError: names the key to change.
     """
-    what = composition.compares
-    if what is None:
+    component = composition.compares
+    if component is None:
         return
     if config.actor_rollout_ref.rollout.n < 2:
         refuse(
             "compared-single-rollout",
-            f"{what} compares the rollouts of a task with each other: set actor_rollout_ref.rollout.n to 2 or more, "
-            f"got {config.actor_rollout_ref.rollout.n}",
+            f"{component} compares the rollouts of a task with each other: set actor_rollout_ref.rollout.n to 2 or "
+            f"more, got {config.actor_rollout_ref.rollout.n}",
         )
     strategy = read_strategy(turnkey.rollout.strategy)
     if strategy is not None and strategy[0].clones:
         refuse(
             "compared-branching",
-            f"{what} compares the rollouts of a task, and {KEY}={strategy[0].name} plays branches of them, which would "
-            f"be paid without it: set {KEY} to {INDEPENDENT}, or to one that only asks (probe, probe_gold)",
+            f"{component} compares the rollouts of a task, and {KEY}={strategy[0].name} plays branches of them, which "
+            f"this component does not reward: set {KEY} to {INDEPENDENT}, or to one that only queries the model "
+            "(probe, probe_gold)",
         )
 
 
 def check_bounds(
     specs: list[EstimatorSpec | ModifierSpec], config: DictConfig, rewards: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Refuse KL in the reward of what reads outcomes in known bounds, which the KL leaves after the first rollout.
+    """Refuse KL in the reward for methods that expect outcomes within bounds: KL moves them out.
 
     Raises:
         ConfigError: names the key to change.
@@ -98,7 +98,7 @@ def check_bounds(
     if bounded and config.algorithm.use_kl_in_reward:
         refuse(
             "bounded-kl-in-reward",
-            f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds in which {bounded[0]} reads them: set "
+            f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds that {bounded[0]} expects: set "
             "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty",
         )
     costs = {str(entry.get("name")): reason for entry in rewards if (reason := _below_zero(entry))}
@@ -106,8 +106,7 @@ def check_bounds(
         name, reason = next(iter(costs.items()))
         warn(
             "bounded-negative-outcome",
-            f"turnkey.rewards: {name} {reason}, and a failure's outcome below 0 is out of the bounds in which "
-            f"{bounded[0]} reads outcomes",
+            f"turnkey.rewards: {name} {reason}, and {bounded[0]} expects no outcome below 0",
         )
     noisy = [f"turnkey.rewards ({name})" for name in costs if name != "outcome"]  # which is equal for all failures
     if config.algorithm.use_kl_in_reward:
@@ -136,49 +135,54 @@ def _below_zero(entry: Mapping[str, Any]) -> str:
 def check_columns(
     config: DictConfig,
     turnkey: TurnkeyConfig,
-    given: set[str] | None,
-    columns: Collection[str],
-    forked: Collection[str] = (),
+    env_columns: set[str] | None,
+    reward_columns: Collection[str],
+    strategy_columns: Collection[str] = (),
 ) -> None:
-    """Refuse a method that reads a column which nobody gives, and one of both the environment and somebody else.
+    """Refuse a column that a method reads and nothing provides, and one that has two sources.
 
-    ``given``: what the probe saw in the environment's ``info["extra"]``; None when it saw no valid step. ``columns``:
-    those that reward components give. ``forked``: those that the strategy of rollouts gives.
+    ``env_columns``: those that the probe saw in the environment's ``info["extra"]``; None without a valid step.
+    ``reward_columns``, ``strategy_columns``: those that reward components and the rollout strategy add.
 
     Raises:
-        ConfigError: names the column and how a rollout comes to have it.
+        ConfigError: names the column and how to provide it.
     """
-    if given is None:
+    if env_columns is None:
         return
-    if clash := sorted(given & {*columns}):
+    if clash := sorted(env_columns & {*reward_columns}):
         refuse("reward-column-clash", f"turnkey.rewards: {column_clash(clash[0])}")
-    if clash := sorted(given & {*forked}):
+    if clash := sorted(env_columns & {*strategy_columns}):
         refuse(
             "strategy-column-clash",
-            f"turnkey.rollout.strategy gives the column {clash[0]}, and so does the environment in info['extra']: take "
-            "it out there, or set turnkey.rollout.strategy=independent",
+            f"turnkey.rollout.strategy adds the column {clash[0]}, and so does the environment in info['extra']: drop "
+            "it there, or set turnkey.rollout.strategy=independent",
         )
     spec = estimator_of(config)
     needs = [] if spec is None else [(spec.name, spec.columns(credit_params(config, turnkey)))]
-    needs += [(f"{one.spec.name} (turnkey.credit.modify)", one.columns) for one in credit_modify(config, turnkey)]
-    known = {f"extra.{name}" for name in (*given, *columns, *forked, *LOOPS_OWN)} | {*FROM_TRAINER}
+    needs += [
+        (f"{modifier.spec.name} (turnkey.credit.modify)", modifier.columns)
+        for modifier in credit_modify(config, turnkey)
+    ]
+    known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN)} | {
+        *FROM_TRAINER
+    }
     before = () if spec is None else spec.names_before
-    for who, wanted in needs:
-        if lacking := [column for column in wanted if column.startswith("extra.") and column not in known]:
+    for reader, needed in needs:
+        if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:
             refuse(
                 "reward-column-missing",
-                f"{who} needs the column {lacking[0]!r}, which the first task's environment does not give: "
+                f"{reader} needs the column {lacking[0]!r}, which the first task's environment does not give: "
                 f"{how_to_set(lacking[0], before)}",
             )
     if OmegaConf.select(config, BYPASS):
-        for who, wanted in needs:
-            check_supplied([who], {*wanted} - {f"extra.{name}" for name in (*given, *columns)})
+        for reader, needed in needs:
+            check_supplied([reader], {*needed} - {f"extra.{name}" for name in (*env_columns, *reward_columns)})
 
 
 def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     function = OmegaConf.select(config, FUNCTION)
-    asked = any(entry.get("name") == "verl" for entry in turnkey.rewards)
-    if function and not asked:
+    calls_function = any(entry.get("name") == "verl" for entry in turnkey.rewards)
+    if function and not calls_function:
         refuse(
             "reward-function-uncalled",
             f"{FUNCTION}={function} is not called: the rewards of the agent loop turnkey_env are turnkey.rewards. Add "
@@ -210,6 +214,6 @@ def _check_distillation(config: DictConfig) -> None:
     if OmegaConf.select(config, "distillation.enabled"):
         refuse(
             "distillation-agent-loop",
-            "distillation.enabled=true gives the teacher's log-probabilities of an episode's last row only, and the "
-            "agent loop turnkey_env writes a row per step: set distillation.enabled=false",
+            "distillation.enabled=true provides the teacher's log-probabilities only for an episode's last row, but "
+            "the agent loop turnkey_env writes a row per step: set distillation.enabled=false",
         )

@@ -1,4 +1,4 @@
-"""Checks in the driver of engines, agent loops, the trainer's mode and loggers."""
+"""Driver checks of engines, agent loops, the trainer's mode and loggers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
+from verl_turnkey.plugins.verl_api.internals import own_manager
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
@@ -31,7 +32,7 @@ ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActor
 TURBO = "verl.workers.engine.fsdp.fsdp_turbo_impl"  # from verl 0.9.1 on
 TESTED_ROLLOUT = "vllm"
 SENDERS = ("nccl", "nixl", "delta_sharded", "kimi_ckpt_engine", "mooncake")
-"""verl's engines that send weights to other machines; which of them a machine has, only that one knows"""
+"""verl's engines that send weights to other machines; which are installed is known only there"""
 
 # Loggers that need a further package, and its module.
 LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml", "rl_insight")}
@@ -39,7 +40,7 @@ LOGGERS["vemlp_wandb"] = "volcengine_ml_platform"
 
 
 def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
-    """Refuse engines, loops, modes and loggers that cannot work; warn of engines that this package is not tested with.
+    """Refuse engines, loops, modes and loggers that cannot work; warn of untested engines.
 
     ``loops``: the agent loops of the training rows.
 
@@ -49,7 +50,8 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
     _check_strategy(config)
     _check_engine(config, turnkey, loops)
     known = agent_loops(config)
-    if (loop := str(config.actor_rollout_ref.rollout.agent.default_agent_loop)) not in known:
+    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    if loop not in known and own_manager(config) is None:
         refuse("unknown-agent-loop", f"there is no {LOOP}={loop!r}{closest(loop, known)}")
     _check_gpus(config, mode)
     _check_tools(config)
@@ -57,8 +59,8 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
     if rollout.get("full_determinism") and rollout.name == TESTED_ROLLOUT and (rollout.n > 1 or forked):
         refuse(
             "full-determinism",
-            f"{ROLLOUT}.full_determinism=true gives all requests of a server the same seed, so that what it writes for "
-            f"the rollouts of a task is the same, with nothing to compare: set it to false ({ROLLOUT}.seed seeds each "
+            f"{ROLLOUT}.full_determinism=true gives all requests of a server the same seed, so that all rollouts of a "
+            f"task are equal and there is nothing to compare: set it to false ({ROLLOUT}.seed seeds each "
             "server as a whole)",
         )
     if mode == "turnkey_separate_async":
@@ -77,10 +79,10 @@ def check_rollout(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: 
 
 
 def agent_loops(config: DictConfig) -> list[str]:
-    """Names of the agent loops that workers know: verl's, ours, those of the user's modules and YAML file.
+    """Names of the agent loops that workers know: verl's, ours, and those of the user's modules and YAML file.
 
     Raises:
-        ConfigError: the YAML file is not there or holds something else.
+        ConfigError: the YAML file is missing or has another content.
     """
     importlib.import_module("verl.experimental.agent_loop")  # fills the registry
     from verl.experimental.agent_loop.agent_loop import (
@@ -100,7 +102,7 @@ def agent_loops(config: DictConfig) -> list[str]:
 
 
 def _check_tools(config: DictConfig) -> None:
-    """Files of tools, which verl's agent-loop workers load whatever the loop, after the models."""
+    """Check files of tools, which verl's agent-loop workers load after the models, with any agent loop."""
     from verl.experimental.agent_loop.agent_loop import resolve_config_path  # pyright: ignore[reportPrivateImportUsage]
 
     for name in ("tool_config_path", "function_tool_path"):
@@ -108,13 +110,13 @@ def _check_tools(config: DictConfig) -> None:
         if not (path := OmegaConf.select(config, key)):
             continue
         try:
-            found = resolve_config_path(path)
-        except FileNotFoundError:  # relative to no folder that verl looks in
-            found = path
-        if not os.path.isfile(found):
+            file = resolve_config_path(path)
+        except FileNotFoundError:  # not in a folder that verl searches
+            file = path
+        if not os.path.isfile(file):
             absent(config, f"{key}={path}: there is no such file, and verl's workers load it with any agent loop")
         elif name == "tool_config_path":
-            content: Any = OmegaConf.load(found)
+            content: Any = OmegaConf.load(file)
             for tool in content.get("tools") or []:
                 module = str(tool.class_name).rpartition(".")[0]
                 try:
@@ -132,9 +134,9 @@ def _check_strategy(config: DictConfig) -> None:
     if kind == "FSDPActorConfig" and strategy == "fsdp_turbo" and find_spec(TURBO):
         known = (*FSDP, strategy)
     if known is not None and strategy not in known:
-        owner = next((ENGINES.get(other) for other, names in STRATEGIES.items() if strategy in names), None)
-        way_out = f": it comes with model_engine={owner}" if owner else closest(strategy, list(known))
-        refuse("strategy-unusable", f"{ACTOR}.strategy={strategy} does not go with this configuration{way_out}")
+        owner = next((ENGINES.get(actor_class) for actor_class, names in STRATEGIES.items() if strategy in names), None)
+        way_out = f": it needs model_engine={owner}" if owner else closest(strategy, list(known))
+        refuse("strategy-unusable", f"{ACTOR}.strategy={strategy} does not fit this configuration{way_out}")
     if strategy not in FSDP:
         warn(
             "strategy-untested",
@@ -149,9 +151,10 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
     rollout = config.actor_rollout_ref.rollout
     known = [*RolloutReplicaRegistry._registry]
     if OmegaConf.is_missing(rollout, "name"):
-        others = ", ".join(name for name in known if name != TESTED_ROLLOUT)
+        alternatives = ", ".join(name for name in known if name != TESTED_ROLLOUT)
         refuse(
-            "rollout-name-missing", f"{ROLLOUT}.name is not set: write {ROLLOUT}.name={TESTED_ROLLOUT} (or {others})"
+            "rollout-name-missing",
+            f"{ROLLOUT}.name is not set: write {ROLLOUT}.name={TESTED_ROLLOUT} (or {alternatives})",
         )
     name = str(rollout.name)
     if name not in known:
@@ -159,10 +162,10 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
     if name != TESTED_ROLLOUT:
         warn("rollout-untested", f"{ROLLOUT}.name={name} is untested with verl-turnkey, which is tested on vllm")
     if name == "sglang" and rollout.skip_tokenizer_init:
-        found = read_strategy(turnkey.rollout.strategy)
+        selected = read_strategy(turnkey.rollout.strategy)
         ways = {
             "turnkey.rollout.stop": (turnkey.rollout.stop, "use turnkey.rollout.stop_token_ids"),
-            f"{KEY}.stop": (found and getattr(found[1], "stop", None), f"set {KEY}.stop=[]"),
+            f"{KEY}.stop": (selected and getattr(selected[1], "stop", None), f"set {KEY}.stop=[]"),
         }
         for key, (stop, instead) in ways.items():
             if stop:
@@ -180,14 +183,14 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
             f"writes up to data.max_response_length={rollout.response_length} tokens whatever it is asked for; "
             f"{lower}use {ROLLOUT}.name={TESTED_ROLLOUT}",
         )
-    if name == "trtllm" and (found := read_strategy(turnkey.rollout.strategy)) and not found[0].clones:
+    if name == "trtllm" and (selected := read_strategy(turnkey.rollout.strategy)) and not selected[0].clones:
         refuse(
             "branching-trtllm",
-            f"{KEY}={found[0].name} asks the model for few tokens, or for log-probabilities of a text, and verl's "
-            f"server of {ROLLOUT}.name=trtllm gives neither: use {ROLLOUT}.name={TESTED_ROLLOUT}",
+            f"{KEY}={selected[0].name} asks the model for a few tokens, or for log-probabilities of a text, and "
+            f"verl's server for {ROLLOUT}.name=trtllm supports neither: use {ROLLOUT}.name={TESTED_ROLLOUT}",
         )
-    try:  # as workers do, but after they have loaded the models
-        omega_conf_to_dataclass(rollout)  # in the whole tree, so that an error names the key that a value comes from
+    try:  # as the workers do, but only after they have loaded the models
+        omega_conf_to_dataclass(rollout)  # within the whole tree, so that an error names the key of the value
     except Exception as error:
         refuse("rollout-invalid", f"{ROLLOUT} is not valid: {_last_cause(error)}")
 
@@ -199,26 +202,26 @@ def _last_cause(error: BaseException) -> str:
 
 
 def _check_gpus(config: DictConfig, mode: str) -> None:
-    """Refuse rollout servers whose GPUs do not divide those of their pool."""
+    """Refuse rollout servers whose GPUs do not divide the GPUs of their pool."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    each = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    per_server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     pools = {"trainer": (trainer.nnodes, trainer.n_gpus_per_node)}
     if mode.endswith("separate_async") and rollout.nnodes:
         pools[ROLLOUT] = (rollout.nnodes, rollout.n_gpus_per_node)
         if not config.actor_rollout_ref.hybrid_engine:
             del pools["trainer"]
     for where, (nodes, gpus) in pools.items():
-        if nodes * gpus % each:
+        if nodes * gpus % per_server:
             refuse(
                 "rollout-gpus",
-                f"{ROLLOUT}.tensor_model_parallel_size x data_parallel_size = {each} GPUs per server do not divide the "
-                f"{nodes * gpus} of {where}.nnodes x {where}.n_gpus_per_node: set "
+                f"{ROLLOUT}.tensor_model_parallel_size x data_parallel_size = {per_server} GPUs per server do not "
+                f"divide the {nodes * gpus} of {where}.nnodes x {where}.n_gpus_per_node: set "
                 f"{ROLLOUT}.tensor_model_parallel_size=1, or a divisor",
             )
 
 
 def _check_separate(config: DictConfig) -> None:
-    """Refuse what verl's separate_async would refuse by an assertion inside Ray."""
+    """Refuse what verl's separate_async would reject by an assertion inside Ray."""
     rollout, sync = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async.parameter_sync_step
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     here = "trainer.v1.trainer_mode=turnkey_separate_async"
@@ -259,8 +262,8 @@ def _check_loss_name(config: DictConfig) -> None:
 def _check_loggers(config: DictConfig) -> None:
     from verl.utils.tracking import Tracking
 
-    given: Any = config.trainer.logger
-    names: Iterable[str] = [given] if isinstance(given, str) else given or []
+    loggers: Any = config.trainer.logger
+    names: Iterable[str] = [loggers] if isinstance(loggers, str) else loggers or []
     for name in names:
         if name not in Tracking.supported_backend:
             refuse(
@@ -275,37 +278,39 @@ def _check_loggers(config: DictConfig) -> None:
 
 
 def _warn_greedy(config: DictConfig) -> None:
-    """Several validation episodes of a task at temperature 0 are one: verl's V1 trainers read the temperature alone."""
-    given = config.actor_rollout_ref.rollout.val_kwargs
-    asked = [f"do_sample={given.do_sample}"] * bool(given.do_sample) + [f"n={given.n}"] * (given.n > 1)
-    if asked and given.temperature == 0:
+    """Warn of equal validation episodes: at temperature 0 verl's V1 trainers are greedy, whatever do_sample is."""
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    settings = [f"do_sample={validation.do_sample}"] * bool(validation.do_sample) + [f"n={validation.n}"] * (
+        validation.n > 1
+    )
+    if settings and validation.temperature == 0:
         warn(
             "greedy-validation",
-            f"{ROLLOUT}.val_kwargs: {' and '.join(asked)} at temperature=0, which is greedy whatever do_sample says: "
-            "set val_kwargs.temperature, or n=1",
+            f"{ROLLOUT}.val_kwargs: {' and '.join(settings)} at temperature=0, which is greedy whatever do_sample "
+            "says: set val_kwargs.temperature, or n=1",
         )
 
 
 def _warn_turns(config: DictConfig) -> None:
     """Warn of the keys of verl's multi-turn loops that turnkey_env does not read."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
-    ours = {
+    replacements = {
         "max_assistant_turns": "turnkey.rollout.max_turns",
         "max_user_turns": "turnkey.rollout.max_turns",
         "tool_config_path": "an environment, which has its own actions",
         "function_tool_path": "an environment, which has its own actions",
     }
-    for key, instead in ours.items():
+    for key, instead in replacements.items():
         if multi_turn.get(key) is not None:
             warn(
                 "multi-turn-without-effect",
-                f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: it takes "
+                f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: use "
                 f"{instead}",
             )
     for key, default in {"max_tool_response_length": 256, "tool_response_truncate_side": "middle"}.items():
         if multi_turn.get(key, default) != default:
             warn(
                 "multi-turn-cut-without-effect",
-                f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: what an "
-                "environment says is not cut",
+                f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env: "
+                "observations are not cut",
             )

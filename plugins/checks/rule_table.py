@@ -30,7 +30,7 @@ RANGE = "range:"
 MODULES = (*(f"checks.{path.stem}" for path in sorted(Path(__file__).parent.glob("*.py"))), "config.resolve")
 CHOICES = ("closest", "_closest", "did_you_mean")
 """functions that end a message with the closest name, or all of them"""
-_VERBS = "set|write|choose|give|drop|raise|lower|add|use|take|train|expected|pip install|either|to begin anew"
+_VERBS = "set|write|choose|give|drop|raise|lower|add|use|take|train|expected|pip install|either|to start over"
 _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.DOTALL)
 
 # Rules whose message is composed elsewhere: problem, fix.

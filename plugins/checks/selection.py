@@ -1,4 +1,4 @@
-"""Whether a composed configuration selects what its ``turnkey:`` node sets; the launch line is :mod:`command_line`."""
+"""Checks whether a composed configuration uses what its ``turnkey:`` node sets; launch lines: :mod:`command_line`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def uses_us(config: DictConfig) -> bool:
 def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
     """Refuse a trainer that derives from verl's ``RayPPOTrainer``, before it makes its workers.
 
-    It would run the stock agent loop's rows, or fail after the first rollout for want of an episode's steps.
+    It would train the stock agent loop's rows, or fail after the first rollout because rows lack an episode's steps.
 
     Raises:
         ConfigError: the configuration uses this package.
@@ -42,7 +42,7 @@ def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
         refuse(
             "former-trainer",
             f"the trainer of this program is {trainer.__module__}.{trainer.__qualname__}, of verl's former kind "
-            "(RayPPOTrainer), which reads nothing of this package: start verl.trainer.main_ppo with "
+            "(RayPPOTrainer), which ignores this package: start verl.trainer.main_ppo with "
             "trainer.use_v1=true, or drop what begins with turnkey from the launch line",
         )
 
@@ -63,13 +63,13 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             "loss are all verl's. Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)",
         )
     _check_trainer_name(str(OmegaConf.select(config, "trainer.v1.trainer_mode")))
-    asked = [key for key, value in turnkey.credit.items() if key != MODIFY or value]
-    if asked and estimator_of(config) is None:
+    parameters = [key for key, value in turnkey.credit.items() if key != MODIFY or value]
+    if parameters and estimator_of(config) is None:
         name = str(config.algorithm.adv_estimator)
         refuse(
             "credit-without-method",
-            f"turnkey.credit sets {', '.join(asked)}, but algorithm.adv_estimator={name!r} is none of this "
-            f"package's estimators and takes none{did_you_mean(name, estimators())} Either drop "
+            f"turnkey.credit sets {', '.join(parameters)}, but algorithm.adv_estimator={name!r} is none of this "
+            f"package's estimators and reads none of these{did_you_mean(name, estimators())} Either drop "
             "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
             f"algorithm.adv_estimator={name}",
         )
@@ -79,8 +79,8 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         for key, node in nodes.items()
         for leaf, value in (leaves(node, f"{key}.") if isinstance(node, DictConfig) else [(key, node)])
     }
-    if others := [(f"{key}={value}", foreign(key) or "") for key, value in values.items() if value is not None]:
-        refuse("method-clash", refusal(others))
+    if foreign_values := [(f"{key}={value}", foreign(key) or "") for key, value in values.items() if value is not None]:
+        refuse("method-clash", refusal(foreign_values))
 
 
 def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -90,8 +90,10 @@ def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")).removeprefix("turnkey/")
     switch = f"turnkey/preset={preset.name}" if preset.name else "turnkey.preset.method, turnkey.preset.loss"
     if preset.method not in (None, method):
-        others = [name for name in names() if read(name).method == method]
-        instead = f"a preset of {method}: {', '.join(others)}" if others else f"drop it: {method} has no preset"
+        preset_names = [name for name in names() if read(name).method == method]
+        instead = (
+            f"a preset of {method}: {', '.join(preset_names)}" if preset_names else f"drop it: {method} has no preset"
+        )
         refuse(
             "preset-of-another-method",
             f"{switch} holds the settings of {preset.method}, but algorithm.adv_estimator={method}: write "
@@ -112,8 +114,8 @@ def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
 
 
 def _check_trainer_name(mode: str) -> None:
-    """Refuse a misspelt name of ours, which would pass as another plugin's trainer."""
-    others = {name.removeprefix("turnkey_") for name in TRAINERS}
+    """Refuse a misspelt trainer of ours, which would pass for another plugin's trainer."""
+    verls_modes = {name.removeprefix("turnkey_") for name in TRAINERS}
     close = difflib.get_close_matches(mode, TRAINERS, n=1, cutoff=0.8)
-    if mode not in TRAINERS and mode not in others and close:
+    if mode not in TRAINERS and mode not in verls_modes and close:
         refuse("unknown-trainer-mode", f"there is no trainer.v1.trainer_mode={mode!r}; did you mean {close[0]!r}?")

@@ -1,4 +1,4 @@
-"""The numbers of a training step, before it starts: episodes, rows, measurements, optimizer steps."""
+"""Predicts the numbers of a training step: episodes, rows, measurements, optimizer steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OURS = "turnkey_env"
 
 @dataclass(frozen=True)
 class Span:
-    """Fewest and most of something; ``high=None``: no bound is known."""
+    """A lower and an upper bound; ``high=None``: no upper bound is known."""
 
     low: int
     high: int | None
@@ -46,19 +46,19 @@ class Sizes:
     """Of one training step."""
 
     tasks: int
-    """groups that are played, or more where verl's group filter replaces some"""
+    """groups that are played, without those that verl's group filter replaces"""
     rollouts: Span
     """of each task"""
     episodes: Span
     """of all tasks, without branches"""
     trained_groups: Span
-    """groups of which episodes are trained, those from the buffer included"""
+    """groups with trained episodes, including those from the buffer"""
     stored: int
     """stored episodes that may join at most"""
     trajectories: Span
-    """paths that are trained: episodes that are kept, trained branches, stored episodes"""
+    """trained trajectories: episodes of trained groups, trained branches, stored episodes"""
     rows: Span | None
-    """rows that are trained; None: a loop of the user's own decides"""
+    """trained rows; None: a user's own loop decides"""
     measured: int | None
     """branches and queries that only measure a state, at most; None: any number"""
 
@@ -70,37 +70,37 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     rollouts = _rollouts(config, turnkey)
     even = groups.allocation != "even" or rollouts == Span(n, n)
     episodes = Span(tasks * n, tasks * n) if even else rollouts * tasks
-    kept, most_kept = Span(tasks, tasks), episodes.most
-    ours = str(config.trainer.v1.trainer_mode).startswith("turnkey_")
-    if ours and groups.keep < 1:
+    trained_groups, most_trained = Span(tasks, tasks), episodes.most
+    our_trainer = str(config.trainer.v1.trainer_mode).startswith("turnkey_")
+    if our_trainer and groups.keep < 1:
         number = updates * max(1, groups.kept(tasks / updates))
-        kept = Span(number, number) if groups.keep_by == "groups" else Span(updates, tasks)
-        most_kept = min(episodes.most, kept.most * rollouts.most)
-    drawn = updates * min(groups.buffer, tasks // updates) if ours else 0
-    stored = (tasks * groups.replay if ours else 0) + drawn * rollouts.most
-    fewest = episodes.low if kept.low == tasks else min(episodes.low, kept.low * rollouts.low)
+        trained_groups = Span(number, number) if groups.keep_by == "groups" else Span(updates, tasks)
+        most_trained = min(episodes.most, trained_groups.most * rollouts.most)
+    drawn = updates * min(groups.buffer, tasks // updates) if our_trainer else 0
+    stored = (tasks * groups.replay if our_trainer else 0) + drawn * rollouts.most
+    fewest_rows = episodes.low if trained_groups.low == tasks else min(episodes.low, trained_groups.low * rollouts.low)
     if {*loops} - {OURS, *VERLS_LOOPS}:
-        return Sizes(tasks, rollouts, episodes, kept, stored, Span(fewest, None), None, 0)
+        return Sizes(tasks, rollouts, episodes, trained_groups, stored, Span(fewest_rows, None), None, 0)
     turns = turnkey.rollout.max_turns if OURS in loops else 1
     of_group = n if even else rollouts.most
     group = _group(config, turnkey, of_group, turns) if OURS in loops else Most(of_group, of_group, 0)
-    trajectories, trained = most_kept, most_kept * turns
+    trajectories, trained = most_trained, most_trained * turns
     if group.trajectories != of_group:  # with trained branches all groups are kept
         trajectories, trained = times(tasks, group.trajectories), times(tasks, group.turns)
     return Sizes(
         tasks,
         rollouts,
         episodes,
-        Span(kept.low, kept.most + drawn),
+        Span(trained_groups.low, trained_groups.most + drawn),
         stored,
-        Span(fewest, None if trajectories is None else trajectories + stored),
-        Span(fewest, None if trained is None else trained + stored * turns),
+        Span(fewest_rows, None if trajectories is None else trajectories + stored),
+        Span(fewest_rows, None if trained is None else trained + stored * turns),
         times(tasks, group.measured),
     )
 
 
 def _rollouts(config: DictConfig, turnkey: TurnkeyConfig) -> Span:
-    """Of a task: by the allocation, by the data's own column, or ``rollout.n``."""
+    """Rollouts per task: from the allocation, the data's own column, or ``rollout.n``."""
     n = int(config.actor_rollout_ref.rollout.n)
     if turnkey.groups.allocation != "even":
         return Span(*turnkey.groups.bounds(n))
@@ -128,7 +128,7 @@ class Updates:
     mini_batches: int
     epochs: int
     exact: bool
-    """else at most so many"""
+    """False: the number is an upper bound"""
 
     @property
     def steps(self) -> int:
@@ -136,23 +136,23 @@ class Updates:
 
 
 def optimizer_steps(config: DictConfig, turnkey: TurnkeyConfig, size: Sizes, role: str = "actor") -> Updates:
-    """Of the actor or the critic, with the trainers of this package."""
+    """The optimizer steps of the actor or the critic, with the trainers of this package."""
     part = config.critic if role == "critic" else config.actor_rollout_ref.actor
     update, groups, epochs = turnkey.update, turnkey.groups, int(part.ppo_epochs)
     if role == "actor" and update.order == "reverse_turns":
         return Updates(turnkey.rollout.max_turns, epochs, exact=False)
     number, exact = update.mini_batches, True
     if number is None:
-        of_update = size.tasks / updates_of_a_step(config)
+        update_tasks = size.tasks / updates_of_a_step(config)
         if groups.keep_by == "groups" and groups.keep < 1:
-            of_update = max(1, groups.kept(of_update))
+            update_tasks = max(1, groups.kept(update_tasks))
         exact = groups.keep_by == "groups"
-        number = math.ceil(of_update / part.ppo_mini_batch_size)
+        number = math.ceil(update_tasks / part.ppo_mini_batch_size)
     loss = loss_of(config)
     if role == "actor" and loss is not None and "group_log_ratio" in loss.needs:
         most = size.trained_groups.most  # a mini-batch has whole groups
     else:
-        kept = size.episodes.most + size.stored  # trained branches are dealt with their episode
-        most = kept if size.trajectories.high is None else min(kept, size.trajectories.high)
+        trained_episodes = size.episodes.most + size.stored  # trained branches are dealt with their episode
+        most = trained_episodes if size.trajectories.high is None else min(trained_episodes, size.trajectories.high)
     number = min(number, -(-most // updates_of_a_step(config)))  # a mini-batch has at least one
     return Updates(number, epochs, exact)

@@ -1,6 +1,6 @@
-"""Keys under verl's nodes that verl does not have: a plus, or a file of the user's own, adds any key in silence.
+"""Keys under verl's nodes that verl does not have: a plus, or the user's own file, adds any key silently.
 
-Only nodes that verl reads key by key are looked at. Below others (``engine_kwargs``, ``override_config``,
+Only nodes that verl reads key by key are checked. Below others (``engine_kwargs``, ``override_config``,
 ``ray_init``, ``apply_chat_template_kwargs``, ...) any key reaches a library, and verl passes all of them on.
 """
 
@@ -30,14 +30,14 @@ READ_BY_KEY = (
     "reward",
     "actor_rollout_ref",
 )
-# What verl's code reads there although its YAML files do not have it.
+# Keys that verl's code reads although its YAML files do not list them.
 UNLISTED = {
     *("data.cache_dir", "data.chat_template_func", "data.filter_prompts", "data.need_tools_kwargs"),
     "model_engine",  # a group of its files, which leaves its choice as a key
     *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights", "trainer.remove_previous_ckpt_in_save"),
     *("reward.reward_kwargs", "reward.timeout"),
 }
-# Nodes that become a dataclass in each worker, which knows no further key.
+# Nodes that become a dataclass in each worker, which accepts no other key.
 DATACLASSES = ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model")
 # Keys of earlier versions of verl that scripts still add.
 FORMER = {
@@ -47,7 +47,7 @@ FORMER = {
 
 
 def check_unknown(config: DictConfig, *, use_critic: bool, use_reference: bool) -> None:
-    """Warn of keys that nobody reads, with the key that verl does; refuse those at which verl's workers would fail.
+    """Warn of keys that nothing reads, with the closest one; refuse those at which verl's workers would fail.
 
     Raises:
         ConfigError: a key that the dataclass of its node does not take.
@@ -69,15 +69,15 @@ def _check_dataclass(config: DictConfig, node: str) -> None:
     section, target = OmegaConf.select(config, node), OmegaConf.select(config, f"{node}._target_")
     if not isinstance(section, DictConfig) or target is None:
         return
-    if (taken := _parameters(str(target))) is None:
+    if (parameters := _parameters(str(target))) is None:
         return
     for name in map(str, section):
         key = f"{node}.{name}"
-        if name != "_target_" and name not in taken and key not in known():
-            hint, word = _closest(key, taken), override(key, OmegaConf.select(config, key))
+        if name != "_target_" and name not in parameters and key not in known():
+            hint, argument = _closest(key, parameters), override(key, OmegaConf.select(config, key))
             refuse(
                 "unknown-dataclass-key",
-                f"{word}: verl has no such key, and {str(target).rpartition('.')[2]} fails on it"
+                f"{argument}: verl has no such key, and {str(target).rpartition('.')[2]} fails on it"
                 f"{f'; {hint}' if hint else ''}",
             )
         if isinstance(section._get_node(name), DictConfig):
@@ -91,13 +91,15 @@ def _parameters(target: str) -> Collection[str] | None:
 
     try:
         parameters = inspect.signature(get_class(target)).parameters
-    except (ImportError, ValueError):  # verl itself says what is wrong with it
+    except (ImportError, ValueError):  # verl itself reports it
         return None
-    return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else list(parameters)
+    return (
+        None if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) else list(parameters)
+    )
 
 
 def _unread(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    """The keys that verl has not, with their values: of a whole node that it has not, each."""
+    """The keys that verl does not have, with their values; of an unknown node, all keys below it."""
     if not known():
         return
     exempt = {f"trainer.v1.{config.trainer.v1.trainer_mode}"}  # the parameters of a trainer of the user's own
@@ -126,16 +128,16 @@ def _closest(key: str, siblings: Collection[str] = ()) -> str:
     root = key.partition(".")[0]
     below = f"{root}." if parent else ""
     keys = known() if parent else known() | {*beside_parameters("base")}
-    moved = [other for other in keys if other.startswith(below) and other.endswith(f".{name}")]
+    moved = [known_key for known_key in keys if known_key.startswith(below) and known_key.endswith(f".{name}")]
     if len(moved) == 1:
         return f"did you mean {moved[0]}?"
-    roots = {other.partition(".")[0] for other in known()}
+    roots = {known_key.partition(".")[0] for known_key in known()}
     if root not in roots:
         return "".join(
             f"did you mean {closest}{key[len(root) :]}?"
             for closest in difflib.get_close_matches(root, roots, n=1, cutoff=0.8)
         )
-    names = [other.removeprefix(f"{parent}.") for other in known() if other.rpartition(".")[0] == parent]
+    names = [known_key.removeprefix(f"{parent}.") for known_key in known() if known_key.rpartition(".")[0] == parent]
     close = difflib.get_close_matches(name, [*names, *siblings], n=1, cutoff=0.7)
     return f"did you mean {parent}.{close[0]}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""Keys that verl has and its V1 trainers read nowhere, or not where they are set: named, or refused where it hurts."""
+"""Keys of verl that its V1 trainers ignore or read elsewhere: a warning, or a refusal where that does harm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_turnkey.plugins.checks.findings import refuse, warn
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
-# Key -> what it is when nobody sets it, and what happens instead.
+# Key -> its default, and what verl does instead of reading it.
 NOWHERE = {
     "actor_rollout_ref.nccl_timeout": (600, "verl's workers start their process groups with torch's own timeout"),
     f"{ACTOR}.freeze_vision_tower": (False, "verl's engines train all of the model"),
@@ -28,7 +28,7 @@ CLIPPING = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "ci
 
 
 def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool) -> None:
-    """Name what was set and does nothing; refuse what would lose checkpoints, or train something else.
+    """Warn of keys without effect; refuse those whose neglect loses checkpoints or trains something else.
 
     ``loops``: the agent loops of the training rows.
 
@@ -37,16 +37,16 @@ def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool
     """
     for key, (default, instead) in NOWHERE.items():
         if (value := OmegaConf.select(config, key)) not in (default, None):
-            said = str(value).lower() if value is True else value
-            warn("key-without-effect", f"{key}={said} has no effect: {instead}")
+            shown_value = str(value).lower() if value is True else value
+            warn("key-without-effect", f"{key}={shown_value} has no effect: {instead}")
     _check_elsewhere(config, use_critic=use_critic)
     _check_trace(config)
     saves, strategy = config.trainer.save_freq > 0, str(config.actor_rollout_ref.actor.strategy)
     if saves and strategy != "megatron" and (folder := config.trainer.get("default_hdfs_dir")):
         refuse(
             "hdfs-dir",
-            f"trainer.default_hdfs_dir={folder} is read by verl's Megatron engine alone: with strategy={strategy} "
-            "checkpoints are in trainer.default_local_dir and nowhere else. Set that to a folder that stays, and "
+            f"trainer.default_hdfs_dir={folder} is read only by verl's Megatron engine: with strategy={strategy} "
+            "checkpoints are only in trainer.default_local_dir. Set that to a persistent folder, and "
             "trainer.default_hdfs_dir=null",
         )
     if OmegaConf.select(config, "skip.rollout_tq.enable") and "turnkey_env" in loops:
@@ -58,19 +58,23 @@ def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool
 
 
 def _check_elsewhere(config: DictConfig, *, use_critic: bool) -> None:
-    """What verl reads under another key than the one that was set."""
+    """Warn of keys whose value verl reads elsewhere."""
     actor = config.actor_rollout_ref.actor
     roles = [(ACTOR, actor, "fsdp_config"), *([("critic", config.critic, "fsdp")] if use_critic else [])]
     for role, node, engine in roles:
-        if (given := node.get("grad_clip", 1.0)) not in (1.0, read := OmegaConf.select(node, "optim.clip_grad")):
+        if (value := node.get("grad_clip", 1.0)) not in (
+            1.0,
+            engine_value := OmegaConf.select(node, "optim.clip_grad"),
+        ):
             warn(
                 "grad-clip-without-effect",
-                f"{role}.grad_clip={given} has no effect: verl's engines read {role}.optim.clip_grad, which is {read}",
+                f"{role}.grad_clip={value} has no effect: verl's engines read {role}.optim.clip_grad, which is "
+                f"{engine_value}",
             )
-        if (given := OmegaConf.select(node, f"{engine}.strategy")) not in (None, "fsdp", node.strategy):
+        if (value := OmegaConf.select(node, f"{engine}.strategy")) not in (None, "fsdp", node.strategy):
             warn(
                 "engine-strategy-without-effect",
-                f"{role}.{engine}.strategy={given} has no effect: verl sets it to {role}.strategy, which is "
+                f"{role}.{engine}.strategy={value} has no effect: verl sets it to {role}.strategy, which is "
                 f"{node.strategy}",
             )
     if use_critic:
@@ -80,16 +84,16 @@ def _check_elsewhere(config: DictConfig, *, use_critic: bool) -> None:
         warn(
             "clip-ratio-without-effect",
             f"{ACTOR}.clip_ratio={ratio} has no effect: clip_ratio_low={sides[0]} and clip_ratio_high={sides[1]} take "
-            "its place, and verl sets both: set the two",
+            "precedence, and verl's defaults set both: set these two",
         )
 
 
 def _check_critics_spread(config: DictConfig) -> None:
-    spread, read = config.critic.get("ulysses_sequence_parallel_size", 1), "critic.fsdp.ulysses_sequence_parallel_size"
-    if spread not in (1, found := OmegaConf.select(config, read)) and found is not None:
+    spread, key = config.critic.get("ulysses_sequence_parallel_size", 1), "critic.fsdp.ulysses_sequence_parallel_size"
+    if spread not in (1, engine_value := OmegaConf.select(config, key)) and engine_value is not None:
         warn(
             "critic-spread-without-effect",
-            f"critic.ulysses_sequence_parallel_size={spread} has no effect: verl reads {read}, which is {found}",
+            f"critic.ulysses_sequence_parallel_size={spread} has no effect: verl reads {key}, which is {engine_value}",
         )
 
 
@@ -108,18 +112,18 @@ def _check_trace(config: DictConfig) -> None:
 
 
 def check_steps(config: DictConfig) -> None:
-    """Warn of epochs that run out before the steps: verl saves and validates at the end of the steps alone."""
-    trainer, most = config.trainer, steps_until_data_end(config)
-    asked = trainer.get("total_training_steps")
-    if asked is None or most is None or asked <= most or trainer.get("val_only"):
+    """Warn of epochs that end before the steps do: verl makes the last save and validation only after the last step."""
+    trainer, reachable = config.trainer, steps_until_data_end(config)
+    total = trainer.get("total_training_steps")
+    if total is None or reachable is None or total <= reachable or trainer.get("val_only"):
         return
     every = {"checkpoint": trainer.save_freq, "validation": trainer.test_freq}
-    lost = [what for what, steps in every.items() if steps > 0 and most % steps]
+    lost = [name for name, steps in every.items() if steps > 0 and reachable % steps]
     without = f" without a last {' and '.join(lost)}" if lost else ""
     epochs = trainer.total_epochs
     warn(
         "training-steps-not-reached",
-        f"trainer.total_training_steps={asked} is not reached: trainer.total_epochs={epochs} end after {most} steps"
-        f"{without}, and before the learning rate's schedule does. Set "
-        f"trainer.total_epochs={-(-asked * epochs // max(1, most))}, or trainer.total_training_steps={most}",
+        f"trainer.total_training_steps={total} is not reached: trainer.total_epochs={epochs} end after {reachable} "
+        f"steps{without}, and before the learning rate's schedule does. Set "
+        f"trainer.total_epochs={-(-total * epochs // max(1, reachable))}, or trainer.total_training_steps={reachable}",
     )

@@ -1,4 +1,4 @@
-"""Checks of the actor's update, in the driver: the policy loss, its mean, its inputs, the order of updates."""
+"""Driver checks of the actor's update: the policy loss, its mean and inputs, the order of updates."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, estimator
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.verl_api import ledger
 
-# verl's losses with one importance ratio for a whole row, and its estimators whose advantages differ inside a turn.
+# verl's losses with one importance ratio per row, and its estimators whose advantages differ within a turn.
 RATIO_PER_ROW = ("gspo", "geo_mean")
 ADVANTAGE_PER_TOKEN = ("gae",)
 
 # Inputs of policy losses that the trainer itself provides (loss_inputs.PROVIDERS, which imports torch and verl).
 PROVIDED = ("staleness", "rewards", "group_reward", "group_log_ratio")
 
-# The same of verl's keys that a turnkey loss does not read.
+# verl's keys that a turnkey loss ignores: their defaults, and our parameter.
 IGNORED_ACTOR_KEYS = {
     "clip_ratio": (0.2, "clip_low"),
     "clip_ratio_low": (0.2, "clip_low"),
@@ -40,7 +40,7 @@ IGNORED_ACTOR_KEYS = {
 def check_update(
     config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str], *, use_critic: bool
 ) -> None:
-    """Refuse what cannot work, warn of what nobody means.
+    """Refuse updates that cannot work, warn of combinations that are hardly intended.
 
     ``mode`` is ``trainer.v1.trainer_mode``, ``loops`` are the agent loops of the training rows.
 
@@ -65,37 +65,37 @@ def check_update(
         if mode.startswith("turnkey_") and OmegaConf.select(config, key):
             warn(
                 "shuffled-mini-batches",
-                f"{key}=true draws the rows of each rank anew: mini-batches do not hold whole episodes then, and the "
+                f"{key}=true shuffles the rows of each rank: mini-batches then do not hold whole episodes, and the "
                 "metrics dealing/* do not describe them",
             )
 
 
 def warn_ignored(
-    node: DictConfig, where: str, keys: dict[str, tuple[Any, str]], spec: EstimatorSpec | LossSpec, ours: str
+    node: DictConfig, where: str, keys: dict[str, tuple[Any, str]], spec: EstimatorSpec | LossSpec, our_node: str
 ) -> None:
-    """Name the keys of verl under ``where`` that were changed although ``spec`` does not read them."""
+    """Warn of verl's keys under ``where`` that were changed although ``spec`` does not read them."""
     known = {field.name for field in fields(spec.params)}
     for key, (default, own) in keys.items():
         if node.get(key, default) != default:
-            instead = f", which reads {ours}.{own}" if own in known else ", which has no such parameter"
+            instead = f", which reads {our_node}.{own}" if own in known else ", which has no such parameter"
             warn("algorithm-key-without-effect", f"{where}.{key}={node[key]} has no effect on {spec.name}{instead}")
 
 
 def _warn_departures(config: DictConfig) -> None:
-    """Name what a method's recipe sets beside its parameters and the run does not keep, and what no loss reads."""
+    """Warn of values that differ from the method's recipe, and of outputs of the method that no loss reads."""
     estimator, loss = estimator_of(config), loss_of(config)
     if estimator is None:
         return
     for key, value in beside_parameters(estimator.name).items():
-        if (found := OmegaConf.select(config, key)) != value:
+        if (value_set := OmegaConf.select(config, key)) != value:
             warn(
                 "not-as-published",
-                f"{key}={found} is not that of {estimator.name}, whose recipe has {value}: this run is not the method "
-                "as published",
+                f"{key}={value_set} differs from the recipe of {estimator.name}, which has {value}: this run is not "
+                "the method as published",
             )
-    read = () if loss is None else loss.inputs
-    readers = [name for name, other in losses().items() if {*other.inputs} & {*estimator.gives}]
-    if readers and not {*read} & {*estimator.gives}:
+    loss_inputs = () if loss is None else loss.inputs
+    readers = [name for name, spec in losses().items() if {*spec.inputs} & {*estimator.gives}]
+    if readers and not {*loss_inputs} & {*estimator.gives}:
         warn(
             "departures-unread",
             f"algorithm.adv_estimator={estimator.name} gives {', '.join(estimator.gives)}, and no policy loss reads it "
@@ -126,19 +126,19 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
             f"(+turnkey=base for an estimator of verl's), or set trainer.v1.trainer_mode=turnkey_{mode}",
         )
     estimator = estimator_of(config)
-    given = {*PROVIDED, *(estimator.gives if estimator else ())}
-    if lacking := {key: provider for key, provider in spec.needs.items() if key not in given}:
-        wanted = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
+    provided = {*PROVIDED, *(estimator.gives if estimator else ())}
+    if lacking := {key: provider for key, provider in spec.needs.items() if key not in provided}:
+        missing = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
         refuse(
             "loss-input",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({wanted})",
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({missing})",
         )
     if {*spec.needs} - {"staleness"} and estimator is None and (without := {*loops} & {*VERLS_LOOPS}):
         refuse(
             "loss-steps",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs the steps of each episode, which "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {min(without)} does not tell: "
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} on the rows of {min(without)} does not provide: "
             "take an estimator of this package, or the agent loop turnkey_env",
         )
     bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
@@ -164,7 +164,7 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
 
 
 def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
-    """What a loss is averaged over, against ``loss_agg_mode`` and what else goes into that mean."""
+    """Check over what a loss is averaged: ``loss_agg_mode`` and importance weights."""
     mode = str(config.actor_rollout_ref.actor.loss_agg_mode)
     if spec.per_row and mode != "seq-mean-token-mean":
         refuse(
@@ -198,11 +198,11 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
     key = "turnkey.update.order=reverse_turns"
     if not mode.startswith("turnkey_"):
         refuse("order-trainer", f"{key} needs trainer.v1.trainer_mode=turnkey_{mode}, got {mode}")
-    if whole := {*loops} & {*VERLS_LOOPS}:
+    if verl_loops := {*loops} & {*VERLS_LOOPS}:
         refuse(
             "order-agent-loop",
-            f"{key} needs a row per turn, but the agent loop {min(whole)} (default_agent_loop, or the data's column "
-            "agent_name) gives one row per episode: use turnkey_env, or turnkey.update.order=batch",
+            f"{key} needs a row per turn, but the agent loop {min(verl_loops)} (default_agent_loop, or the data's "
+            "column agent_name) gives one row per episode: use turnkey_env, or turnkey.update.order=batch",
         )
     if "turnkey_env" in loops and turnkey.rollout.rows_hold_turns:
         refuse(
@@ -221,7 +221,7 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
     if loss is not None and weighs(loss, params):
         refuse(
             "order-loss-weights",
-            f"{key} updates turns apart, and the loss {loss.name} (turnkey.loss: {params}) is a "
+            f"{key} updates each turn number separately, and the loss {loss.name} (turnkey.loss: {params}) is a "
             "mean over the whole batch with weights of its own: choose one",
         )
     if loss is not None and carries:
@@ -243,7 +243,7 @@ def _warn_schedule(config: DictConfig, cause: str) -> None:
         warn(
             "learning-rate-schedule",
             f"{cause} makes several updates of a training step, and verl's learning-rate schedule moves with each: "
-            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is what it means",
+            "actor_rollout_ref.actor.optim.lr_scheduler_type=constant without warm-up is the intended one",
         )
 
 
@@ -253,14 +253,14 @@ def _warn_width(config: DictConfig) -> None:
         warn(
             "norm-by-width",
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm divides by the longest response of each "
-            "micro-batch, so that the same token counts more beside short rows: set actor_rollout_ref.actor."
+            "micro-batch, so that the same token counts more next to short rows: set actor_rollout_ref.actor."
             f"loss_scale_factor={config.data.max_response_length} (data.max_response_length) for one constant, as "
             "Dr. GRPO has it",
         )
 
 
 def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Importance ratio and advantage are chosen apart; some pairs are not what anybody means."""
+    """Warn of pairs of importance ratio and advantage that hardly fit together; they are chosen separately."""
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     estimator = str(config.algorithm.adv_estimator)
     several = {*loops} & {*VERLS_LOOPS, *(("turnkey_env",) if turnkey.rollout.rows_hold_turns else ())}

@@ -58,7 +58,7 @@ IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_ad
 
 
 def check(config: DictConfig, *, use_critic: bool) -> None:
-    """Refuse a configuration that cannot do what it asks for; one without anything of this package is left alone.
+    """Refuse a configuration that cannot work; one that does not use this package is not checked.
 
     Later checks rely on earlier ones: names, then paths, sizes and data files, then the first task, which is played.
     None of them writes to the configuration.
@@ -102,7 +102,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registries.register_estimators()
         registries.register_losses()
-    # Another plugin may hold the name: without a switch of ours the run is that plugin's.
+    # Another plugin may have registered the name: without a switch of ours the run belongs to that plugin.
     ours = estimator_of(config) is not None and (
         involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
     )
@@ -139,7 +139,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         run(check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
         warn(
             "log-without-credit",
-            f"turnkey.log.trajectories holds the rollouts alone, those of validation among them: the trainer {mode} "
+            f"turnkey.log.trajectories will contain only rollouts, including those of validation: the trainer {mode} "
             f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
         )
     run(check_update, config, turnkey, mode, loops, use_critic=use_critic)
@@ -153,15 +153,15 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
             "rewards-without-effect",
             f"turnkey.rewards has no effect with the agent loop {min(loops)}: only turnkey_env reads it",
         )
-    given: tuple[str, ...] = ()
+    reward_columns: tuple[str, ...] = ()
     if "turnkey_env" in loops and (rewards := run(check_rewards, config, turnkey, loops)) is not None:
         run(check_compared, config, turnkey, rewards)
-        given = rewards.columns
-    forked = run(check_branching, config, turnkey, given, loops) or ()
+        reward_columns = rewards.columns
+    strategy_columns = run(check_branching, config, turnkey, reward_columns, loops) or ()
     if ours:
         run(_check_recorded, config, turnkey, loops)
     if "turnkey_env" in loops and not findings.errors:
-        check_agent_loop(config, turnkey, files if loops == {"turnkey_env"} else [], given, forked)
+        check_agent_loop(config, turnkey, files if loops == {"turnkey_env"} else [], reward_columns, strategy_columns)
     _hint_without_gpu(config)
 
 
@@ -174,7 +174,7 @@ def _check_root_keys(config: DictConfig) -> None:
         refuse(
             "turnkey-plain-value",
             f"turnkey={config.turnkey!r} is a plain value: the config group was not found. Write +turnkey=<method> "
-            "(with the plus), and see that the line 'verl-turnkey ... is loaded' was printed",
+            "(with the plus), and check that the line 'verl-turnkey ... is loaded' was printed",
         )
 
 
@@ -191,7 +191,7 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
     ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
     params = credit_params(config, turnkey)
     modify = credit_modify(config, turnkey)
-    wanted = spec.columns(params, modify)
+    needed = spec.columns(params, modify)
     for module in getattr(params, "requires", ()):
         if find_spec(module) is None:
             refuse(
@@ -204,7 +204,8 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         config.actor_rollout_ref.rollout.n == 1
         and not (forked and forked[0].trains)
         and (
-            hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"  # both are about groups of episodes
+            hasattr(params, "norm")
+            or getattr(params, "singleton", None) == "zero"  # both compare the episodes of a group
         )
     ):
         warn(
@@ -212,9 +213,9 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
             f"actor_rollout_ref.rollout.n=1 leaves {spec.name} with one episode per group and nothing to compare it "
             "with: raise n, or take a method without groups (turn_gae, vc_gae, rebn)",
         )
-    if "value" in wanted and not use_critic:
+    if "value" in needed and not use_critic:
         refuse("critic-missing", f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    check_bounds([spec, *(one.spec for one in modify)], config, turnkey.rewards)
+    check_bounds([spec, *(modifier.spec for modifier in modify)], config, turnkey.rewards)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
@@ -252,7 +253,7 @@ def _check_warm_up(config: DictConfig, use_critic: bool) -> None:
 
 
 def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Refuse a batch of rows with and without records, and a method that needs more than rows without them give."""
+    """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
     without = sorted({*loops} & {*VERLS_LOOPS})
     if without and "turnkey_env" in loops:
         refuse(
@@ -266,22 +267,22 @@ def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collectio
 
 
 def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> None:
-    """Refuse a method that needs more than the rows of verl's loops give, which write no record."""
+    """Refuse a method that needs columns which rows of verl's loops, without a record, do not provide."""
     spec = estimator_of(config)
     assert spec is not None
     per_turn = {
         f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
     }
     modify = credit_modify(config, turnkey)
-    wanted = spec.columns(credit_params(config, turnkey), modify)
-    lacking = [column for column in wanted if column not in {*COLUMNS, *SOURCES, *per_turn}]
+    needed = spec.columns(credit_params(config, turnkey), modify)
+    lacking = [column for column in needed if column not in {*COLUMNS, *SOURCES, *per_turn}]
     if lacking:
-        named = loop != config.actor_rollout_ref.rollout.agent.default_agent_loop
+        from_data = loop != config.actor_rollout_ref.rollout.agent.default_agent_loop
         cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "
-        refuse("columns-without-record", (cause if named else "") + needs_record(spec.name, lacking))
+        refuse("columns-without-record", (cause if from_data else "") + needs_record(spec.name, lacking))
     if OmegaConf.select(config, BYPASS):
-        names = [spec.name, *(one.spec.name for one in modify)]
-        check_supplied(names, [column for column in wanted if column not in per_turn])
+        names = [spec.name, *(modifier.spec.name for modifier in modify)]
+        check_supplied(names, [column for column in needed if column not in per_turn])
 
 
 def _hint_without_gpu(config: DictConfig) -> None:

@@ -1,4 +1,4 @@
-"""Kinds and ranges of values of verl's keys: what verl takes as it comes, and finds out late or never.
+"""Kinds and ranges of values of verl's keys, which verl itself checks late or never.
 
 A kind is mapping, list, text, truth value, number or null, and that of a key is the kind of verl's own default: checks
 compute with values of these kinds, as verl does. The table of ranges holds the keys that launch scripts set most.
@@ -32,7 +32,7 @@ EXPECTED = {
     "number": "a number",
     "path": "a path",
 }
-# What verl takes besides: a number is a degree of what a truth value turns on, a name may be a number.
+# Other kinds that verl accepts: a number may be the degree of what a truth value turns on, a name may be a number.
 BESIDES: Mapping[str, tuple[str, ...]] = {
     "mapping": (),
     "list": ("text",),
@@ -42,7 +42,7 @@ BESIDES: Mapping[str, tuple[str, ...]] = {
     "path": (),
 }
 MODEL, TURNS = "actor_rollout_ref.model", "actor_rollout_ref.rollout.multi_turn"
-# Where verl's default is null, or says less.
+# Kinds of keys whose default is null or too general.
 KINDS = {
     "critic.enable": "truth",
     **dict.fromkeys((f"trainer.max_{role}_ckpt_to_keep" for role in ("actor", "critic")), "number"),
@@ -67,12 +67,12 @@ class Mismatch:
 
     @property
     def works(self) -> bool:
-        """Whether verl takes it somewhere: it does without many keys, and takes a list of files for a file."""
+        """Whether verl may accept it: null for many keys, a list of files for a file."""
         return self.kind == "null" or self.kind in BESIDES[self.expected]
 
 
 def mismatches(config: DictConfig) -> Iterator[Mismatch]:
-    """Of all keys of verl's, without those that follow another key."""
+    """The mismatches of all of verl's keys except those that interpolate another key."""
     yield from _mismatches(config, _kinds(), "")
 
 
@@ -85,9 +85,11 @@ def _mismatches(config: DictConfig, kinds: Mapping[str, Any], prefix: str) -> It
         if kind == "mapping" and isinstance(expected, Mapping):
             yield from _mismatches(node, expected, f"{prefix}{name}.")
             continue
-        wanted = "mapping" if isinstance(expected, Mapping) else expected
-        if kind not in (wanted, {"path": "text"}.get(wanted)) and not (kind == "null" and f"{prefix}{name}" in KINDS):
-            yield Mismatch(f"{prefix}{name}", config[name], wanted, kind)
+        expected_kind = "mapping" if isinstance(expected, Mapping) else expected
+        if kind not in (expected_kind, {"path": "text"}.get(expected_kind)) and not (
+            kind == "null" and f"{prefix}{name}" in KINDS
+        ):
+            yield Mismatch(f"{prefix}{name}", config[name], expected_kind, kind)
 
 
 def _kind(value: Any) -> str:
@@ -104,13 +106,13 @@ def _kind(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """A finite number; true and false are none."""
+    """Whether it is a finite number; true and false are not."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @cache
 def _kinds() -> dict[str, Any]:
-    """The kind of each of verl's keys, nested as they are; without those that are null by default."""
+    """The kind of each of verl's keys, nested like them, without those that are null by default."""
     file = verls_config_dir() / STOCK
     kinds = _kinds_below(OmegaConf.load(file)) if file.is_file() else {}
     for key, kind in KINDS.items():
@@ -128,7 +130,7 @@ def _kinds_below(defaults: Any) -> dict[str, Any]:
     for name in defaults:
         try:
             value = None if OmegaConf.is_missing(defaults, name) else defaults[name]
-        except OmegaConfBaseException:  # an interpolation of what is not there
+        except OmegaConfBaseException:  # an interpolation of a missing key
             continue
         if value is not None:
             kinds[str(name)] = _kinds_below(value) if isinstance(value, DictConfig) else _kind(value)
@@ -144,14 +146,15 @@ def value_at(config: DictConfig, key: str, absent: Any = None) -> Any:
 
 
 def unreadable(config: DictConfig, error: Exception, line: str) -> str:
-    """A sentence about an ``error`` of a check that could not compute with a value, in the source's ``line``."""
-    others = [
-        f"{other.key}={'null' if other.value is None else other.value} (expected {EXPECTED[other.expected]})"
-        for other in mismatches(config)
-        if beside_parameters("base").get(other.key, other) != other.value
+    """A message for an ``error`` of a check that could not process a value; ``line``: where in the source."""
+    mismatched = [
+        f"{mismatch.key}={'null' if mismatch.value is None else mismatch.value} (expected "
+        f"{EXPECTED[mismatch.expected]})"
+        for mismatch in mismatches(config)
+        if beside_parameters("base").get(mismatch.key, mismatch) != mismatch.value
     ]
-    if others:
-        return f"{', '.join(others)}: verl's default is of another kind, and a check fails on it: {_short(error)}"
+    if mismatched:
+        return f"{', '.join(mismatched)}: verl's default has another type, and a check fails on it: {_short(error)}"
     return f"a check cannot read the configuration: {_short(error)} ({line}). HYDRA_FULL_ERROR=1 shows all of the error"
 
 
@@ -164,7 +167,7 @@ ACTOR, CRITIC, ROLLOUT = "actor_rollout_ref.actor", "critic", "actor_rollout_ref
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a key takes."""
+    """The numbers that a key accepts."""
 
     key: str
     low: float
@@ -185,10 +188,10 @@ class Range:
 
     @property
     def expected(self) -> str:
-        what = "a whole number" if self.whole else "a number"
+        kind = "a whole number" if self.whole else "a number"
         low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
         bounds = low if self.high == math.inf else f"{low}, {self.high:g} at most"
-        return f"{what}, {bounds}{', or null' if self.null else ''}{self.note}"
+        return f"{kind}, {bounds}{', or null' if self.null else ''}{self.note}"
 
 
 NEVER = "; -1: never"
@@ -231,11 +234,11 @@ _ABSENT = object()
 TEMPERATURE = f"{ROLLOUT}.temperature"
 """of training alone"""
 OTHERWISE = ("algorithm.rollout_correction.",)
-"""where verl takes a text for two numbers, and checks it itself"""
+"""where verl accepts a text with two numbers, and checks it itself"""
 
 
 def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
-    """Refuse values of another kind than verl's key has, and numbers out of their range, all at once.
+    """Refuse values of another kind than verl's default, and numbers out of range, all at once.
 
     Raises:
         ConfigError: one line per key, with its value and the expected one.
@@ -246,7 +249,7 @@ def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
 
 
 def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:
-    """Key and sentence of each."""
+    """Key and message of each."""
     untrained = TEMPERATURE if OmegaConf.select(config, "trainer.val_only") is True else None
     for row in RANGES:
         value = value_at(config, row.key, _ABSENT)
@@ -268,13 +271,13 @@ def _of_another_kind(config: DictConfig) -> Iterator[tuple[str, str]]:
 
 
 def _meant(value: Any) -> str:
-    """What a text that is nearly a number may mean."""
+    """A suggestion for a text that is nearly a number."""
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)-e(\d+)\s*", value)):
         return f"; did you mean {match[1]}e-{match[2]}?"
     return "; without quotes?" if isinstance(value, str) and re.fullmatch(r"[-+]?\d[\d.]*(e-?\d+)?", value) else ""
 
 
 def _meant_truth(value: Any) -> str:
-    words = {"off": "false", "no": "false", "n": "false", "on": "true", "yes": "true", "y": "true"}
-    meant = words.get(str(value).strip().lower(), str(value).strip().lower())
-    return f"; did you mean {meant}?" if meant in ("true", "false") else ""
+    synonyms = {"off": "false", "no": "false", "n": "false", "on": "true", "yes": "true", "y": "true"}
+    truth = synonyms.get(str(value).strip().lower(), str(value).strip().lower())
+    return f"; did you mean {truth}?" if truth in ("true", "false") else ""

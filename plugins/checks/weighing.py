@@ -1,4 +1,4 @@
-"""Checks of ``turnkey.update.weight_by`` in the driver: whether the losses can take weights, and what else weighs."""
+"""Driver checks of ``turnkey.update.weight_by``: whether losses accept weights, and whether others apply, too."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of, loss_params
 
-# What verl's other modes weigh; token-mean, the default, is the one whose place the weights take.
+# How verl's other modes weight tokens; the weights replace token-mean, the default.
 OTHER_MODES = {
     "token-sum": "is a sum that grows with the number of tokens",
-    "seq-mean-token-sum": "weighs rows by their tokens and divides by the number of rows",
-    "seq-mean-token-sum-norm": "weighs rows by their tokens and divides by their number and a factor",
-    "seq-mean-token-mean": "lets rows weigh alike",
+    "seq-mean-token-sum": "weights rows by their tokens and divides by the number of rows",
+    "seq-mean-token-sum-norm": "weights rows by their tokens and divides by their number and a factor",
+    "seq-mean-token-mean": "weights all rows equally",
 }
 
-# verl's losses that end in agg_loss, where the weights come in.
+# verl's losses that end in agg_loss, where the weights are applied.
 TAKE_WEIGHTS = (
     "vanilla",
     "bypass_mode",
@@ -35,7 +35,7 @@ TAKE_WEIGHTS = (
 
 
 def check_weights(config: DictConfig, turnkey: TurnkeyConfig, mode: str, *, use_critic: bool) -> None:
-    """Refuse what weights by step, episode or task cannot mean; ``mode`` is ``trainer.v1.trainer_mode``.
+    """Refuse settings that conflict with weights by step, episode or task; ``mode`` is ``trainer.v1.trainer_mode``.
 
     Raises:
         ConfigError: names the key to change.
@@ -57,8 +57,8 @@ def check_weights(config: DictConfig, turnkey: TurnkeyConfig, mode: str, *, use_
         if mean in OTHER_MODES:
             refuse(
                 "weights-aggregation",
-                f"{key} says what weighs alike, and {where}.loss_agg_mode={mean} says otherwise: it "
-                f"{OTHER_MODES[mean]}. Set {where}.loss_agg_mode=token-mean, whose place the weights take, or "
+                f"{key} conflicts with {where}.loss_agg_mode={mean}, which "
+                f"{OTHER_MODES[mean]}. Set {where}.loss_agg_mode=token-mean, which the weights replace, or "
                 "turnkey.update.weight_by=token",
             )
 
@@ -69,8 +69,8 @@ def _reason(config: DictConfig, turnkey: TurnkeyConfig, name: str) -> str | None
     spec, params = loss_of(config), loss_params(config, turnkey)
     if turnkey.update.order == "reverse_turns":
         return (
-            "turnkey.update.order=reverse_turns makes an update of each turn number, which is a mean over its own "
-            "rows, while weights are shares of the whole batch; set turnkey.update.order=batch"
+            "turnkey.update.order=reverse_turns updates each turn number separately, averaged over its own rows, "
+            "while weights are shares of the whole batch; set turnkey.update.order=batch"
         )
     if OmegaConf.select(config, "distillation.enabled"):
         return "the loss of a distillation takes no weights; set distillation.enabled=false"
@@ -100,9 +100,9 @@ def _reason_of_verls(config: DictConfig, name: str, key: str) -> str | None:
     if name == "bypass_mode":
         for where in ("algorithm", "actor_rollout_ref.actor.policy_loss"):
             rejects = f"{where}.rollout_correction.rollout_rs"
-            if (given := OmegaConf.select(config, rejects)) is not None:
+            if (value := OmegaConf.select(config, rejects)) is not None:
                 return (
-                    f"{key} rejects tokens ({rejects}={given}) by the policy as it is in each micro-batch, so that the "
-                    f"tokens that count are not known before the update; set {rejects}=null"
+                    f"{key} rejects tokens ({rejects}={value}) by the policy of each micro-batch, so that the "
+                    f"trained tokens are not known before the update; set {rejects}=null"
                 )
     return None

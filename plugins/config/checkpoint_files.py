@@ -1,7 +1,7 @@
-"""The checkpoints of a run on this machine: which are whole, and which one a run resumes from.
+"""The checkpoints of a run on this machine: which are complete, and which one a run resumes from.
 
-verl loads what its tracker names, and says `Errno 22` of a truncated file without its name. What is read here is
-little: the end of each file of torch, the header of each of safetensors.
+verl loads what its tracker names, and reports a truncated file as `Errno 22` without its name. Only little is read
+here: the end of each torch file, the header of each safetensors file.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from verl_turnkey.plugins.config.schema import credit_modify, credit_params, est
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file with the number of the newest complete checkpoint"""
 CREDIT = "turnkey_credit.json"
-"""what a method remembers, where one does"""
+"""what a stateful method remembers"""
 GROUPS = "turnkey_groups.json"
 """what ``turnkey.groups.allocation`` remembers of the tasks"""
 NAMES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
-"""content of a checkpoint -> how the names of its files of a rank begin, with verl's FSDP engine"""
+"""content of a checkpoint -> prefix of its files per rank, with verl's FSDP engine"""
 FSDP = ("fsdp", "fsdp2")
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The newest whole checkpoint of a run, and why it is none that verl would take."""
+    """The newest complete checkpoint of a run, and why verl would not take it."""
 
     folder: Path | None
-    """None if none is whole"""
+    """None if none is complete"""
     fault: str | None
-    """what is wrong with the newest one or with the tracker; None if nothing is"""
+    """the problem of the newest checkpoint or of the tracker; None without one"""
 
 
 def newest_whole(config: DictConfig, *, use_critic: bool, remembers: bool | None = None) -> Selected | None:
-    """The checkpoint that ``resume_mode=auto`` takes; None without one on this machine, and with another mode.
+    """The checkpoint that ``resume_mode=auto`` takes; None if this machine has none, or with another mode.
 
-    ``remembers``: whether the method has a file of its own in them; None: as its parameters say.
+    ``remembers``: whether the method stores a file of its own in checkpoints; None: as its parameters say.
     """
     trainer = config.trainer
     root = Path(trainer.default_local_dir).absolute()
     if trainer.resume_mode != "auto" or not (root / TRACKER).is_file():
         return None
     remembers = has_memory(config) if remembers is None else remembers
-    named, why = _tracked(root), ""
-    for folder in _candidates(root, named):
+    tracked, reason = _tracked(root), ""
+    for folder in _candidates(root, tracked):
         if (wrong := fault(folder, config, use_critic=use_critic, remembers=remembers)) is None:
-            return Selected(folder, None if folder.name == named else why or f"{root / TRACKER} is damaged")
-        why = why or f"the newest checkpoint cannot be resumed from: {wrong}"
-    return Selected(None, why or f"{root / TRACKER} is damaged")
+            return Selected(folder, None if folder.name == tracked else reason or f"{root / TRACKER} is damaged")
+        reason = reason or f"the newest checkpoint cannot be resumed from: {wrong}"
+    return Selected(None, reason or f"{root / TRACKER} is damaged")
 
 
 def has_memory(config: DictConfig) -> bool:
@@ -66,33 +66,33 @@ def has_memory(config: DictConfig) -> bool:
 
 
 def roles(config: DictConfig, *, use_critic: bool) -> dict[str, DictConfig]:
-    """Role of a model that is trained -> its node."""
+    """Role of each trained model -> its node."""
     return {"actor": config.actor_rollout_ref.actor} | ({"critic": config.critic} if use_critic else {})
 
 
 def remembering(estimator: EstimatorSpec | None, params: Any, modify: Sequence[Modification]) -> list[str]:
-    """Names of what is stateful under its parameters: the estimator, its modifiers."""
+    """Names of the estimator and the modifiers that are stateful with their parameters."""
     if estimator is None:
         return []
-    chosen = [(estimator, params), *((one.spec, one.params) for one in modify)]
-    return [spec.name for spec, given in chosen if spec.stateful and getattr(given, "remembers", True)]
+    chosen = [(estimator, params), *((modifier.spec, modifier.params) for modifier in modify)]
+    return [spec.name for spec, values in chosen if spec.stateful and getattr(values, "remembers", True)]
 
 
 def fault(
     folder: Path, config: DictConfig, *, use_critic: bool, remembers: bool = False, complete: bool = True
 ) -> str | None:
-    """What is wrong with the checkpoint ``folder``, with the name of the file; None if it is whole.
+    """The problem of the checkpoint ``folder``, with the name of the file; None if it is complete.
 
-    ``complete``: the state of the data loader, which verl writes last and can do without, must be there.
+    ``complete``: require the state of the data loader, too, which verl writes last and can do without.
     """
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
     for role, node in roles(config, use_critic=use_critic).items():
         if "model" not in (OmegaConf.select(node, "checkpoint.load_contents") or NAMES):
-            return f"{folder / role}: load_contents has no 'model', so that the weights would not be loaded"
+            return f"{folder / role}: load_contents has no 'model', so the weights would not be loaded"
         for file in _expected(folder / role, node, config.trainer.nnodes, config.trainer.n_gpus_per_node):
-            if found := damage(file):
-                return f"{file} {found}"
+            if problem := damage(file):
+                return f"{file} {problem}"
     data = folder / "data.pt"
     files = [data] if complete or data.exists() else []
     files += [folder / CREDIT] if remembers and (folder / CREDIT).exists() else []
@@ -100,18 +100,18 @@ def fault(
     files += [folder / GROUPS] if known and (folder / GROUPS).exists() else []
     queue = folder / "transfer_queue"
     files += [queue / name for name in ("metadata.json", "controller_state.pkl") if queue.is_dir()]
-    return next((f"{file} {found}" for file in files if (found := damage(file))), None)
+    return next((f"{file} {problem}" for file in files if (problem := damage(file))), None)
 
 
 def damage(file: Path) -> str | None:
-    """What is wrong with ``file``, as the end of a sentence that begins with its name."""
+    """The problem of ``file``, as the end of a sentence that begins with its name; None without one."""
     try:
         if not file.is_file():
             return "is missing"
         if file.stat().st_size == 0:
             return "is empty"
         if file.suffix == ".pt":
-            zipfile.ZipFile(file).close()  # its directory stands at the end
+            zipfile.ZipFile(file).close()  # its directory is at the end
         elif file.suffix == ".safetensors":
             return _damage_of_safetensors(file)
         elif file.suffix == ".json":
@@ -138,13 +138,13 @@ def _damage_of_safetensors(file: Path) -> str | None:
 
 
 def _expected(folder: Path, node: Any, nodes: int, ranks_per_node: int) -> Iterator[Path]:
-    """The files of a role that must be whole: those of every rank with FSDP, all that are there with other engines.
+    """The files of a role to check: with FSDP those of every rank, with other engines all that exist.
 
-    On several nodes the files of a rank may be on the node of the rank: those that are here count.
+    On several nodes the files of a rank may be only on its node: then those on this one are checked.
     """
     if node.strategy not in FSDP:
-        there = sorted(file for file in folder.rglob("*") if file.suffix in (".pt", ".safetensors"))
-        yield from there if there or folder.is_dir() else [folder]
+        present = sorted(file for file in folder.rglob("*") if file.suffix in (".pt", ".safetensors"))
+        yield from present if present or folder.is_dir() else [folder]
         return
     contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
     ranks = nodes * ranks_per_node
@@ -162,11 +162,11 @@ def _tracked(root: Path) -> str | None:
     return f"global_step_{int(text)}" if text.isdecimal() else None
 
 
-def _candidates(root: Path, named: str | None) -> list[Path]:
-    """The checkpoint ``named``, then the older ones, newest first; all if the tracker is damaged."""
+def _candidates(root: Path, tracked: str | None) -> list[Path]:
+    """The checkpoint ``tracked``, then the older ones, newest first; all if the tracker is damaged."""
     names = [path.name for path in root.glob("global_step_*") if re.fullmatch(r"global_step_\d+", path.name)]
-    older = sorted((name for name in names if named is None or _step(name) < _step(named)), key=_step, reverse=True)
-    return [root / name for name in ([] if named is None else [named]) + older]
+    older = sorted((name for name in names if tracked is None or _step(name) < _step(tracked)), key=_step, reverse=True)
+    return [root / name for name in ([] if tracked is None else [tracked]) + older]
 
 
 def _step(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Where a run is: on this machine, or in a Ray cluster that runs already."""
+"""Whether a run starts Ray on this machine or joins a running cluster."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SEARCHED = re.compile(r"(?:pkg|file)://[^\s\]'\",]+")
 OTHER_PROGRAMS = ("verl.experimental.", "recipe.dapo.")
 _ESTIMATOR_KEY = "algorithm.adv_estimator"
 _LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
-# Group -> those that have to follow it. A device shares no key with any.
+# Group -> the groups that must follow it. Devices share no keys with others.
 _ORDER = {
     "turnkey": ("turnkey/env", "turnkey/loss", "turnkey/preset"),
     "turnkey/env": ("turnkey/preset",),
@@ -40,7 +40,7 @@ _ORDER = {
 
 @dataclass(frozen=True)
 class _Override:
-    """One argument of Hydra's: ``+key=value``."""
+    """One Hydra override: ``+key=value``."""
 
     text: str
     plus: str
@@ -53,8 +53,8 @@ class CommandLine:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = arguments
-        found = [(text, _OVERRIDE.fullmatch(text)) for text in arguments]
-        self.overrides = [_Override(text, *match.group("plus", "key", "value")) for text, match in found if match]
+        matches = [(text, _OVERRIDE.fullmatch(text)) for text in arguments]
+        self.overrides = [_Override(text, *match.group("plus", "key", "value")) for text, match in matches if match]
 
     @property
     def methods(self) -> list[_Override]:
@@ -68,12 +68,12 @@ class CommandLine:
 
     @cached_property
     def own_files(self) -> bool:
-        """Whether the user's own configuration files are used, whose groups and keys are unknown here."""
+        """Whether the user's own configuration files are used, with groups and keys that are unknown here."""
         flags = ("--config", "-cn", "-cp", "-cd")
         return any(a.startswith(flags) or "hydra.searchpath" in a for a in self.arguments)
 
     def has_own(self, group: str, choice: str) -> bool:
-        """Whether the user's configuration folders hold ``choice``, or may: a search path of theirs is not followed."""
+        """Whether the user's configuration folders contain ``choice``, or may: their search paths are not followed."""
         words = [*self.arguments, ""]
         folders = [
             Path(word.partition("=")[2] or following)
@@ -91,7 +91,7 @@ def refuse(arguments: Sequence[str]) -> None:
     """:func:`check`, ending the program with the message alone, as Hydra does on its own errors.
 
     Raises:
-        SystemExit: the line cannot mean what it says; with ``HYDRA_FULL_ERROR=1`` the ConfigError itself.
+        SystemExit: the line is refused; with ``HYDRA_FULL_ERROR=1`` the ConfigError itself.
     """
     try:
         check(arguments, program())
@@ -102,7 +102,7 @@ def refuse(arguments: Sequence[str]) -> None:
 
 
 def refuse_split() -> None:
-    """Refuse what verl's main program was started with where Hydra's parser, which comes first, would say its usage.
+    """Refuse a line on which Hydra's parser, which runs first, would print its usage.
 
     Raises:
         SystemExit: an option stands between overrides, some of which are ours.
@@ -122,16 +122,16 @@ def _exit(error: ConfigError) -> NoReturn:
 
 
 def program() -> str:
-    """The dotted name of the module that runs as the main program, as far as it is one of verl's; else ''."""
+    """The dotted name of the main program's module if it is one of verl's, else ''."""
     main = sys.modules.get("__main__")
     if (spec := getattr(main, "__spec__", None)) is not None:
         return str(spec.name)
-    _, found, rest = str(getattr(main, "__file__", None) or "").removesuffix(".py").rpartition("/verl/")
-    return f"verl.{rest.replace('/', '.')}" if found else ""
+    _, folder, rest = str(getattr(main, "__file__", None) or "").removesuffix(".py").rpartition("/verl/")
+    return f"verl.{rest.replace('/', '.')}" if folder else ""
 
 
 def check(arguments: Sequence[str], main: str = "") -> None:
-    """Refuse a line that would not do what it says; ignore a line without any of our switches and keys.
+    """Refuse a line that would not do what it seems to; ignore a line without any of our switches and keys.
 
     ``main``: the main program that reads the line, as :func:`program` names it.
 
@@ -151,7 +151,7 @@ def check(arguments: Sequence[str], main: str = "") -> None:
         return
     if main.startswith(OTHER_PROGRAMS):
         raise ConfigError(
-            f"{line.ours[0].text}: {main} has a trainer of its own, which knows nothing of this package: start "
+            f"{line.ours[0].text}: {main} has a trainer of its own, which does not use this package: start "
             "verl.trainer.main_ppo; trainer.v1.trainer_mode=turnkey_separate_async gives servers GPUs of their own"
         )
     check_together(arguments, [override.text for override in line.overrides])
@@ -225,10 +225,10 @@ def _listed(choices: Sequence[str]) -> str:
 
 
 def _check_order(line: CommandLine) -> None:
-    """Later groups override earlier ones: a method after its environment would put the defaults back."""
-    for first, others in _ORDER.items():
+    """Later groups override earlier ones: a method after its environment would restore the defaults."""
+    for first, followers in _ORDER.items():
         stands = [i for i, override in enumerate(line.overrides) if override.key == first]
-        early = [o.text for o in line.overrides[: stands[0]] if o.key in others] if stands else []
+        early = [o.text for o in line.overrides[: stands[0]] if o.key in followers] if stands else []
         if early:
             text = line.overrides[stands[0]].text
             raise ConfigError(f"write {text} before {', '.join(early)}: later groups override earlier ones")
@@ -239,14 +239,14 @@ def _check_estimator(line: CommandLine) -> None:
     chosen = [override for override in line.overrides if override.key == _ESTIMATOR_KEY]
     if not (line.methods and chosen) or line.methods[0].value == "base":
         return
-    method, other = line.methods[0], chosen[-1]
-    name = other.value.strip("'\"")
+    method, key = line.methods[0], chosen[-1]
+    name = key.value.strip("'\"")
     if name.removeprefix("turnkey/") != method.value and method.value in estimators():
-        instead = f"+turnkey={name}" if name in estimators() else f"+turnkey=base {other.text}"
+        instead = f"+turnkey={name}" if name in estimators() else f"+turnkey=base {key.text}"
         way_out = "" if name in WITHOUT_INPUT else f", or write {instead} to train {name}"
         raise ConfigError(
-            f"{method.text} and {other.text} choose two estimators, and the second would train alone: drop "
-            f"{other.text} to train {method.value}{way_out}"
+            f"{method.text} and {key.text} choose two estimators, and the second would train alone: drop "
+            f"{key.text} to train {method.value}{way_out}"
         )
 
 
@@ -256,26 +256,26 @@ def _check_loss(line: CommandLine) -> None:
     keys = [override for override in line.overrides if override.key == _LOSS_KEY]
     if not (switches and keys):
         return
-    switch, other = switches[-1], keys[-1]
-    name = other.value.strip("'\"")
+    switch, key = switches[-1], keys[-1]
+    name = key.value.strip("'\"")
     if name.removeprefix("turnkey/") != switch.value:
         raise ConfigError(
-            f"{switch.text} and {other.text} choose two policy losses, and the second would train alone: drop "
-            f"{other.text} to train with {switch.value}, or {switch.text} to train with {name}"
+            f"{switch.text} and {key.text} choose two policy losses, and the second would train alone: drop "
+            f"{key.text} to train with {switch.value}, or {switch.text} to train with {name}"
         )
 
 
 def _check_foreign(line: CommandLine) -> None:
-    found = [(override.text, ours) for override in line.overrides if (ours := foreign(override.key))]
-    # verl-agent's further keys of environments; with a plus the root key may be the user's own.
+    settings = [(override.text, our_name) for override in line.overrides if (our_name := foreign(override.key))]
+    # Other environment keys of verl-agent; with a plus the root key may be the user's own.
     rest = "turnkey.env.kwargs, or the tasks' own arguments (`turnkey tasks --kwargs`)"
-    known = {text for text, _ in found}
+    known = {text for text, _ in settings}
     if not line.own_files:
-        found += [(o.text, BARE[o.key]) for o in line.overrides if o.key in BARE and not o.plus]
+        settings += [(o.text, BARE[o.key]) for o in line.overrides if o.key in BARE and not o.plus]
         bare = [o.text for o in line.overrides if o.key.startswith("env.") and not o.plus and o.text not in known]
-        found += [(text, rest) for text in bare]
-    if found:
-        raise ConfigError(refusal(found))
+        settings += [(text, rest) for text in bare]
+    if settings:
+        raise ConfigError(refusal(settings))
 
 
 def _nodes() -> list[str]:

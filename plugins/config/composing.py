@@ -1,4 +1,4 @@
-"""verl's configuration for the words of a launch line, composed as verl's main program does, without starting it."""
+"""Composes verl's configuration for a launch line as verl's main program does, without starting it."""
 
 from __future__ import annotations
 

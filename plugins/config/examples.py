@@ -15,7 +15,7 @@ def load_examples(value: str | Sequence[Any]) -> tuple[ExampleTurn, ...]:
     """The turns of ``turnkey.rollout.examples``: a list of mappings, or the path of a YAML, JSON or JSONL file of one.
 
     Raises:
-        ConfigError: no such file, or an entry that is no turn; names it.
+        ConfigError: there is no such file, or an entry is not a turn; names it.
     """
     entries: Any = value
     where = KEY

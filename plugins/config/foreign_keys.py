@@ -13,7 +13,7 @@ _WIDTH = "turnkey.groups.keep, the share of the groups whose rewards differ most
 _HOW_MANY = "`turnkey tasks --env`, a file per environment; data.train_files takes a list"
 _NOTHING = "nothing, leave it out: only what the model wrote is trained"
 
-# Of a key and of all keys below it; the first that fits counts, so what is below stands above.
+# For a key and all keys below it; the first match counts, so deeper keys come first.
 FOREIGN: dict[str, str] = {
     # verl-agent
     "algorithm.gigpo.step_advantage_w": "turnkey.credit.step_advantage_w",
@@ -95,24 +95,24 @@ FOREIGN: dict[str, str] = {
     "ray_init": "ray_kwargs.ray_init",
 }
 
-# The same without a plus alone: with one it may be a key of the user's own code.
+# Likewise, but only without a plus: with one it may be a key of the user's own code.
 BARE = {"max_turns": "turnkey.rollout.max_turns", "model_path": "actor_rollout_ref.model.path"}
 
-# What a line of verl-agent's means otherwise although it has the keys of verl.
+# What means something else in launch lines of verl-agent, although the keys are verl's.
 MORE = """
 What else differs from verl-agent, whose published settings are presets (`turnkey presets`):
   actor_rollout_ref.actor.ppo_mini_batch_size counts rows there and tasks here: set turnkey.update.mini_batches
   a success in ALFWorld and WebShop is worth 10 there and 1 here: 'turnkey.rewards=[{name: step, weight: 10}]'"""
 _VERL_AGENT = ("env.", "algorithm.gigpo", "algorithm.hgpo", "actor_rollout_ref.actor.use_invalid")
 
-# Estimators of verl, for the message about one of them given as a method; a test compares them with verl's registry.
+# verl's estimators, for the message when one is given as a method; a test compares them with verl's registry.
 VERLS_ESTIMATORS = (
     *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo", "optimal_token_baseline"),
     *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "rloo_vectorized"),
     "tir_optimal_token_baseline",
 )
 
-# Of these, what verl's V1 trainers do not hand to them: they end a run after its first rollout.
+# Inputs that verl's V1 trainers do not provide to these: they end a run after its first rollout.
 WITHOUT_INPUT = {
     "gdpo": "the rewards of several functions",
     "optimal_token_baseline": "sums of squared probabilities",
@@ -123,11 +123,18 @@ WITHOUT_INPUT = {
 
 def foreign(key: str) -> str | None:
     """The name of ``key`` here, or None if it does not belong to another framework."""
-    return next((ours for other, ours in FOREIGN.items() if key == other or key.startswith(f"{other}.")), None)
+    return next(
+        (
+            our_name
+            for foreign_key, our_name in FOREIGN.items()
+            if key == foreign_key or key.startswith(f"{foreign_key}.")
+        ),
+        None,
+    )
 
 
-def refusal(found: list[tuple[str, str]]) -> str:
-    """The message for settings of other frameworks, each with what it is called here."""
-    rows = "".join(f"\n  {text}: {ours}" for text, ours in found)
-    more = MORE if any(text.lstrip("+").startswith(_VERL_AGENT) for text, _ in found) else ""
-    return f"verl has no such key and nobody would read it; here it is{rows}{more}"
+def refusal(settings: list[tuple[str, str]]) -> str:
+    """The message for settings of other frameworks, each with its name here."""
+    rows = "".join(f"\n  {text}: {our_name}" for text, our_name in settings)
+    differences = MORE if any(text.lstrip("+").startswith(_VERL_AGENT) for text, _ in settings) else ""
+    return f"verl has no such key and would not read it; here it is{rows}{differences}"

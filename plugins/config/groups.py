@@ -19,31 +19,31 @@ class GroupsConfig:
     """what keep is a share of; groups: their number; spread: the sum of their standard deviations"""
     allocation: Literal["even", "variance", "prior"] = "even"
     """how the episodes of a batch are divided among its tasks; even: rollout.n each; variance: by how uncertain the
-    outcome of each was so far (DynaMO); prior: by how far its last ones were from those before (V_0.5)"""
+    outcomes of a task were so far (DynaMO); prior: by how far its last outcomes were from earlier ones (V_0.5)"""
     n_low: int | None = None
     """allocation: fewest episodes of a task; null: half of rollout.n"""
     n_high: int | None = None
     """allocation: most episodes of a task; null: one and a half of rollout.n"""
     decay: float = 1.0
-    """allocation: weight of a task's earlier episodes each time it is played; 1: all count alike"""
+    """allocation: factor on the weight of a task's earlier episodes each time it is played; 1: all count equally"""
     hint_low: float = 0.0
     """hint share for tasks that are almost always solved without a hint"""
     hint_high: float = 0.0
-    """share of its hint that a never solved task shows, after nobody solved it without; 0: no hints (ADHint)"""
+    """hint share for tasks that were never solved, not even once without a hint; 0: no hints (ADHint)"""
     replay: int = 0
-    """most stored episodes that join a group in which all ended alike, of the same task and the other end (R^3);
+    """most stored episodes of the same task with the other outcome that join a group in which all ended alike (R^3);
     0: none"""
     replay_age: int = 16
-    """replay, buffer: steps after which an episode is forgotten"""
+    """replay, buffer: steps after which a stored episode is dropped"""
     replay_tasks: int = 1024
-    """replay: most tasks of which episodes are stored, in the driver's memory"""
+    """replay: most tasks with stored episodes, in the driver's memory"""
     buffer: int = 0
-    """most groups that are stored whole, of those whose rewards differ; a batch is joined by as many as it has groups
-    whose rewards do not (SSB); 0: none"""
+    """most stored groups whose rewards differ; as many join a batch as it has groups whose rewards do not differ (SSB);
+    0: none"""
 
     @property
     def remembers(self) -> bool:
-        """Whether anything depends on how earlier episodes of a task ended."""
+        """Whether settings depend on how earlier episodes of a task ended."""
         return self.allocation != "even" or self.hint_high > 0
 
     @property
@@ -52,11 +52,11 @@ class GroupsConfig:
         return self.replay > 0 or self.buffer > 0
 
     def kept(self, groups: float) -> int:
-        """Groups that are trained of so many, with ``keep_by=groups``; 0: the share is less than one of them."""
+        """How many of so many groups are trained with ``keep_by=groups``; 0: the share is less than one group."""
         return share_of(groups, self.keep)
 
     def bounds(self, n: int) -> tuple[int, int]:
-        """Fewest and most episodes of a task, of ``n`` on average."""
+        """Fewest and most episodes of a task, with ``n`` on average."""
         low = max(2, math.ceil(n / 2)) if self.n_low is None else self.n_low
         return low, n + n // 2 if self.n_high is None else self.n_high
 

@@ -1,4 +1,4 @@
-"""Words of a launch line to which Hydra's own answer is of no use: what to write instead."""
+"""Arguments of a launch line on which Hydra's own message does not help: what to write instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KWARGS = "turnkey.env.kwargs"
 
 
 def check_together(arguments: Sequence[str], overrides: Iterable[str]) -> None:
-    """Refuse an option between overrides: Hydra takes the overrides behind it for unknown options.
+    """Refuse an option between overrides: Hydra takes the overrides after it for unknown options.
 
     Raises:
         ConfigError: names the option.
@@ -27,7 +27,7 @@ def check_together(arguments: Sequence[str], overrides: Iterable[str]) -> None:
     between = [word for word in arguments[places[0] : places[-1]] if word.startswith("-")] if places else []
     if between:
         raise ConfigError(
-            f"{between[0]} stands between overrides, and Hydra reads those behind it as unknown options: write "
+            f"{between[0]} stands between overrides, and Hydra reads those after it as unknown options: write "
             f"{', '.join(between)} before {arguments[places[0]]} or after {arguments[places[-1]]}"
         )
 
@@ -50,7 +50,7 @@ def check_node(text: str, key: str, value: str, groups: Mapping[str, Sequence[st
 
 
 def check_argument(text: str, key: str, recipes: Sequence[tuple[str, str]], added: Iterable[str]) -> None:
-    """Refuse an argument of the environment without a plus that no recipe of the line sets.
+    """Refuse an environment argument without a plus that no recipe of the line sets.
 
     ``recipes``: group and choice of those on the line; ``added``: the keys that the line adds.
 
@@ -77,7 +77,7 @@ def _names(text: str, key: str) -> list[str]:
 
 
 def _arguments(group: str, choice: str) -> Any:
-    """``turnkey.env.kwargs`` of a recipe, with those of the recipe that it builds on."""
+    """``turnkey.env.kwargs`` of a recipe, including those of the recipe that it builds on."""
     file: Path = config_dir() / group / f"{choice}.yaml"
     if not file.is_file():
         return {}

@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 RESOLVER = "turnkey_cpu"
-"""of OmegaConf: ``${turnkey_cpu:CHOICE,MODEL}``"""
+"""an OmegaConf resolver: ``${turnkey_cpu:CHOICE,MODEL}``"""
 BFLOAT16 = {"avx512_bf16", "amx_bf16"}
-"""processor flags: matrix products of bfloat16 in hardware; in software they are slower than those of float32"""
+"""processor flags of bfloat16 matrix products in hardware; in software they are slower than float32"""
 SMALL = 256
-"""widest hidden layer of a model that computes faster in float32 on a single thread: its kernels are that short"""
+"""largest hidden size with which float32 on a single thread is faster, because kernels are short"""
 
 CHOSEN = (
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
@@ -36,7 +36,7 @@ def visible_accelerator() -> bool:
 
 
 def register() -> None:
-    """Make the resolver known to OmegaConf, once or again."""
+    """Register the resolver with OmegaConf; may be called again."""
     OmegaConf.register_new_resolver(RESOLVER, choose, replace=True)
 
 
@@ -50,9 +50,9 @@ def choose(choice: str, model: Any) -> str:
 
 
 def settle(config: DictConfig) -> None:
-    """Write the choices down, for processes without the resolver and for verl, which reads ``ray_init`` unresolved."""
+    """Resolve the choices, for processes without the resolver and for verl, which reads ``ray_init`` unresolved."""
     for key in CHOSEN:
-        with suppress(OmegaConfBaseException):  # a parent of another kind: the checks say so
+        with suppress(OmegaConfBaseException):  # a parent of another kind, which the checks report
             value = OmegaConf.select(config, key)
             if value is not None:
                 OmegaConf.update(config, key, value)
@@ -60,7 +60,7 @@ def settle(config: DictConfig) -> None:
 
 @cache
 def _flags() -> frozenset[str]:
-    """Of the first processor, as Linux names them."""
+    """Flags of the first processor, as Linux names them."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("flags"):
             return frozenset(line.split())
@@ -68,12 +68,12 @@ def _flags() -> frozenset[str]:
 
 
 def _hidden_size(model: str) -> int:
-    """A model that is not on this machine counts as large."""
+    """Hidden size of a model; one that is not on this machine counts as large."""
     return int(model_config(model).get("hidden_size") or SMALL + 1)
 
 
 def model_config(folder: str) -> dict[str, Any]:
-    """The ``config.json`` of a model, with the keys of its text part; empty where it is not on this machine."""
+    """The ``config.json`` of a model, with the keys of its text part; empty if it is not on this machine."""
     file = Path(folder).expanduser() / "config.json"
     if not file.is_file():
         return {}

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 
 from verl_turnkey.advantage import ConfigError
 
-# Text that Hydra reads as itself at any place, unless it is a number, a boolean or null: spares the parser.
+# Text that Hydra reads unchanged anywhere, unless it is a number, a boolean or null: saves a call of the parser.
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_/.-]*")
 
 
@@ -41,22 +41,22 @@ def literal(value: object) -> str:
     return _text(str(value)) if isinstance(value, str | Path) else str(value)
 
 
-def read(word: str) -> tuple[str, Any]:
-    """Key (without plus) and value of the override ``word``, as Hydra reads it; interpolations stay as they are.
+def read(argument: str) -> tuple[str, Any]:
+    """Key (without plus) and value of the override ``argument``, as Hydra reads it; interpolations stay as they are.
 
     Raises:
         ConfigError: Hydra cannot read it.
     """
     try:
-        parsed = _parser().parse_override(word)
+        parsed = _parser().parse_override(argument)
         return str(parsed.key_or_group), parsed.value()
     except HydraException as error:
-        raise ConfigError(f"{word}: Hydra cannot read this override ({' '.join(str(error).split())})") from None
+        raise ConfigError(f"{argument}: Hydra cannot read this override ({' '.join(str(error).split())})") from None
 
 
-def values(words: Iterable[str], key: str) -> list[Any]:
-    """The values that overrides among ``words`` give to ``key``, in their order; the last one counts."""
-    return [read(word)[1] for word in words if word.lstrip("+").partition("=")[0] == key]
+def values(arguments: Iterable[str], key: str) -> list[Any]:
+    """The values that overrides among ``arguments`` assign to ``key``, in order; the last one counts."""
+    return [read(argument)[1] for argument in arguments if argument.lstrip("+").partition("=")[0] == key]
 
 
 @cache
@@ -69,7 +69,7 @@ def _text(text: str) -> str:
 
 
 def _reads_as_itself(text: str) -> bool:
-    """Whether Hydra reads ``text`` without quotes as this text, in a list too."""
+    """Whether Hydra reads ``text`` unchanged without quotes, in a list too."""
     if not _PLAIN.fullmatch(text):
         return False
     try:

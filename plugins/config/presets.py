@@ -1,10 +1,10 @@
-"""The files of published settings, ``recipe/config/turnkey/preset``: what each sets, and where every value is from.
+"""Reads published settings in ``recipe/config/turnkey/preset``: what each file sets, and the source of every value.
 
 Sources are comments of the files, which `turnkey presets NAME` prints:
 
 - ``# <word>: <text>`` above the settings says what a source is (a paper; a file of a repository at a commit);
 - ``key: value  # <word>, ...`` says where a value is from;
-- ``# not found: <key>, ...`` lists what a run needs and no source gives.
+- ``# not found: <key>, ...`` lists keys that a run needs and no source states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
-#: Words of a value's source that no line of the file has to explain.
+#: Sources of values that need no line of explanation.
 CONVERTED, REQUIRED = "converted", "required"
 
 _NOTE = re.compile(r"# (?P<word>[a-z][a-z ]*): (?P<text>.*)")
@@ -29,7 +29,7 @@ _NODE = "turnkey.preset."
 
 @dataclass(frozen=True)
 class PresetConfig:
-    """Published settings that ``+turnkey/preset=<name>`` chose; a preset writes it, and nobody else."""
+    """Published settings chosen by ``+turnkey/preset=<name>``; only presets set it."""
 
     name: str | None = None
     """published settings that the run starts from; a preset sets these four"""
@@ -43,7 +43,7 @@ class PresetConfig:
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of a preset, as YAML holds it, and where it is from (empty: the file does not say)."""
+    """One value of a preset as in the YAML file, and its source (empty: none is stated)."""
 
     key: str
     value: Any
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Preset:
-    """The published settings of one file, with those of the file that it builds on."""
+    """The published settings of one file, including those of the file that it builds on."""
 
     name: str
     title: str
@@ -62,19 +62,19 @@ class Preset:
     loss: str | None = None
     env: str | None = None
     sources: dict[str, str] = field(default_factory=dict)
-    """word -> what it stands for"""
+    """word -> the source that it stands for"""
     settings: tuple[Setting, ...] = ()
     not_found: tuple[str, ...] = ()
 
     @property
     def switches(self) -> list[str]:
-        """The words of a launch line, in the order in which they have to stand."""
+        """The switches of a launch line, in the required order."""
         chosen = {"": self.method, "/loss": self.loss, "/env": self.env, "/preset": self.name}
         return [f"+turnkey{group}={name}" for group, name in chosen.items() if name]
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """The folder of the files."""
     return config_dir() / "turnkey" / "preset"
 
 
@@ -93,7 +93,7 @@ def read(name: str) -> Preset:
 
     Raises:
         FileNotFoundError: this package has no such preset.
-        ValueError: a line is none that a preset may hold; names it.
+        ValueError: a line is not valid in a preset; names it.
     """
     text = (folder() / f"{name}.yaml").read_text(encoding="utf-8")
     below = (yaml.safe_load(text) or {}).get("defaults") or []
@@ -110,23 +110,23 @@ def read(name: str) -> Preset:
                 sources[note["word"]] = note["text"]
         elif line.startswith("# "):
             title = f"{title} {line.removeprefix('# ')}".strip()
-        elif found := _VALUE.fullmatch(line):
-            path = [(indent, key) for indent, key in path if indent < len(found["indent"])]
-            path.append((len(found["indent"]), found["key"]))
-            if found["value"] is not None:
+        elif setting := _VALUE.fullmatch(line):
+            path = [(indent, key) for indent, key in path if indent < len(setting["indent"])]
+            path.append((len(setting["indent"]), setting["key"]))
+            if setting["value"] is not None:
                 key = ".".join(key for _, key in path)
-                own.append(Setting(key, yaml.safe_load(found["value"]), found["source"] or ""))
+                own.append(Setting(key, yaml.safe_load(setting["value"]), setting["source"] or ""))
         else:
             raise ValueError(f"{name}.yaml: expected `key: value  # source`, not {line!r}")
-    chosen = {setting.key.removeprefix(_NODE): setting.value for setting in own if setting.key.startswith(_NODE)}
-    settings = {setting.key: setting for setting in (*base.settings, *own) if not setting.key.startswith(_NODE)}
+    target = {entry.key.removeprefix(_NODE): entry.value for entry in own if entry.key.startswith(_NODE)}
+    settings = {entry.key: entry for entry in (*base.settings, *own) if not entry.key.startswith(_NODE)}
     return Preset(
         name=name,
         title=title,
         base=base.name or None,
-        method=chosen.get("method", base.method),
-        loss=chosen.get("loss", base.loss),
-        env=chosen.get("env", base.env),
+        method=target.get("method", base.method),
+        loss=target.get("loss", base.loss),
+        env=target.get("env", base.env),
         sources=sources,
         settings=tuple(settings.values()),
         not_found=missing,

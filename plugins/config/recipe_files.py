@@ -1,4 +1,4 @@
-"""The YAML files of :mod:`verl_turnkey.recipe`: where they lie, and the values in one."""
+"""The YAML files of :mod:`verl_turnkey.recipe`: their folder, and the values in one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import verl_turnkey.recipe
 
 
 def config_dir() -> Path:
-    """Folder that holds the ``turnkey`` config group."""
+    """Folder of the ``turnkey`` config group."""
     return Path(verl_turnkey.recipe.__file__ or "").parent / "config"
 
 
 @cache
 def beside_parameters(method: str) -> Mapping[str, Any]:
-    """What the recipe of a method sets beside its own parameters, by key; nothing without a recipe."""
+    """What the recipe of a method sets besides its own parameters, by key; empty without a recipe."""
     path = config_dir() / "turnkey" / f"{method}.yaml"
     if not path.is_file():
         return {}
@@ -29,14 +29,14 @@ def beside_parameters(method: str) -> Mapping[str, Any]:
 
 
 def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a configuration by its whole key, lists as one; without those that are missing."""
+    """Every value of a configuration with its full key, lists as one value; without missing ones."""
     for name in node:
         key = f"{prefix}{name}"
         if OmegaConf.is_missing(node, name):
             continue
         try:
             value = node[name]
-        except OmegaConfBaseException:  # an interpolation of what is not there
+        except OmegaConfBaseException:  # an interpolation of a missing key
             continue
         if isinstance(value, DictConfig):
             yield from leaves(value, f"{key}.")

@@ -26,7 +26,7 @@ KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remov
 
 @dataclass(frozen=True)
 class Change:
-    """A write to the configuration, for the run's header; ``id``: as of a rule."""
+    """A change of the configuration, for the run's header; ``id``: like that of a rule."""
 
     id: str
     message: str
@@ -81,7 +81,9 @@ def home_folders(config: DictConfig, _use_critic: bool) -> Change | None:
             OmegaConf.update(config, key, expanded := str(Path(folder).expanduser()))
             changed[key] = expanded
     settings = ", ".join(f"{key}={folder}" for key, folder in changed.items())
-    return Change("home-folder-expanded", f"{settings}: ~ is expanded, as verl does not expand it") if changed else None
+    return (
+        Change("home-folder-expanded", f"{settings}: ~ is expanded, since verl does not expand it") if changed else None
+    )
 
 
 def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
@@ -99,7 +101,7 @@ def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
 
 
 def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
-    """Copy the settings of verl's loss ``bypass_mode`` to where it reads them: the V1 trainers keep them elsewhere.
+    """Copy the settings of verl's loss ``bypass_mode`` to where it reads them; the V1 trainers keep them elsewhere.
 
     Existing settings there stay.
     """
@@ -114,8 +116,8 @@ def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
 def filter_metric(config: DictConfig, _use_critic: bool) -> Change | None:
     """Replace the former name of a ``turnkey_env`` metric with the current one."""
     metric = OmegaConf.select(config, f"{FILTER}.metric")
-    ours = config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
-    if not metric or not ours or (current := current_value(str(metric))) == metric:
+    our_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+    if not metric or not our_loop or (current := current_value(str(metric))) == metric:
         return None
     OmegaConf.update(config, f"{FILTER}.metric", current)
     return Change("filter-metric-renamed", f"{FILTER}.metric={metric} is now called {current}")
@@ -136,20 +138,20 @@ def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | N
 
 def kept_checkpoints(config: DictConfig, _use_critic: bool) -> Change | None:
     """Raise verl's limits to one above ``whole_checkpoints``: verl deletes the oldest before it writes the next one."""
-    trainer, whole = config.trainer, turnkey_config(config).stop.whole_checkpoints
+    trainer, complete = config.trainer, turnkey_config(config).stop.whole_checkpoints
     previous = bool(trainer.get(DEPRECATED))  # verl's former name for a limit of 1
-    few = [key for key in KEEP if previous or (trainer.get(key) or whole + 1) <= whole]
+    few = [key for key in KEEP if previous or (trainer.get(key) or complete + 1) <= complete]
     if trainer.save_freq <= 0 or not few:
         return None
     limits = f"trainer.{DEPRECATED}=true" if previous else " and ".join(f"trainer.{k}={trainer[k]}" for k in few)
     with open_dict(trainer):
         for key in few:
-            trainer[key] = whole + 1
+            trainer[key] = complete + 1
         trainer[DEPRECATED] = False
     return Change(
         "max-checkpoints-raised",
-        f"{limits}: raised to {whole + 1}, so that turnkey.stop.whole_checkpoints={whole} always exist: verl deletes "
-        f"the oldest before it writes the next one. The disk has to hold {whole + 1}",
+        f"{limits}: raised to {complete + 1}, so that turnkey.stop.whole_checkpoints={complete} always exist: verl "
+        f"deletes the oldest before it writes the next one. The disk has to hold {complete + 1}",
     )
 
 

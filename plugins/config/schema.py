@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
 
 
-#: Key under ``turnkey.credit`` that is no parameter of the method: what modifies its credit.
+#: Key under ``turnkey.credit`` that is not a parameter of the method: the modifiers of its credit.
 MODIFY = "modify"
 
 
@@ -43,13 +43,13 @@ class EnvConfig:
     calls_per_host: int | Literal["auto"] = "auto"
     """environment calls that run at once in a host; auto: four for each of its CPUs, at least 8"""
     restarts: int = 100
-    """processes a host may lose in ten minutes beyond its episodes that ended normally; then another replaces it"""
+    """processes a host may lose in ten minutes, besides those of finished episodes, before it is replaced"""
     step_timeout: float = 30.0
     """seconds one environment step may take"""
     reset_timeout: float = 120.0
     """seconds one environment start and reset may take"""
     patience: float = 300.0
-    """seconds in which batches of failed episodes alone, and validations of mostly failed ones, are played again"""
+    """seconds for which batches with only failed episodes, and validations with mostly failed ones, are repeated"""
     probe: bool = True
     """play the first task for a few steps, in the driver before Ray starts and then on every node"""
 
@@ -68,18 +68,18 @@ class RolloutConfig:
     """How an episode becomes rows."""
 
     layout: Literal["steps", "merged"] = "merged"
-    """merged: consecutive steps are one row wherever the prompt of one extends the step before it (prompts of a
-    template never do); steps: one row per step"""
+    """merged: consecutive steps are one row wherever a prompt extends the step before it (prompts of a template never
+    do); steps: one row per step"""
     prompt: Literal["template", "conversation"] = "template"
-    """template: each prompt is rendered anew, with the last turns; conversation: each prompt is the one before, the
-    model's turn and what it led to"""
+    """template: each prompt is rendered from the template, with the last turns; conversation: each prompt is the
+    previous one, followed by the model's turn and the new observation"""
     observation_role: Literal["auto", "user", "tool"] = "auto"
     """conversation: role of the messages with observations; auto: tool after a tool call where the chat template has
     such messages, else user"""
     thinking: Literal["keep", "drop"] = "keep"
-    """conversation: drop cuts the thoughts out of past turns, so that each step with thoughts is a row of its own"""
+    """conversation: drop removes the thoughts from past turns, so each step with thoughts is a row of its own"""
     when_full: Literal["end", "drop_oldest"] = "end"
-    """conversation without room for another turn: end truncates the episode, drop_oldest goes on without its first
+    """conversation without room for another turn: end truncates the episode, drop_oldest continues without its first
     turns, in a new row"""
     history: int = 2
     """template: past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
@@ -88,7 +88,7 @@ class RolloutConfig:
     keep_thinking: bool = False
     """show past turns with the model's whole response instead of the action alone"""
     summary: str | None = None
-    """module:function that makes the text of {summary} from the turns no longer shown; null: none"""
+    """module:function that writes {summary} from the turns that are no longer shown; null: none"""
     max_turns: int = 50
     """model turns before an episode is truncated"""
     max_tokens_per_turn: int | None = None
@@ -102,8 +102,8 @@ class RolloutConfig:
     system: str | None = None
     """system message; null: none"""
     examples: list[Any] | str = field(default_factory=list)
-    """turns that prompts show before the episode's own, each with observation and action (or response), or a file of
-    them (YAML, JSON, JSONL); a conversation has them as turns, a template as text"""
+    """turns shown before the episode's own, each with observation and action (or response), or a file with them (YAML,
+    JSON, JSONL); as turns in a conversation, as text in a template"""
     anchor: Literal["state_key", "observation"] = "state_key"
     """what identifies a state: the environment's key of the full state, or the observation (text and images)"""
     stop: list[str] = field(default_factory=list)
@@ -111,14 +111,14 @@ class RolloutConfig:
     stop_token_ids: list[int] = field(default_factory=list)
     """token ids that end a turn"""
     strategy: str | dict[str, Any] = "independent"
-    """when episodes of training fork: independent (never), or a strategy by its name, or as a mapping with name and its
+    """when training episodes fork: independent (never), or the name of a strategy, or a mapping with its name and
     parameters"""
     branch_tokens: int | None = None
-    """tokens that the model may write in all branches of an episode together; null: any number"""
+    """tokens that the model may write in all branches of an episode; null: any number"""
     branch_steps: int | None = None
-    """steps of the environment in all branches of an episode together; null: any number"""
+    """environment steps in all branches of an episode; null: any number"""
     branches_at_once: int = 4
-    """branches of an episode that are only measured and run at the same time; the episode waits before it forks more"""
+    """branches of an episode that are only measured and may run at the same time; before further ones it waits"""
 
     def __post_init__(self) -> None:
         check(self.history >= 0, "history", "zero or more", self.history)
@@ -167,20 +167,20 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is written to disk beside verl's own logs."""
+    """What is written to disk besides verl's own logs."""
 
     trajectories: str | None = None
     """folder of the trajectory log, with tables of training and validation episodes; null: none"""
     share: float = 1.0
     """share of the groups that are logged, each with all of its episodes; failed episodes always are"""
     episodes_per_step: int | None = 256
-    """about how many episodes of a step are logged, in whole groups: lowers share for large batches; null: no bound"""
+    """about how many episodes of a step are logged, in whole groups: lowers share for large batches; null: no limit"""
     keep_texts: int | None = 20
-    """number of last steps that keep their texts, in addition to every tenth step; null: all steps"""
+    """last steps whose prompts, responses and observations are kept, besides those of every tenth step; null: all"""
     segment: str | None = None
     """set by the driver: the name of this start of the trainer, which the log's files begin with"""
     validation_tasks: int | None = None
-    """set by the driver: how many tasks a validation plays, of which episodes_per_step are logged; null: not known"""
+    """set by the driver: number of validation tasks, of which episodes_per_step are logged; null: unknown"""
 
     def __post_init__(self) -> None:
         check(0 <= self.share <= 1, "share", "a number in [0, 1]", self.share)
@@ -230,8 +230,8 @@ def reward_entries(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> list[di
     verls = (config.get("reward") or {}).get("custom_reward_function") or {}
     if not verls.get("path"):
         return turnkey.rewards
-    given = {"path": verls["path"], "function": verls["name"], "kwargs": dict(verls.get("reward_kwargs") or {})}
-    return [{**given, **e} if e.get("name") == "verl" and "path" not in e else e for e in turnkey.rewards]
+    defaults = {"path": verls["path"], "function": verls["name"], "kwargs": dict(verls.get("reward_kwargs") or {})}
+    return [{**defaults, **e} if e.get("name") == "verl" and "path" not in e else e for e in turnkey.rewards]
 
 
 def estimator_of(config: Mapping[str, Any]) -> EstimatorSpec | None:
@@ -282,12 +282,12 @@ def loss_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
     return None if spec is None else _params(spec, turnkey.loss, "loss")
 
 
-def _params(spec: EstimatorSpec | LossSpec, given: dict[str, Any], node: Literal["credit", "loss"]) -> Any:
+def _params(spec: EstimatorSpec | LossSpec, values: dict[str, Any], node: Literal["credit", "loss"]) -> Any:
     known = params_by_name(node)
-    for name in given:
+    for name in values:
         if name not in known[spec.name]:
             raise ConfigError(not_a_parameter(f"turnkey.{node}.{name}", spec.name, known))
-    return parse(spec.params, given, f"turnkey.{node}")
+    return parse(spec.params, values, f"turnkey.{node}")
 
 
 def params_by_name(node: Literal["credit", "loss"]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The node ``turnkey.stop``: how a run ends before its last step, and what it goes on from."""
+"""The node ``turnkey.stop``: how a run ends before its last step, and which checkpoints it leaves."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from verl_turnkey.advantage.params import check
 
 @dataclass(frozen=True)
 class StopConfig:
-    """When a run stops before its last step, and which checkpoints there are then."""
+    """When a run stops before its last step, and which checkpoints it leaves."""
 
     grace: float = 600.0
-    """seconds from SIGTERM or SIGINT in which the step may end and save a checkpoint; then the run stops without"""
+    """seconds after SIGTERM or SIGINT for the step to end and save a checkpoint; then the run stops without one"""
     patience: float | None = 900.0
-    """seconds without any progress before the run looks for dead processes, and stops if there are any; null: never"""
+    """seconds without progress before the run looks for dead processes, and stops if it finds any; null: never"""
 
     whole_checkpoints: int = 2
-    """whole checkpoints there at any moment, also while one is written: verl's limits are raised to one more"""
+    """complete checkpoints that exist at any time, also while one is written: verl's limits are raised to one more"""
 
     def __post_init__(self) -> None:
         check(self.grace > 0, "grace", "positive seconds", self.grace)

@@ -48,7 +48,7 @@ class Player:
         except (OSError, ValueError) as error:  # transformers' errors about a folder or a name
             path = config.actor_rollout_ref.model.path
             raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {error}") from error
-        worker.prepare(self._worker, texts=False)
+        worker.prepare(self._worker)
         self._config = config
         rollout = config.actor_rollout_ref.rollout
         self._sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k")}

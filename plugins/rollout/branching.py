@@ -1,9 +1,9 @@
-"""Episodes that fork: a strategy says where, the branches play at the same time, and each turn is trained once.
+"""Episodes that fork: a strategy decides where, the branches play concurrently, and each turn is trained once.
 
-A fork copies what was played and the prompts, and clones the environment. A turn that is written and not yet played has
-not changed the environment: a trajectory can still fork before it. Where a strategy chooses, the branches are
-candidates for one turn: the trajectory waits for them, and goes on with the one that was chosen. Branches ask the
-server under the request id of their episode, so that they come to the server that holds their prefix.
+A fork copies the steps and the prompts, and clones the environment. A turn that is written but not yet played has not
+changed the environment: a trajectory can still fork before it. If a strategy chooses, the branches are candidates for
+one turn: the trajectory waits for them and continues with the chosen one. Branches use the request id of their episode,
+so that they reach the server that has their prefix cached.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint,
 from verl_turnkey.plugins.rollout.trajectories import Candidate, Node, Trajectory
 
 FAILURES = (EnvironmentFailure, PromptError, PromptTooLongError, RewardError, SummaryError, TaskFormatError)
-"""what costs an episode or a branch, and not the run"""
+"""errors that end an episode or a branch, but not the run"""
 NOTHING: dict[str, float] = dict.fromkeys(
     ("forks", "trained", "measured", "failed", "trained_tokens", "trained_steps", "measured_tokens", "measured_steps"),
     0.0,
 )
-"""what a rollout says of its branches, before the first one"""
+"""a rollout's branch metrics before its first branch"""
 
 
 class Branching:
     """The branches of one rollout.
 
     Args:
-        allowance: of its group, what trained branches are left.
-        walk: plays a trajectory to its end, forking it where it is trained.
+        allowance: the trained branches that its group has left.
+        walk: plays a trajectory to its end, forking it if it is trained.
         reward: composes the rewards of an episode that has ended.
         score: the composed reward of the last step so far.
         ask: queries the model at the end of a trajectory.
@@ -66,17 +66,17 @@ class Branching:
         self._counts = dict(NOTHING)
 
     async def at(self, trajectory: Trajectory) -> None:
-        """Fork ``trajectory``, whose next prompt is made, or query the model there, if the strategy says so."""
+        """Fork ``trajectory``, whose next prompt is ready, or query the model there, if the strategy says so."""
         if (point := self._fork_point(trajectory)) is None:
             return
-        what = self._strategy.fork(point)
-        if isinstance(what, Ask):
-            await self._begin_queries(trajectory, what)
-        elif what is not None:
-            await self._begin_branches(trajectory, what, point.turn)
+        action = self._strategy.fork(point)
+        if isinstance(action, Ask):
+            await self._begin_queries(trajectory, action)
+        elif action is not None:
+            await self._begin_branches(trajectory, action, point.turn)
 
     async def written(self, trajectory: Trajectory, turn: Generated) -> None:
-        """Fork ``trajectory`` before a turn that it wrote and the environment has not seen; branches write another."""
+        """Fork ``trajectory`` before a written turn that is not played yet; branches write another one."""
         if self._doubt is None or (point := self._fork_point(trajectory)) is None:
             return
         if (fork := self._doubt(point, turn)) is not None:
@@ -117,10 +117,10 @@ class Branching:
         if clones:
             trajectory.depth = depth
             self._counts["forks"] += 1
-            await asyncio.wait(clones)  # the state must not change before
+            await asyncio.wait(clones)  # the state must not change until then
 
     async def _reserve(self, most: Cost, fork: Fork) -> int:
-        """How many branches of ``fork`` may begin; what they may cost is set aside then."""
+        """How many branches of ``fork`` may begin; reserves their maximum cost."""
         allowed = self._allowance.take(fork.branches) if fork.trained else fork.branches
         number = await self._budget.reserve(most, allowed)
         if fork.trained:
@@ -128,9 +128,9 @@ class Branching:
         return number
 
     async def chosen(self, trajectory: Trajectory) -> None:
-        """Let the candidate that is chosen for the turn that ``trajectory`` has just taken go on; the others end there.
+        """Choose among the candidates for the turn that ``trajectory`` has just taken; the others end there.
 
-        All have their scores under the same conditions: as if the episode had been cut after the turn.
+        All are scored under the same conditions: as if the episode had been cut after the turn.
         """
         t = len(trajectory.episode.steps) - 1
         if self._choose is None or t == trajectory.begins:
@@ -139,15 +139,15 @@ class Branching:
         trajectory.candidates = []
         trajectory.end(cut=True)
         trajectories = [trajectory, *(candidate.branch for candidate in candidates)]
-        scores = await asyncio.gather(*(self._score(each.episode) for each in trajectories), return_exceptions=True)
+        scores = await asyncio.gather(*(self._score(path.episode) for path in trajectories), return_exceptions=True)
         if isinstance(scores[0], BaseException):
             raise scores[0]
         for candidate, score in zip(candidates, scores[1:], strict=True):
             if isinstance(score, BaseException):
                 candidate.decided.set_exception(score)
-        known = [(each, score) for each, score in zip(trajectories, scores, strict=True) if isinstance(score, float)]
-        for each, score in known:
-            each.episode.steps[-1].record["extra"][SCORE] = score
+        known = [(path, score) for path, score in zip(trajectories, scores, strict=True) if isinstance(score, float)]
+        for path, score in known:
+            path.episode.steps[-1].record["extra"][SCORE] = score
         winner, _ = known[self._choose([score for _, score in known])]
         if winner is not trajectory:
             trajectory.trade(winner)
@@ -160,10 +160,10 @@ class Branching:
     async def finished(self) -> None:
         """Wait for all branches."""
         while playing := [task for task in self._playing if not task.done()]:
-            done, _ = await asyncio.wait(playing, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
+            ended, _ = await asyncio.wait(playing, return_when=asyncio.FIRST_EXCEPTION)
+            for task in ended:
                 task.result()
-        for task in self._playing:  # some were done before
+        for task in self._playing:  # some ended earlier
             task.result()
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class Branching:
         return 0.0
 
     def _give_back(self, branch: Trajectory) -> None:
-        """Of what was set aside for ``branch``, the part that it did not need."""
+        """Return the part of the reserved cost that ``branch`` did not need."""
         self._budget.give_back(branch.most, branch.spent, measured=not branch.trained)
         branch.most = branch.spent
 
@@ -219,25 +219,25 @@ class Branching:
         finally:
             self._counts[f"{kind}_tokens"] += branch.spent.tokens
             self._counts[f"{kind}_steps"] += branch.spent.steps
-            self._give_back(branch)  # else others wait for ever
+            self._give_back(branch)  # else others would wait forever
             if branch.environment is not None:
                 branch.environment.close()
 
     def episodes(self, trunk: Trajectory, session: str) -> list[Episode]:
         """The episode and its branches that have steps of their own, with the columns of their records.
 
-        Each step is one branch's own: of a branch that failed, the first one's that went on from it.
+        Each step belongs to one branch; steps of a failed branch belong to the first branch that continued from it.
 
         Args:
             trunk: the episode's own trajectory, whose rewards are composed, too.
             session: the number of the rollout in its group.
         """
         root = session if getattr(self._strategy, "roots", "shared") == "own" else "start"
-        held: dict[tuple[int, int], int] = {}
+        owner_of_step: dict[tuple[int, int], int] = {}
         episodes = []
         for trajectory in (trunk, *sorted(self._ended, key=lambda each: each.episode.branch)):
             episode, steps = trajectory.episode, trajectory.episode.steps
-            owners = [held.setdefault((made, t), episode.branch) for t, made in enumerate(trajectory.made_by)]
+            owners = [owner_of_step.setdefault((made, t), episode.branch) for t, made in enumerate(trajectory.made_by)]
             if episode.branch not in owners:
                 continue
             episode.owners, episode.branching = owners, self._counts

@@ -1,4 +1,4 @@
-"""What the branches of an episode may cost, and how many those of a group may be."""
+"""Limits on the cost of an episode's branches, and on the number of a group's branches."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Cost:
 class Budget:
     """The cost of all branches of an episode: never above its limits, and no branch is cut to stay below.
 
-    How many branches begin at a state is settled before the first of them: as many as fit if each costs the most that
-    it can. What they leave of that counts for later states. If their number depended on what the first ones cost, the
-    value measured on them would be biased, since short rollouts would be counted more often than long ones.
+    The number of branches at a state is fixed before the first one begins: as many as fit at their maximum cost. What
+    they do not use is free for later states. If their number depended on the cost of the first ones, the measured
+    value would be biased, since short rollouts would count more often than long ones.
 
     Args:
         tokens, steps: the limits; None: none.
@@ -43,10 +43,10 @@ class Budget:
         self._returned = asyncio.Event()
 
     async def reserve(self, most: Cost, branches: int) -> int:
-        """How many of ``branches`` may begin at a state, each of which costs at most ``most``; that is set aside.
+        """Reserve up to ``branches`` times ``most``, the maximum cost of a branch; returns how many may begin.
 
-        Waits while measured branches of earlier states run that may leave enough for all. These always end, for they
-        do not fork; trained ones, which do, are not waited for: they may wait themselves.
+        Waits while measured branches of earlier states run that may leave enough for all. These always end, since they
+        do not fork; trained ones fork and may wait themselves, so they are not waited for.
         """
         while (number := self._fitting(most, branches)) < branches and self._measuring:
             await self._one_returns()
@@ -54,7 +54,7 @@ class Budget:
         return number
 
     async def begin(self) -> None:
-        """Begin a measured branch; waits while as many run as may run at once."""
+        """Begin a measured branch; waits while ``at_once`` of them run."""
         while self._measuring >= self._at_once:
             await self._one_returns()
         self._measuring += 1
@@ -64,19 +64,23 @@ class Budget:
         await self._returned.wait()
 
     def give_back(self, most: Cost, spent: Cost, measured: bool) -> None:
-        """A branch for which ``most`` was taken ended, and cost ``spent``."""
+        """A branch ended for which ``most`` was reserved, and which cost ``spent``."""
         self._taken -= most - spent
         self._measuring -= measured
         self._returned.set()
 
     def _fitting(self, most: Cost, branches: int) -> int:
-        left = ((self._tokens, self._taken.tokens, most.tokens), (self._steps, self._taken.steps, most.steps))
-        room = [(limit - taken) // each for limit, taken, each in left if limit is not None and each > 0]
+        limits = ((self._tokens, self._taken.tokens, most.tokens), (self._steps, self._taken.steps, most.steps))
+        room = [
+            (limit - reserved) // per_branch
+            for limit, reserved, per_branch in limits
+            if limit is not None and per_branch > 0
+        ]
         return max(0, min([branches, *room]))
 
 
 class Allowance:
-    """Trained branches that all rollouts of a group may begin together: the first ones that ask.
+    """The trained branches that all rollouts of a group may begin together: first come, first served.
 
     Args:
         branches: how many; None: any number.
@@ -86,11 +90,11 @@ class Allowance:
         self._left = math.inf if branches is None else branches
 
     def take(self, branches: int) -> int:
-        """Take ``branches``, or as many as are left; returns their number."""
-        taken = int(min(branches, self._left))
-        self._left -= taken
-        return taken
+        """Take ``branches``, or as many as remain; returns their number."""
+        number = int(min(branches, self._left))
+        self._left -= number
+        return number
 
     def give_back(self, taken: int) -> None:
-        """Branches that did not begin after all."""
+        """Return branches that did not begin after all."""
         self._left += taken

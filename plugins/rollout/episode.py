@@ -26,7 +26,7 @@ class Prompt:
     broke: str | None = None
     """why a conversation's prompt does not extend the one before: ``full``, ``thinking`` or ``boundary``"""
     cut: bool = False
-    """it shows fewer past turns, or less of them, than the settings ask for: they did not fit"""
+    """it shows fewer past turns, or less of them, than configured, because they did not fit"""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class PlayedStep:
     observation: str
     """what the agent saw before it"""
     answer: str
-    """what the environment said to it; the observation again if the action never got there"""
+    """the environment's answer; the observation again if the action never reached it"""
     invalid: str | None
-    """why the step had no valid action; None if it had one"""
+    """why the action is invalid; None if it is valid"""
     unparsed: bool
     """the response contained no action in the format"""
     seconds: float
@@ -67,9 +67,9 @@ class PlayedStep:
     extra: Mapping[str, Any]
     """``info["extra"]`` of the state the action was taken in"""
     next_extra: Mapping[str, Any]
-    """of the state it led to; the same object if the action was not applied"""
+    """``info["extra"]`` of the next state; the same object if the action was not applied"""
     content: str | None = None
-    """what the response says after its thoughts; None: they were not cut off"""
+    """the response after its thoughts; None: thoughts were not cut off"""
 
     def for_reward(self, task: str, row: Mapping[str, Any], success: bool) -> RewardStep:
         """The step as the reward components see it."""
@@ -107,21 +107,21 @@ class Episode:
     task: str = ""
     success: bool = False
     rewards: dict[str, float] = field(default_factory=dict)
-    """sum of each reward component over the episode, by label; of one that gives a column, too"""
+    """sum of each reward component over the episode, by label, including those with a column"""
     parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """the same per step, once the rewards are composed"""
+    """the same per step, after the rewards are composed"""
     started: float = field(default_factory=time)
     """Unix time in seconds"""
     seconds_start: float = 0.0
-    """in the environment's start, without the waiting for a place"""
+    """in the environment's start, without waiting for a slot"""
     seconds_waiting: float = 0.0
-    """for a place to run the environment"""
+    """waiting for a slot to run the environment"""
     branch: int = 0
-    """which branch of its rollout it is; 0: none, the first way through"""
+    """its branch of the rollout; 0: the rollout itself"""
     owners: Sequence[int] = ()
-    """the branch that trains each step, itself from some step on; empty where episodes do not fork"""
+    """the branch that trains each step, itself from some step on; empty without forks"""
     branching: Mapping[str, float] = field(default_factory=dict)
-    """what its rollout says of all branches; empty where episodes do not fork"""
+    """the rollout's metrics of all branches; empty without forks"""
 
     def end(self, success: bool | None) -> None:
         """End the episode and write its success to every step.
@@ -142,8 +142,8 @@ class Episode:
         ``row``: the fields of the data row. ``member``: the episode in the group of its task.
 
         Raises:
-            RewardError: a component fails, the sum of the components is too large, or the environment gives a column of
-                a component's name itself.
+            RewardError: a component fails, the sum of the components is too large, or the environment itself provides a
+                column of a component's name.
         """
         shaped = await self._composed(composition, row, member)
         for t, (step, reward) in enumerate(zip(self.steps, shaped.rewards, strict=True)):
@@ -156,7 +156,7 @@ class Episode:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What it took: the model's turns, calls of the environment, and waiting for a place to run it."""
+        """Seconds of the model's turns, of environment calls, and of waiting for a slot."""
         return {
             "model": sum(step.turn.seconds for step in self.steps),
             "environment": self.seconds_start + sum(step.seconds for step in self.steps),
@@ -169,7 +169,7 @@ class Episode:
         return self.owners.index(self.branch) if self.owners else 0
 
     async def score(self, composition: Composition, row: Mapping[str, Any]) -> float:
-        """The composed reward of the last step, if the episode ended with it. Nothing is written."""
+        """The composed reward of the last step, as if the episode ended with it. Nothing is written."""
         return (await self._composed(composition, row)).rewards[-1]
 
     async def _composed(
@@ -216,7 +216,7 @@ class RowBuilder:
     def played(self, episode: Episode) -> list[AgentLoopOutput]:
         """The rows of an episode whose rewards are composed: one per step, or fewer where steps extend each other.
 
-        Those of a branch hold its own steps.
+        Rows of a branch contain only its own steps.
         """
         rows = self._steps(episode)
         if self.merged:

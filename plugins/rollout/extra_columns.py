@@ -1,6 +1,6 @@
-"""``info["extra"]`` before and after a step, and the columns of a record that are made of it.
+"""``info["extra"]`` before and after a step, and the columns of a record that it becomes.
 
-Imports nothing of verl: the probe, which plays in the driver and on every node, needs it too.
+Imports nothing of verl, since the probe in the driver and on every node needs it, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def countable(
 ) -> dict[str, float | str]:
     """The columns ``extra.<name>`` that an estimator may read: numbers and texts of ``info["extra"]``, lists by length.
 
-    The values are those of the state that the action led to, but for the names in ``before``, which are those of the
-    state it was taken in. For an action that was not applied numbers of the former are 0.
+    The values are those of the next state, except for the names in ``before``, which are taken from the state before
+    the step. For an action that was not applied, numbers of the next state are 0.
     """
     columns: dict[str, float | str] = {}
     for name in {**extra, **next_extra}:
-        held = extra if name in before else next_extra
-        value = held.get(name)
+        source = extra if name in before else next_extra
+        value = source.get(name)
         if isinstance(value, str):
             columns[name] = value
         elif isinstance(value, bool | int | float | list | tuple):

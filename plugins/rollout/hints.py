@@ -1,4 +1,4 @@
-"""A hint of a data row, behind the text of the task in the prompt."""
+"""A hint of a data row, shown after the text of the task in the prompt."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from verl_turnkey.envs.tasks import HINT as COLUMN
 
 SHARE = "turnkey_hint_share"
-"""of a data row: the share of it that is shown, which the trainer writes"""
+"""field of a data row: the share of its hint that is shown, written by the trainer"""
 
 
 def words(text: Any) -> list[str]:
-    """Those of a hint; None and NaN, as data without one may hold, are no words."""
+    """The words of a hint; empty for None and NaN, as in data without one."""
     return text.split() if isinstance(text, str) else []
 
 
 def hint_line(row: Mapping[str, Any]) -> str:
-    """The first words of the row's hint, as a line behind the task; empty without any."""
+    """The first words of the row's hint, as a line after the task; empty without a hint."""
     hint = words(row.get(COLUMN))
     number = math.ceil(len(hint) * float(row.get(SHARE) or 0.0) - 1e-9)
     return f"\nHint: {' '.join(hint[:number])}" if number else ""

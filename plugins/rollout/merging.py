@@ -2,8 +2,8 @@
 
 A step extends the one before if its prompt begins, id by id, with the prompt and the response of that one. One row of T
 turns then trains the same tokens in the same contexts as T rows, at the cost of the last row alone. Ids are compared,
-not messages: the same messages rendered anew may have other ids (the template drops thoughts, a word was sampled as
-other tokens than the tokenizer's).
+not messages: the same messages may have other ids when they are rendered again (the template drops thoughts, a word
+was sampled as other tokens than the tokenizer's).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def merge_rows(outputs: Sequence[AgentLoopOutput], max_response_length: int | No
 
 
 class _Row:
-    """A row to which steps are added; ``why``: the reason why it does not extend the row before."""
+    """A row to which steps are added; ``why``: why it does not extend the row before."""
 
     def __init__(self, first: AgentLoopOutput, why: str) -> None:
         self.steps, self.why, self.flaw = [first], why, _flaw(first)
@@ -126,9 +126,10 @@ class _Row:
 
 def _mergeable(output: AgentLoopOutput) -> bool:
     record = record_of(output.extra_fields)
-    held = isinstance(record, Mapping) and record.get("failed") is None and bool(record.get("steps"))
-    # Both kinds of columns have an entry for each token of one sequence.
-    return held and output.routed_experts is None and not {"teacher_ids", "teacher_logprobs"} & {*output.extra_fields}
+    has_steps = isinstance(record, Mapping) and record.get("failed") is None and bool(record.get("steps"))
+    # Both have an entry for each token of one sequence.
+    teacher = {"teacher_ids", "teacher_logprobs"} & {*output.extra_fields}
+    return has_steps and output.routed_experts is None and not teacher
 
 
 def _check_lengths(index: int, output: AgentLoopOutput) -> None:
@@ -155,26 +156,25 @@ def _branch(output: AgentLoopOutput) -> int:
 
 
 def without_steps(rows: Sequence[AgentLoopOutput], before: int) -> list[AgentLoopOutput]:
-    """The rows of a branch without the steps that another one trains: those whose number is below ``before``.
+    """The rows of a branch without the steps that another one trains, whose number is below ``before``.
 
-    A row that holds such steps alone is left out. In one that holds others too they become part of what is read:
-    masked, with log-probability 0.
+    A row with only such steps is dropped. In other rows they become context: masked, with log-probability 0.
     """
-    kept = []
+    kept_rows = []
     for row in rows:
         steps = row.extra_fields["turnkey"]["steps"]
         shared = sum(step["step"] < before for step in steps)
         if shared < len(steps):
-            kept.append(_masked(row, shared) if shared else row)
-    return kept
+            kept_rows.append(_masked(row, shared) if shared else row)
+    return kept_rows
 
 
 def _masked(row: AgentLoopOutput, turns: int) -> AgentLoopOutput:
-    """``row`` with its first ``turns`` turns, each a run of ones in its mask, as a part of what is read."""
-    seen, end = 0, 0
-    for end, one in enumerate(row.response_mask):
-        seen += bool(one) and (end == 0 or not row.response_mask[end - 1])
-        if seen > turns:
+    """``row`` with its first ``turns`` turns, each a run of ones in its mask, turned into context."""
+    turns_so_far, end = 0, 0
+    for end, trained in enumerate(row.response_mask):
+        turns_so_far += bool(trained) and (end == 0 or not row.response_mask[end - 1])
+        if turns_so_far > turns:
             break
     fields = dict(row.extra_fields)
     for name in LISTED:
@@ -199,20 +199,20 @@ def _same_media(before: AgentLoopOutput, step: AgentLoopOutput) -> bool:
     return True
 
 
-def _same_medium(one: Any, other: Any) -> bool:
-    if one is other:
+def _same_medium(first: Any, second: Any) -> bool:
+    if first is second:
         return True
     from PIL.Image import Image
 
-    return isinstance(one, Image) and isinstance(other, Image) and bool(one == other)
+    return isinstance(first, Image) and isinstance(second, Image) and bool(first == second)
 
 
 def _summed(metrics: Sequence[AgentLoopMetrics]) -> AgentLoopMetrics:
-    preempted = [each.num_preempted for each in metrics]
+    preempted = [metric.num_preempted for metric in metrics]
     return metrics[-1].model_copy(
         update={
             **{
-                name: sum(getattr(each, name) for each in metrics)
+                name: sum(getattr(metric, name) for metric in metrics)
                 for name in ("generate_sequences", "tool_calls", "compute_score")
             },
             "num_preempted": -1 if min(preempted) < 0 else sum(preempted),  # -1: not known
@@ -223,17 +223,17 @@ def _summed(metrics: Sequence[AgentLoopMetrics]) -> AgentLoopMetrics:
 def _joined(fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The extra fields of a row: later steps override earlier ones; versions, counts, lists and the record add up."""
     joined: dict[str, Any] = {}
-    for each in fields:
-        joined |= each
+    for step_fields in fields:
+        joined |= step_fields
     for name, choose in (("min_global_steps", min), ("max_global_steps", max)):
-        if versions := [each[name] for each in fields if each.get(name) is not None]:
+        if versions := [step_fields[name] for step_fields in fields if step_fields.get(name) is not None]:
             joined[name] = choose(versions)
     for name in SUMMED:
         if name in joined:
-            joined[name] = sum(each.get(name, 0) for each in fields)
+            joined[name] = sum(step_fields.get(name, 0) for step_fields in fields)
     for name in LISTED:
         if name in joined:
-            joined[name] = [number for each in fields for number in each.get(name) or ()]
-    steps = [step for each in fields for step in each["turnkey"]["steps"]]
+            joined[name] = [number for step_fields in fields for number in step_fields.get(name) or ()]
+    steps = [step for step_fields in fields for step in step_fields["turnkey"]["steps"]]
     joined["turnkey"] = make_record(steps, branch=fields[0]["turnkey"].get("branch", 0))
     return joined

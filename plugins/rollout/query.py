@@ -1,4 +1,4 @@
-"""Query the model in a state without stepping the environment: what it writes next, or how probable a text is."""
+"""Queries the model in a state without stepping the environment: what it writes next, or how probable a text is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.trajectories import Trajectory
 
 SCORING = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-"""with these sampling parameters verl's vLLM server gives the log-probability of each token of a prompt"""
+"""with these sampling parameters verl's vLLM server returns the log-probability of each token of a prompt"""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Query:
     """The state and the model that a strategy's ``Ask.value`` takes: a ``QueriedState``.
 
     Args:
-        trajectory: ends in the state; what is written counts as its cost.
+        trajectory: ends in the state, and is charged for the written tokens.
         prompt: of the turn that comes next.
         row: the fields of the data row.
-        room: tokens that a prompt and what is written may have together.
+        room: maximum tokens of a prompt and its answer.
     """
 
     trajectory: Trajectory
@@ -40,7 +40,7 @@ class Query:
     def turn(self, text: str, action: str) -> RewardStep:
         episode, info = self.trajectory.episode, self.trajectory.seen.info
         first = episode.steps[0].extra if episode.steps else {}
-        extra = {**first, **info.get("extra", {})}  # what only the reset gives, such as a right answer, too
+        extra = {**first, **info.get("extra", {})}  # includes what only the reset gives, such as a right answer
         return RewardStep(
             observation=self.trajectory.seen.observation,
             action=action,
@@ -61,24 +61,24 @@ class Query:
 
     async def log_prob(self, begun: str, text: str) -> float:
         closing = self._closing(begun)
-        before, whole = self._encode(closing + _whole(begun)), self._encode(closing + begun + text)
-        # A token may hold the end of the one and the beginning of the other: it is the text's.
-        same = (n for n, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other)
-        first = next(same, min(len(before), len(whole)))
-        if first == len(whole):
+        before, full = self._encode(closing + _whole(begun)), self._encode(closing + begun + text)
+        # A token that spans the end of ``begun`` and the beginning of ``text`` counts as the text's.
+        same = (n for n, (token, other_token) in enumerate(zip(before, full, strict=False)) if token != other_token)
+        first = next(same, min(len(before), len(full)))
+        if first == len(full):
             raise RewardError(f"the text {text!r} has no token of its own after {begun!r}")
-        turn = await self._generate(whole, SCORING)
+        turn = await self._generate(full, SCORING)
         scored = turn.extra_fields.get("prompt_logprobs")
         if scored is None:
             raise RewardError("the server gives no log-probabilities of a prompt (sampling parameter prompt_logprobs)")
         # Place i of the list is token i + 1 of the prompt, and the last place is padding.
-        log_probs = [float(scored[len(self.prompt.ids) + i - 1][0]) for i in range(first, len(whole))]
+        log_probs = [float(scored[len(self.prompt.ids) + i - 1][0]) for i in range(first, len(full))]
         if not all(map(math.isfinite, log_probs)):
             raise RewardError(f"the server gives the log-probabilities {log_probs} of {text!r}")
         return fmean(log_probs)
 
     def _closing(self, begun: str) -> str:
-        """What ends thoughts that the prompt opens: inside them nothing is an answer."""
+        """What closes thoughts that the prompt opens: inside them nothing is an answer."""
         return close_thoughts(self.tokenizer.decode(self.prompt.ids[-OPENING:], skip_special_tokens=False), begun)
 
     def _encode(self, text: str) -> list[int]:
@@ -97,6 +97,6 @@ class Query:
             self.trajectory.spent = trajectory.spent
 
 
-def _whole(begun: str) -> str:
-    """Without the spaces at its end, which belong to the first token of what follows."""
-    return begun.rstrip(" ")
+def _whole(text: str) -> str:
+    """``text`` without trailing spaces, which belong to the first token of what follows."""
+    return text.rstrip(" ")

@@ -10,9 +10,9 @@ SAMPLE = "go to the red door"
 
 
 def check_spaces(tokenizer: Any) -> None:
-    """Raise ConfigError when words come back from the tokenizer joined, as the model would read them.
+    """Raise ConfigError if the tokenizer joins words, since the model would read them so.
 
-    transformers 5 does this without a warning where ``tokenizer_config.json`` names a class that ``tokenizer.json`` is
+    transformers 5 does this without a warning if ``tokenizer_config.json`` names a class that ``tokenizer.json`` is
     not made for: ``LlamaTokenizerFast`` for DeepSeek's tokenizer, in a model of another family.
     """
     text = tokenizer.decode(tokenizer.encode(SAMPLE, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""A trajectory of an episode that may fork, with what it takes to play on, and as one of several candidates."""
+"""A trajectory of an episode that may fork, with all that is needed to continue it; candidates for a turn."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ Node = tuple[int, int]
 
 @dataclass
 class Trajectory:
-    """One course of an episode: what was played, and what it takes to play on."""
+    """One course of an episode: its steps, and all that is needed to continue."""
 
     episode: Episode
     prompts: Prompts
     seen: Answer
-    """the state that it is in"""
+    """its current state"""
     request_id: str
     sampling: dict[str, Any]
     turns: int
-    """after which it is truncated"""
+    """number of turns after which it is truncated"""
     environment: Any
     """the open episode of a host; None: it is being cloned"""
     candidates: list[Candidate] = field(default_factory=list)
     """the other candidates for its next turn"""
     prompt: Prompt | None = None
-    """of its next turn, once it is made: the branches that begin there have it as well"""
+    """of its next turn, once it is built; branches that begin there use it, too"""
     trained: bool = True
     begins: int = -1
-    """the number of steps before the fork that it begins at; -1: it begins at none"""
+    """number of steps before the fork at which it begins; -1: it does not begin at a fork"""
     depth: int = 0
-    """forks with trained branches on it"""
+    """number of forks with trained branches on it"""
     made_by: list[int] = field(default_factory=list)
     """the branch that played each step"""
     spent: Cost = field(default_factory=Cost)
-    """of its own steps"""
+    """cost of its own steps"""
     most: Cost = field(default_factory=Cost)
-    """what is set aside for it in the budget"""
+    """its reserved cost in the budget"""
 
     def fork(self, branch: int, trained: bool, turns: int, most: Cost) -> Trajectory:
         """A branch that begins here, still without an environment."""
@@ -85,9 +85,9 @@ class Trajectory:
         self.episode.steps[-1].record["truncated"] = self.seen.truncated or (cut and not self.seen.terminated)
 
     def trade(self, other: Trajectory) -> None:
-        """Exchange the last turns, taken from the same state, and where they led to."""
-        mine, theirs = self.episode.steps, other.episode.steps
-        mine[-1], theirs[-1] = theirs[-1], mine[-1]
+        """Exchange the last turns, taken from the same state, and their outcomes."""
+        own_steps, other_steps = self.episode.steps, other.episode.steps
+        own_steps[-1], other_steps[-1] = other_steps[-1], own_steps[-1]
         self.prompts, other.prompts = other.prompts, self.prompts
         self.seen, other.seen = other.seen, self.seen
         self.environment, other.environment = other.environment, self.environment
@@ -99,9 +99,9 @@ class Candidate:
 
     branch: Trajectory
     played: asyncio.Future[bool]
-    """whether it went well"""
+    """whether it did not fail"""
     decided: asyncio.Future[None]
-    """that one was chosen to go on"""
+    """done when one candidate has been chosen"""
 
     @classmethod
     def of(cls, branch: Trajectory) -> Candidate:

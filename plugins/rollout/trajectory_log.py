@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 
 VALIDATION = "turnkey_validation"
-"""field of the data rows that are played to validate"""
+"""field that marks data rows of a validation"""
 TAIL = 2000
-"""characters of a prompt that are kept, and at most as many tokens"""
+"""characters of a prompt that are kept, and maximum number of their tokens"""
 WRITE_SECONDS = 300.0
-"""after which a file is written, unless the next step or 64 episodes come before: small ones burden shared disks"""
-_OF_TURN = 500  # bytes of a turn beside its texts, roughly
+"""seconds until a file is written, unless the next step or 64 episodes come first: small files burden shared disks"""
+_OF_TURN = 500  # approximate bytes of a turn besides its texts
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -95,7 +95,7 @@ class TrajectoryLog:
         self.tables.put_later(played.tables, 1 + 2 * len(episode.steps), played.size)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all is written or lost; False: it took longer than ``seconds``."""
+        """Wait until everything is written or lost; False: it took longer than ``seconds``."""
         return self.tables is None or self.tables.drain(seconds)
 
 
@@ -104,7 +104,7 @@ class _Turn(NamedTuple):
 
     record: Mapping[str, Any]
     prompt: Sequence[int]
-    """ids of its end; of the first turn all"""
+    """ids of its end; all ids for the first turn"""
     cut: bool
     prompt_tokens: int
     response_tokens: int
@@ -137,7 +137,7 @@ class _Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Logged:
-    """An episode that has ended, until it is in the tables."""
+    """An ended episode, until it is in the tables."""
 
     episode: Episode
     """but for its steps"""
@@ -151,7 +151,7 @@ class Logged:
     task: Task | None
     failed: str | None
     rows: Mapping[int, tuple[int, int]]
-    """step -> its row, and its place there"""
+    """step -> its row, and its position there"""
     decode: Decode
 
     @property
@@ -165,7 +165,7 @@ class Logged:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, roughly: a character takes one to four, an id in a list eight."""
+        """Approximate bytes in memory: a character takes one to four, an id in a list eight."""
         texts = sum(len(turn.text) + len(turn.answer) for turn in self.turns)
         return 2 * texts + sum(8 * len(turn.prompt) + _OF_TURN for turn in self.turns)
 
@@ -187,7 +187,7 @@ class Logged:
             "episode": self.key,
             "group": self.group,
             "branch": episode.branch,
-            # What it forked from is the episode whose turn came before; at the start that is the first way through.
+            # It forked from the episode of the turn before; at the start, from the rollout itself.
             "parent": (self.trained_by(episode.begins - 1) if episode.begins else self.rollout)
             if episode.branch
             else None,
@@ -218,7 +218,7 @@ class Logged:
     def _turns(self) -> dict[str, list[Any]]:
         columns = [self._turn(turn, t) for t, turn in enumerate(self.turns)]
         parts = {f"composed_reward.{label}": list(values) for label, values in self.episode.parts.items()}
-        return {name: [each[name] for each in columns] for name in columns[0]} | parts
+        return {name: [turn_columns[name] for turn_columns in columns] for name in columns[0]} | parts
 
     def _turn(self, turn: _Turn, t: int) -> dict[str, Any]:
         record, extra = turn.record, dict(turn.record["extra"])
@@ -230,7 +230,7 @@ class Logged:
             "row": row,
             "turn_in_row": place,
             "trained_by": self.trained_by(t),
-            "anchor": str(record["anchor"]),
+            "anchor": None if record["anchor"] is None else str(record["anchor"]),
             "next_anchor": next_anchor,
             "action": record["action"],
             "valid": record["valid"],
@@ -259,7 +259,7 @@ class Logged:
         }
 
     def _end(self, ids: Sequence[int]) -> str:
-        """The last characters of a text; decodes more of it only where tokens are short."""
+        """The last characters of a text; decodes more only if tokens are short."""
         few = ids[-TAIL // 3 :]
         text = self.decode(few)
         return (text if len(text) >= TAIL or len(few) == len(ids) else self.decode(ids))[-TAIL:]

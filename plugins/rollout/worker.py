@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -44,10 +45,8 @@ class WorkerProcess:
     """What all loops of one worker process share; built before the first rollout."""
 
     def __init__(self, config: DictConfig) -> None:
-        import ray
-
         self.turnkey: TurnkeyConfig = turnkey_config(config)
-        env, rollout = self.turnkey.env, self.turnkey.rollout
+        rollout = self.turnkey.rollout
         # Read once: most are interpolations, which cost a millisecond each, and every episode has a loop of its own.
         theirs = config.actor_rollout_ref.rollout
         self.prompt_length: int = theirs.prompt_length
@@ -62,7 +61,7 @@ class WorkerProcess:
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
         self.groups = Groups()
-        selected = read_strategy(rollout.strategy)
+        self._selected = selected = read_strategy(rollout.strategy)
         self.strategy: Strategy | None = None if selected is None else selected[1]
         # All rollouts of a group play in one process, at the same time.
         total = getattr(self.strategy, "trajectories", None)
@@ -72,22 +71,36 @@ class WorkerProcess:
         self.failed_branches = Failures("branch", "branches")
         self.invalid_actions = InvalidActions(rollout.action_format, INSTRUCTIONS.get(rollout.action_format))
         self.log = TrajectoryLog(config, self.turnkey.log)
-        self.times: deque[dict[str, float]] = deque(maxlen=10_000)  # seconds of the episodes that ended since asked
-        self.pool = HostPool(
+        self.times: deque[dict[str, float]] = deque(maxlen=10_000)  # seconds of the episodes since the last `measure`
+        self._config = config
+        self._control: ControlTokens | None = None
+        self._tail: TurnTail | None = None
+
+    @cached_property
+    def pool(self) -> HostPool:
+        """The environment hosts, which start with the first use: a user's own loops may need none."""
+        import ray
+
+        env, selected = self.turnkey.env, self._selected
+        rollouts, at_once = self._config.actor_rollout_ref.rollout.n, self.turnkey.rollout.branches_at_once
+        return HostPool(
             hosts=env.hosts,
             # Hosts are shared by the rollouts of one worker, under its id: its episodes end with its process.
             namespace_tag=ray.get_runtime_context().get_actor_id() or uuid4().hex,
             places=env.instances_per_host,
             calls=env.calls_per_host,
-            sharers=_workers_per_node(config),
+            sharers=_workers_per_node(self._config),
             restarts=env.restarts,
             step_timeout=env.step_timeout,
             reset_timeout=env.reset_timeout,
             modules=self.turnkey.modules,
-            clones=0 if selected is None else most_clones(*selected, theirs.n, rollout.branches_at_once),
+            clones=0 if selected is None else most_clones(*selected, rollouts, at_once),
         )
-        self._control: ControlTokens | None = None
-        self._tail: TurnTail | None = None
+
+    @property
+    def readings(self) -> list[Any]:
+        """References to what the hosts measured; empty before the first host starts."""
+        return self.pool.measure() if "pool" in vars(self) else []
 
     def allowance(self, group: str) -> Allowance:
         """What trained branches are left to a group, as long as one of its rollouts plays."""
@@ -124,7 +137,7 @@ def _workers_per_node(config: DictConfig) -> int:
 
 
 _process: WorkerProcess | None = None
-# As the method wants it; settled with the first rollout, or by ``prepare``:
+# What the method reads of records; set when the first loop of the process starts:
 keep_texts = False  # whether records contain the observation's text
 before: Collection[str] = ()  # columns of the state before a step, without ``extra.``
 
@@ -136,20 +149,16 @@ def recorded(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[bool, Collecti
 
 
 def shared(config: DictConfig) -> WorkerProcess:
+    """What the loops of this process share. ``config``: verl's whole configuration, which says all that they need."""
     global _process, keep_texts, before
     if _process is None:
         _process = WorkerProcess(config)
-        # The trainer calls ``prepare`` only in workers that their manager shows it.
-        texts, of_state = recorded(config, _process.turnkey)
-        keep_texts, before = keep_texts or texts, before or of_state
+        keep_texts, before = recorded(config, _process.turnkey)
     return _process
 
 
-def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
+def prepare(worker: Any) -> None:
     """Run inside an agent-loop worker before training: a setting that cannot work stops the run here.
-
-    ``texts``: whether the method compares observations as text, so that the records have to carry them. ``of_state``:
-    the columns that the method takes from the state before a step, without ``extra.``.
 
     Raises:
         RuntimeError: the plugin is not loaded in this worker.
@@ -157,15 +166,15 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
             tools; or prompts are a conversation, which the template or verl's builder cannot append to, or which
             exceeds the model's positions.
     """
-    global keep_texts, before
     ledger.verify(("agent_loop",), ("turnkey_env",))
-    keep_texts, before = texts, of_state
     if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
         return
     ours = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
     if not ours and turnkey_config(worker.config).rollout.prompt != "conversation":
         return
     process = shared(worker.config)
+    if ours:
+        _ = process.pool  # the hosts start now, not with the first episode
     check_spaces(worker.tokenizer)
     tools = [ACT] if process.turnkey.rollout.action_format == TOOL_CALL else None
     if tools:
@@ -202,7 +211,7 @@ def measure(worker: Any) -> tuple[list[Any], list[dict[str, float]]]:
         return [], []
     times = list(_process.times)
     _process.times.clear()
-    return _process.pool.measure(), times
+    return _process.readings, times
 
 
 def log_counts(worker: Any) -> Counts:
@@ -213,5 +222,9 @@ def log_counts(worker: Any) -> Counts:
 
 def finish(worker: Any) -> None:
     """Run inside an agent-loop worker after training: write what the log still holds before the process ends."""
-    if _process is not None:
-        _process.log.drain(FINISH_SECONDS)
+    drain(FINISH_SECONDS)
+
+
+def drain(seconds: float) -> bool:
+    """Wait until what this process logged is on the disk or lost; False: it took longer than ``seconds``."""
+    return _process is None or _process.log.drain(seconds)

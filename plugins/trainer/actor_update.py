@@ -1,4 +1,4 @@
-"""The actor's update: verl's own, or several on parts of the batch; and how many mini-batches each update takes."""
+"""The actor's update: verl's own, or several on parts of the batch; and the number of mini-batches of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ActorUpdate:
     def __init__(self, trainer: PPOTrainer, options: UpdateConfig, batching: Batching, step: AdvantageStep) -> None:
         self._trainer, self._options, self._batching, self._step = trainer, options, batching, step
         self._part_rows: int | None = None
-        """rows of the part that is updated, without padding; None: the whole batch"""
+        """rows of the current part, without padding; None: the whole batch"""
 
     def before_call(self, method: str, batch: KVBatchMeta) -> None:
         """Called before each worker call: sets the number of mini-batches of an update."""
@@ -32,12 +32,12 @@ class ActorUpdate:
             number = 1 if in_phases else self._batching.filled_mini_batches(role)
             extra_info = batch.extra_info = batch.extra_info or {}
             if role == "actor" and phases.compares_groups(self._step.loss):
-                extra_info["epochs"] = 1  # each is a phase of its own
+                extra_info["epochs"] = 1  # each epoch is a phase of its own
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
             extra_info.pop("mini_batch_size", None)
             extra_info |= {"num_mini_batch": number, weighing.MINI_BATCHES: number}
             extra_info[updates.STEP] = self._trainer.global_steps
-            # The sequence-mean losses divide by it: real rows only, neither padding nor failed episodes.
+            # The sequence-mean losses divide by it: only real rows, neither padding nor failed episodes.
             rows = self._step.real_rows if self._part_rows is None else self._part_rows
             extra_info["global_batch_size"] = max(1, rows) / number
 
@@ -46,7 +46,7 @@ class ActorUpdate:
         if not self._batching.in_phases:
             return verls(batch, metrics)
         config = self._trainer.config
-        # verl's separate_async takes several updates with log-probabilities from before the first of them.
+        # verl's separate_async makes several updates with log-probabilities from before the first one.
         bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
         current = not bypass and self._trainer.local_trigger_step == 0
         calls = phases.Calls(self.log_probs, partial(self._update_part, verls))

@@ -1,4 +1,4 @@
-"""verl's advantage step with the credit of steps, and what further columns the batch gets there."""
+"""verl's advantage step with the credit of steps, and the columns that it adds to the batch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES
 from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
 from verl_turnkey.plugins.credit.rows import Rows, failure
@@ -36,7 +38,7 @@ OF_GROUPS = (
 
 
 class AdvantageStep:
-    """The method and the loss of a run, what the method remembers, and the steps of the current batch."""
+    """The method and the loss of a run, the method's state, and the steps of the current batch."""
 
     def __init__(self, trainer: PPOTrainer, batching: Batching, log: TrainingLog) -> None:
         self._trainer, self._config, self._batching, self._log = trainer, trainer.config, batching, log
@@ -48,10 +50,10 @@ class AdvantageStep:
         self.modify = schema.credit_modify(self._config, turnkey)
         self._columns = () if self.estimator is None else self.estimator.columns(self.params, self.modify)
         self.remembering = remembering(self.estimator, self.params, self.modify)
-        """what of the method goes on from batch to batch: names of estimator and modifiers"""
-        self._foreign_loops = training_loops(self._config) != {"turnkey_env"}  # whose records others write
+        """names of the estimator and the modifiers that keep state from batch to batch"""
+        self._foreign_loops = training_loops(self._config) != {"turnkey_env"}  # whose records come from elsewhere
         self.state: Mapping[str, float] = {}
-        """``Credit.state`` of the newest batch: what the next one begins with"""
+        """``Credit.state`` of the newest batch, with which the next one begins"""
         self.table: Rows | None = None
         self.real_rows = 0
         """rows of played episodes in the current batch"""
@@ -61,10 +63,10 @@ class AdvantageStep:
     def compute(self, batch: KVBatchMeta, metrics: dict[str, Any], verls: Callable[..., Any]) -> KVBatchMeta:
         """verl's own advantage step, inside a :class:`CreditStep` that holds the records.
 
-        verl reads and writes the queue there; what is ours goes with it.
+        verl reads and writes the queue there; our columns are read and written with its own.
         """
         trip = OneTrip(batch, self._fields(), self._groups_of(batch) | self._batching.dealt_mask(batch))
-        extra_fields, mask = trip.data.pop("extra_fields").tolist(), trip.data["response_mask"]
+        extra_fields, mask = pop_extra_fields(trip.data), trip.data["response_mask"]
         has_tokens = (token_counts(mask) > 0).tolist()
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         played = [i for i in real if failure(extra_fields[i], has_tokens[i]) is None]
@@ -118,19 +120,19 @@ class AdvantageStep:
     def _compared(self, keys: Sequence[str], real: list[int], played: list[int]) -> list[int]:
         """The rows that verl's estimator computes advantages of; all others get 0.
 
-        They are of played episodes. Where failures left a single one of a group, an estimator that compares with the
-        group has nothing to compare: verl would take the bare score for the advantage, or stop (``grpo_passk``).
+        Only rows of played episodes. If failures left a single episode of a group, an estimator that compares within
+        the group has nothing to compare: verl would use the bare score as the advantage, or stop (``grpo_passk``).
         """
         if self._config.algorithm.adv_estimator not in OF_GROUPS:
             return played
         group_of = [split_key(key)[0] for key in keys]
         episodes = Counter(group for group, _ in {split_key(keys[i])[:2] for i in played})
-        alone = {group_of[i] for i in {*real} - {*played} if episodes[group_of[i]] == 1}
-        return [i for i in played if group_of[i] not in alone]
+        without_group = {group_of[i] for i in {*real} - {*played} if episodes[group_of[i]] == 1}
+        return [i for i in played if group_of[i] not in without_group]
 
     def _fields(self) -> list[str]:
-        """The fields of the queue that we read."""
-        fields = ["extra_fields", "response_mask", *supplied.fields(self._columns)]
+        """The fields of the queue that this step reads."""
+        fields = [*EXTRA_FIELDS, "response_mask", *supplied.fields(self._columns)]
         if self._config.algorithm.use_kl_in_reward or self.estimator is None or self._foreign_loops:
             fields.append("rm_scores")
         if self._trainer.use_critic:
@@ -140,9 +142,9 @@ class AdvantageStep:
         return fields
 
     def _groups_of(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
-        """With an estimator of ours a number for each row's group in the place of verl's ``uid``.
+        """With an estimator of ours, a number for each row's group instead of verl's ``uid``.
 
-        verl takes seconds to unpack 100,000 texts, and hands them on to the estimator alone; ours reads the keys.
+        verl takes seconds to unpack 100,000 texts, and only passes them to the estimator; ours reads the keys.
         """
         if self.estimator is None:
             return {}

@@ -1,7 +1,7 @@
-"""How often each task is played, when not all alike (``turnkey.groups.allocation``), and with how much of its hint.
+"""How often each task is played (``turnkey.groups.allocation``), and with how much of its hint.
 
-verl's agent-loop worker plays a prompt ``__rollout_n__`` times where the prompt says so. What is remembered of the
-tasks is in the checkpoints.
+verl's agent-loop worker plays a prompt ``__rollout_n__`` times if the prompt has this field. The histories of tasks
+are in the checkpoints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
 
 
 class Allocation:
-    """What is remembered of every task that was played, and what follows for those of a batch."""
+    """The history of every played task, and the allocation that follows for the tasks of a batch."""
 
     def __init__(self, config: DictConfig, options: GroupsConfig) -> None:
         self._config, self._options = config, options
@@ -37,7 +37,7 @@ class Allocation:
         """of the newest batch of prompts"""
 
     def allot(self, batch: TensorDict) -> None:
-        """Write into ``batch`` how often each of its prompts is played, ``rollout.n`` on average, and its hint."""
+        """Write into ``batch`` how often each prompt is played, ``rollout.n`` on average, and its share of a hint."""
         groups, n = self._options, self._config.actor_rollout_ref.rollout.n
         if not groups.remembers:
             return
@@ -56,24 +56,24 @@ class Allocation:
             ]
             tu.assign_non_tensor_stack(batch, hints.SHARE, shares)
             metrics["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
-        if len(tasks) > 1:  # one that replaces another says little
+        if len(tasks) > 1:  # a single replacement says little
             self.metrics = metrics
 
     def learn(self, batch: KVBatchMeta, by_group: Mapping[str, list[Outcome]]) -> None:
-        """Remember how the groups of ``batch`` ended, those that are not trained as well."""
+        """Remember how the groups of ``batch`` ended, including those that are not trained."""
         fields = of_groups(batch, by_group, (*TASK_FIELDS, hints.SHARE))
         shares = fields.pop(hints.SHARE, [0.0] * len(by_group))
         for episodes, key, share in zip(by_group.values(), task_keys(fields), shares, strict=True):
-            solved = [min(max(each.solved, 0.0), 1.0) for each in episodes]
+            solved = [min(max(outcome.solved, 0.0), 1.0) for outcome in episodes]
             history = self.histories.get(key)
             if share and history is not None:
-                # What was done with a hint says nothing of what is done without; and it may be why all episodes failed.
+                # Successes with a hint say nothing about those without; and the hint may be why all episodes failed.
                 self.histories[key] = history._replace(unsolved=0.0)
             elif solved:
                 self.histories[key] = learn(history, solved, self._options.decay)
 
     def save(self, folder: Path) -> None:
-        """Write what is remembered into the checkpoint ``folder``."""
+        """Write the histories into the checkpoint ``folder``."""
         if self._options.remembers:
             flat = {
                 f"{key} {name}": v for key, history in self.histories.items() for name, v in history._asdict().items()
@@ -81,12 +81,12 @@ class Allocation:
             credit_state.save(folder, "allocation", flat, GROUPS)
 
     def load(self, folder: Path) -> None:
-        """Remember what the checkpoint ``folder`` holds."""
+        """Restore the histories from the checkpoint ``folder``."""
         if not self._options.remembers:
             return
         state = credit_state.load(folder, "allocation", GROUPS)
         if isinstance(state, str):
-            logger.warning("%s: turnkey.groups knows nothing of the tasks played before", state)
+            logger.warning("%s: turnkey.groups has no history of the tasks played before", state)
             return
         keys = dict.fromkeys(name.split()[0] for name in state)
         self.histories = {key: TaskHistory(*(state[f"{key} {name}"] for name in TaskHistory._fields)) for key in keys}

@@ -1,7 +1,7 @@
-"""How many episodes of each task of a batch are played, of a total that is fixed.
+"""How many episodes of each task of a batch are played, with a fixed total.
 
-``variance`` is the allocation of DynaMO's released code (arXiv:2602.19208): every task gets the least, the others are
-divided by the variance of its outcomes so far. ``prior`` is the sequential rule of V_0.5 (arXiv:2603.10848) turned into
+``variance`` is the allocation of DynaMO's released code (arXiv:2602.19208): every task gets the minimum, the others are
+divided by the variance of outcomes so far. ``prior`` is the sequential rule of V_0.5 (arXiv:2603.10848) turned into
 one that decides before the episodes are played: another episode goes where it lowers the error of the baseline most.
 """
 
@@ -14,22 +14,22 @@ from typing import NamedTuple
 import numpy as np
 
 SOLVED, LEAST = 0.85, 0.01
-"""DynaMO's: from this share of successes on a task counts as solved, and weighs the least"""
+"""DynaMO: from this share of successes on a task counts as solved and gets the smallest weight"""
 FARTHEST = 4.0
-"""the largest squared distance of two outcomes in [-1, 1]: what is not known counts as that"""
+"""the largest squared distance of two outcomes in [-1, 1], used for unknown tasks"""
 
 
 class TaskHistory(NamedTuple):
-    """What is remembered of a task."""
+    """The history of a task."""
 
     episodes: float
     """weighted number of episodes"""
     solved: float
-    """their successes, weighted alike"""
+    """their successes, with the same weights"""
     surprise: float
     """squared distance of its last successes from those before, in excess of chance: V_0.5's D2"""
     unsolved: float = 0.0
-    """1: it was played last without a hint, and never solved then"""
+    """1: it was last played without a hint and not solved once"""
 
 
 def learn(history: TaskHistory | None, solved: Sequence[float], decay: float) -> TaskHistory:
@@ -46,7 +46,7 @@ def learn(history: TaskHistory | None, solved: Sequence[float], decay: float) ->
 def hint_share(history: TaskHistory | None, low: float, high: float) -> float:
     """The share of its hint that a task shows: ADHint's, ``low + (high - low) * d``, d the share of failures so far.
 
-    None but after a group without a hint of which no episode was solved: so every other group has none, and tells
+    0 unless no episode of the last group was solved, without a hint: so every other group has no hint and shows
     whether the task still needs one.
     """
     if history is None or not history.unsolved:
@@ -58,13 +58,13 @@ def by_variance(tasks: Sequence[TaskHistory | None], total: int, low: int, high:
     """``low`` each, and the rest in proportion to 4 p (1 - p), p the share of successes; never above ``high``."""
     counts = np.full(len(tasks), low)
     weights = np.array([_weight(history) for history in tasks])
-    while left := total - int(counts.sum()):
+    while remaining := total - int(counts.sum()):
         free = np.flatnonzero(counts < high)
-        shares = left * weights[free] / weights[free].sum()
-        more = np.floor(shares).astype(int)
-        largest = np.argsort(more - shares, kind="stable")  # by what was rounded off
-        more[largest[: left - more.sum()]] += 1
-        counts[free] += np.minimum(more, high - counts[free])
+        shares = remaining * weights[free] / weights[free].sum()
+        added = np.floor(shares).astype(int)
+        largest = np.argsort(added - shares, kind="stable")  # by the rounding error
+        added[largest[: remaining - added.sum()]] += 1
+        counts[free] += np.minimum(added, high - counts[free])
     return counts.tolist()
 
 
@@ -76,9 +76,9 @@ def _weight(history: TaskHistory | None) -> float:
 
 
 def by_prior(tasks: Sequence[TaskHistory | None], total: int, low: int, high: int) -> list[int]:
-    """``low`` each, and every further one where the baseline's mean squared error D2 / (k D2 + 1) falls most.
+    """``low`` each, and every further episode where the baseline's mean squared error D2 / (k D2 + 1) falls most.
 
-    That is V_0.5's w^2 / k + (1 - w)^2 D2 with w = D2 / (D2 + 1 / k). Equal ones go where there are fewest so far.
+    That is V_0.5's w^2 / k + (1 - w)^2 D2 with w = D2 / (D2 + 1 / k). Ties go to the task with fewest episodes.
     """
     counts = [low] * len(tasks)
     surprises = [FARTHEST if history is None else history.surprise for history in tasks]
@@ -101,5 +101,5 @@ RULES: dict[str, Callable[[Sequence[TaskHistory | None], int, int, int], list[in
     "variance": by_variance,
     "prior": by_prior,
 }
-"""From what is remembered of each task of a batch, the total, and the bounds of each, ``low * tasks <= total <= high *
-tasks``, to the episodes of each."""
+"""From the history of each task of a batch, the total, and the bounds per task, with ``low * tasks <= total <= high *
+tasks``, to the episodes of each task."""

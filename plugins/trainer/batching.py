@@ -34,40 +34,40 @@ class Batching:
         self.in_phases = update.order == "reverse_turns" or compares_groups(loss_of(trainer.config))
         """whether the actor's update cuts the batch into mini-batches itself"""
         self.ranks = 1
-        """data-parallel ranks of the actor"""
+        """number of data-parallel ranks of the actor"""
         self.parts = 1
         """number of parts of the current batch; a mini-batch has one or several"""
         self._mini_batch: np.ndarray | None = None
-        """(B,) the actor's optimizer step that each row of the current batch is in"""
+        """(B,) the actor's optimizer step of each row of the current batch"""
         self.mask: tuple[list[str], torch.Tensor | None] = ([], None)
-        """keys and response mask, jagged bool, of the batch that was dealt and has no advantages yet"""
+        """keys and response mask, jagged bool, of the latest batch, until its advantages are computed"""
 
     def mini_batches(self, role: str) -> int:
         """Optimizer steps per batch and epoch: as many as verl takes with one row per rollout.
 
-        Of a batch of which groups were left out, as many as verl would take for the groups that are left.
+        With dropped groups, as many as verl takes for the kept ones.
         """
         if self._update.mini_batches is not None:
             return self._update.mini_batches
         size = (self._config.critic if role == "critic" else self._config.actor_rollout_ref.actor).ppo_mini_batch_size
-        whole = self._config.data.train_batch_size / self._trainer.parameter_sync_step
-        return math.ceil((whole if self._selection.groups is None else self._selection.groups) / size)
+        groups = self._config.data.train_batch_size / self._trainer.parameter_sync_step
+        return math.ceil((groups if self._selection.groups is None else self._selection.groups) / size)
 
     def filled_mini_batches(self, role: str) -> int:
-        """At most that many, so that each has an episode to train."""
-        wanted = self.mini_batches(role)
-        number = partitioning.mini_batches(wanted, self.parts)
-        if number < wanted:
+        """At most :meth:`mini_batches`, so that each has an episode to train."""
+        requested = self.mini_batches(role)
+        number = partitioning.mini_batches(requested, self.parts)
+        if number < requested:
             logger.warning(
                 "step %d: too few episodes to train for %d mini-batches of whole episodes, the %s takes %d",
-                *(self._trainer.global_steps, wanted, role, number),
+                *(self._trainer.global_steps, requested, role, number),
             )
         return number
 
     def balance(
         self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **_: Any
     ) -> KVBatchMeta:
-        """Pads and orders the rows, and logs the metrics, as verl's method does, but keeps episodes whole.
+        """Pad and order the rows and log the metrics like verl's method, but keep episodes whole.
 
         verl's pads to a multiple of ppo_mini_batch_size * n rows, balances the ranks over all rows of the batch, which
         takes seconds, and keeps each rank's rows in the order in which they arrived.
@@ -107,23 +107,23 @@ class Batching:
         number = partitioning.mini_batches(self.mini_batches("actor"), self.parts) if "actor" in roles else 1
         part = np.tile(np.repeat(np.arange(self.parts), share), ranks)
         self._mini_batch = part * number // self.parts
-        of_rank = lengths[order].reshape(ranks, number, -1).sum(2)
-        of_rank = of_rank / of_rank.mean(0)
-        held = np.bincount(self._mini_batch, weights=np.append(trained, np.zeros(size - real))[order])
-        held /= max(held.mean(), 1)
+        rank_tokens = lengths[order].reshape(ranks, number, -1).sum(2)
+        rank_tokens = rank_tokens / rank_tokens.mean(0)
+        mini_batch_tokens = np.bincount(self._mini_batch, weights=np.append(trained, np.zeros(size - real))[order])
+        mini_batch_tokens /= max(mini_batch_tokens.mean(), 1)
         metrics.update(
             {
                 "dealing/padding": (size - real) / size,
-                "dealing/rank_tokens/min": float(of_rank.min()),
-                "dealing/rank_tokens/max": float(of_rank.max()),
-                "dealing/mini_batch_tokens/min": float(held.min()),
-                "dealing/mini_batch_tokens/max": float(held.max()),
+                "dealing/rank_tokens/min": float(rank_tokens.min()),
+                "dealing/rank_tokens/max": float(rank_tokens.max()),
+                "dealing/mini_batch_tokens/min": float(mini_batch_tokens.min()),
+                "dealing/mini_batch_tokens/max": float(mini_batch_tokens.max()),
             }
         )
         return batch
 
     def dealt_mask(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
-        """The response mask of the batch if it is the one that was dealt last, which is then forgotten."""
+        """The response mask of the batch if it is the latest one; the mask is then dropped."""
         (keys, mask), self.mask = self.mask, ([], None)
         return {} if mask is None or keys != batch.keys else {"response_mask": mask.long()}
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what a method remembers is in them; a run that stops writes one of its last step.
+"""Checkpoints with the method's state; a run that stops writes one of its last step.
 
 Resuming clears rows without prompts from the queue.
 """
@@ -34,7 +34,7 @@ class Checkpointing:
         """checkpoints of this start that had weights when the newest one was written"""
 
     def load(self, verls: Callable[[], None]) -> None:
-        """verl's own on the newest whole checkpoint, then clears the rows that its batch left in the queue.
+        """verl's own load of the newest complete checkpoint; then clear the rows that its batch left in the queue.
 
         verl writes a checkpoint when the prompts of the batch have left the queue, but its rows have not. Rows without
         prompts would never be sampled or cleared.
@@ -52,17 +52,19 @@ class Checkpointing:
             if remembering and self._step.estimator is not None:
                 state = credit_state.load(folder, self._step.estimator.name)
                 if isinstance(state, str):
-                    logger.warning("%s: %s remembers nothing of the steps before", state, " and ".join(remembering))
+                    logger.warning(
+                        "%s: %s starts without the state of the steps before", state, " and ".join(remembering)
+                    )
                 else:
                     self._step.state = state
         items = (tq.kv_list("train") or {}).get("train", {}) if trainer.trainer_mode != "sync" else {}
         prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
-        left = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
-        if left:
-            tq.kv_clear(keys=left, partition_id="train")
+        orphans = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
+        if orphans:
+            tq.kv_clear(keys=orphans, partition_id="train")
 
     def save(self, verls: Callable[[], None]) -> None:
-        """verl's own, after the state of the method: verl's last file says that the checkpoint is complete.
+        """verl's own save, after the method's state: verl's last file marks the checkpoint as complete.
 
         Raises:
             CheckpointError: a file could not be written; verl's tracker names the checkpoint before.
@@ -85,20 +87,20 @@ class Checkpointing:
     def _drop_snapshots(self, folder: Path) -> None:
         """Remove the queue's snapshots of checkpoints of this start whose weights verl has removed by its limit.
 
-        verl leaves them, and each holds all rows of its batch. ``folder``: the checkpoint just written. Where its
-        weights are on another machine, nothing is known of the others' either.
+        verl keeps them, and each holds all rows of its batch. ``folder``: the checkpoint just written. If its weights
+        are on another machine, so are those of the others.
         """
         if not (folder / "actor").is_dir():
             return
-        gone = [each for each in self._written if not (each / "actor").is_dir()]
-        for each in gone:
-            shutil.rmtree(each / "transfer_queue", ignore_errors=True)
-        self._written = (*(each for each in self._written if each not in gone), folder)
+        gone = [checkpoint for checkpoint in self._written if not (checkpoint / "actor").is_dir()]
+        for checkpoint in gone:
+            shutil.rmtree(checkpoint / "transfer_queue", ignore_errors=True)
+        self._written = (*(checkpoint for checkpoint in self._written if checkpoint not in gone), folder)
 
     def save_stopping(self, step: int) -> None:
         """Write a checkpoint of ``step``, the last completed one, unless it exists or the run writes none.
 
-        Weights and the method's state are the newest ones: updates of the step that stopped are in both.
+        Weights and the method's state are the newest: both include updates of the step that stopped.
         """
         trainer = self._trainer
         if trainer.config.trainer.save_freq <= 0 or self.saved == step:
@@ -113,12 +115,12 @@ class Checkpointing:
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; the message says where, and how to go on."""
+    """A checkpoint could not be written; the message says where, and how to continue."""
 
 
 @contextmanager
 def kept(tracker: Path) -> Iterator[None]:
-    """Put ``tracker`` back if what is inside fails: verl empties it before it writes, and a full disk leaves it so."""
+    """Restore ``tracker`` if the block fails: verl empties it before it writes, and a full disk leaves it empty."""
     before = tracker.with_name(f"{tracker.name}.before")
     before.unlink(missing_ok=True)
     if tracker.is_file():
@@ -136,14 +138,14 @@ def kept(tracker: Path) -> Iterator[None]:
 
 def unwritten(folder: Path, error: Exception) -> str:
     """Why the checkpoint ``folder`` could not be written, what is left, and how to resume."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free / 2**30
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 2**30
     tracker = folder.parent / TRACKER
     step = tracker.read_text().strip() if tracker.is_file() else None
-    last = "there is none" if step is None else f"global_step_{step} is the newest whole one"
+    last = "there is none" if step is None else f"global_step_{step} is the newest complete one"
     cause = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     return (
         f"the checkpoint {folder} could not be written ({cause}); {free:.2f} GiB are free there. Of the checkpoints in "
-        f"{folder.parent} {last}. Make room, or the folder writable; the same command with trainer.resume_mode=auto "
-        "then goes on from it"
+        f"{folder.parent} {last}. Free some space, or make the folder writable; the same command with "
+        "trainer.resume_mode=auto then continues from it"
     )

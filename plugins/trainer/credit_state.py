@@ -1,4 +1,4 @@
-"""The state of what remembers something from batch to batch, as a file in verl's folder of a checkpoint."""
+"""State that lasts from batch to batch, as a file in verl's folder of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def folder_of(config: Any, step: int) -> Path:
 
 
 def resumed_folder(config: Any, step: int) -> Path:
-    """The folder that a run which resumed at ``step`` resumed from."""
+    """The folder from which a run resumed at ``step``."""
     if config.trainer.resume_mode == "resume_path":
         return Path(config.trainer.resume_from_path)
     return folder_of(config, step)
 
 
 def save(folder: Path, method: str, state: Mapping[str, float], name: str = FILE) -> None:
-    """Write ``state`` into ``folder``, which is made if it is not there, as the file ``name``; atomically."""
+    """Write ``state`` into ``folder``, which is created if needed, as the file ``name``; atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{name}.part"
-    held = {key: float(value) for key, value in state.items()}
-    part.write_text(json.dumps({"method": method, "state": held}, allow_nan=False), encoding="utf-8")
+    values = {key: float(value) for key, value in state.items()}
+    part.write_text(json.dumps({"method": method, "state": values}, allow_nan=False), encoding="utf-8")
     part.replace(folder / name)
 
 
@@ -43,13 +43,13 @@ def load(folder: Path, method: str, name: str = FILE) -> dict[str, float] | str:
     if not file.is_file():
         return f"there is no {file}"
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-        saved_method, state = held["method"], {str(key): float(value) for key, value in held["state"].items()}
+        content = json.loads(file.read_text(encoding="utf-8"))
+        saved_method, state = content["method"], {str(key): float(value) for key, value in content["state"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file}: expected the state of a method, got something else ({type(error).__name__}: {error}); "
-            "without the file the method begins anew"
+            "without the file the method starts over"
         ) from error
     if not all(map(math.isfinite, state.values())):
-        raise ConfigError(f"{file}: expected finite numbers, got {state}; without the file the method begins anew")
+        raise ConfigError(f"{file}: expected finite numbers, got {state}; without the file the method starts over")
     return state if saved_method == method else f"{file} is of the method {saved_method!r}"

@@ -1,6 +1,6 @@
-"""verl's group filtering, judged by the episodes that were played.
+"""verl's group filtering on the played episodes only.
 
-verl compares the rewards of all rows in a group; there the 0 of a failed episode would count as an outcome.
+verl compares the rewards of all rows in a group, where the 0 of a failed episode would count as an outcome.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from typing import Any
 
 import transfer_queue as tq
 
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import failure
 from verl_turnkey.plugins.verl_api import internals
 
 
 def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
-    """For each key why its episode failed; None if it was played.
+    """Why the episode of each key failed; None if it was played.
 
-    A failed episode is a single row, so only rows that are alone in their episode are read.
+    A failed episode is a single row, so only episodes of one row are read.
     """
     rows = Counter(split_key(key)[1] for key in keys)
-    alone = [key for key in keys if rows[split_key(key)[1]] == 1]
+    single_rows = [key for key in keys if rows[split_key(key)[1]] == 1]
     reasons: dict[str, str | None] = dict.fromkeys(keys)
-    if alone:
-        fields = ["extra_fields", "response_mask"]
-        data = tq.kv_batch_get(keys=alone, partition_id=partition_id, select_fields=fields)
-        extra_fields, masks = data.pop("extra_fields").tolist(), data["response_mask"].unbind()
-        for key, extra, mask in zip(alone, extra_fields, masks, strict=True):
+    if single_rows:
+        fields = [*EXTRA_FIELDS, "response_mask"]
+        data = tq.kv_batch_get(keys=single_rows, partition_id=partition_id, select_fields=fields)
+        extra_fields, masks = pop_extra_fields(data), data["response_mask"].unbind()
+        for key, extra, mask in zip(single_rows, extra_fields, masks, strict=True):
             reasons[key] = failure(extra, bool(mask.any()))
     return reasons
 
@@ -41,7 +43,7 @@ class PlayedOnly:
 
     def __init__(self, buffer: Any) -> None:
         self.dead: dict[str, set[str]] = {}
-        """group -> reasons, of groups without a played episode; whoever drops a group removes its entry"""
+        """group -> reasons, of groups without a played episode; dropping a group removes its entry"""
         self._buffer = buffer
         self._judge = buffer._dapo_filtered_keys
         buffer._dapo_filtered_keys = self._filtered_keys
@@ -53,8 +55,8 @@ class PlayedOnly:
 
     def _judge_broken(self, partition_id: str) -> None:
         judged = self._buffer._dapo_classification_cache[partition_id]
-        new = self._buffer.finished_keys[partition_id] - judged.keys()
-        groups: dict[str, list[str]] = {uid: [] for uid in new}
+        newly_finished = self._buffer.finished_keys[partition_id] - judged.keys()
+        groups: dict[str, list[str]] = {uid: [] for uid in newly_finished}
         for key in self._buffer.partitions[partition_id]:
             if (uid := split_key(key)[0]) in groups:
                 groups[uid].append(key)
@@ -70,13 +72,14 @@ class PlayedOnly:
                 judged[uid] = None if len(set(values)) > 1 else next(iter(values), 0.0)
 
     def _values(self, keys: list[str], partition_id: str) -> list[float | None]:
-        """The value of each row that verl would compare; None if the row has none."""
+        """The value of each row that verl would compare; None if there is none."""
         if not keys:
             return []
         metric = self._buffer.filter_groups_metric
         if metric == internals.reward_metric():
             data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])
             return [float(scores.sum()) for scores in data["rm_scores"].unbind()]
-        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
-        infos = [extra.get("reward_extra_info") or {} for extra in data.pop("extra_fields").tolist()]
+        fields = [*EXTRA_FIELDS, "response_mask"]  # which every row has: a read that finds no column fails
+        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+        infos = [extra.get("reward_extra_info") or {} for extra in pop_extra_fields(data)]
         return [float(info[metric]) if metric in info else None for info in infos]

@@ -1,4 +1,4 @@
-"""Which groups of a batch are trained, when not all are (``turnkey.groups``)."""
+"""Selects the groups of a batch that are trained (``turnkey.groups``)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from verl_turnkey.plugins.verl_api.internals import partition_of
 
 
 class GroupSelection:
-    """The groups of the current batch that are trained; stored ones join them, and their outcomes are remembered."""
+    """Selects the groups of the current batch to train, adds stored ones, and remembers outcomes."""
 
     def __init__(self, options: GroupsConfig, allocation: Allocation, replay: Replay) -> None:
         self._options, self._allocation, self._replay = options, allocation, replay
         self.groups: int | None = None
-        """groups that are left of the current batch; None: nothing was left out"""
+        """number of kept groups of the current batch; None: all"""
         self.left_out: Counter[str] = Counter()
-        """episodes with rows of each group that was left out of the current batch"""
+        """episodes with rows of each dropped group of the current batch"""
 
     def select(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """The rows of ``batch`` that are trained, once its rewards are there, a reward model's too."""
+        """The rows of ``batch`` to train, once its rewards are complete, including those of a reward model."""
         self.groups, self.left_out = None, Counter()
         if self._options.remembers or self._options.stores or self._options.keep < 1:
             by_group = outcomes(batch)
@@ -46,9 +46,9 @@ class GroupSelection:
     def _keep(self, batch: KVBatchMeta, by_group: dict[str, list[Outcome]], metrics: dict[str, Any]) -> KVBatchMeta:
         """``batch`` without the groups that are not trained, whose rows leave the queue.
 
-        A group whose episodes all failed is not trained. The batch has another one: see ``starvation.py``.
+        A group whose episodes all failed is not trained; ``starvation.py`` ensures that the batch has another one.
         """
-        spreads = {group: spread([each.score for each in played]) for group, played in by_group.items() if played}
+        spreads = {group: spread([outcome.score for outcome in played]) for group, played in by_group.items() if played}
         kept = most_spread(spreads, self._options.keep, self._options.keep_by)
         failed = 1 - len(spreads) / len(by_group)
         metrics.update({"groups/failed": failed, **_metrics([*chain(*by_group.values())], spreads, kept)})
@@ -61,14 +61,14 @@ class GroupSelection:
         return batch.select_keys([key for key in batch.keys if split_key(key)[0] in chosen])
 
 
-def _metrics(played: list[Outcome], spreads: dict[str, float], kept: list[str]) -> dict[str, float]:
-    """Those of ``episode/`` are of the kept groups; here are the means of all episodes as well."""
+def _metrics(played: list[Outcome], spreads: dict[str, float], kept_groups: list[str]) -> dict[str, float]:
+    """Metrics of all episodes; those under ``episode/`` are of the kept groups only."""
     total = sum(spreads.values())
     return {
-        "groups/kept": len(kept) / len(spreads),
-        "groups/kept_spread": sum(spreads[group] for group in kept) / total if total else 0.0,
+        "groups/kept": len(kept_groups) / len(spreads),
+        "groups/kept_spread": sum(spreads[group] for group in kept_groups) / total if total else 0.0,
         "groups/spread/mean": float(np.mean([*spreads.values()])),
         "groups/without_spread": float(np.mean([value == 0 for value in spreads.values()])),
-        "groups/composed_return/mean": float(np.mean([each.score for each in played])),
-        "groups/solved": float(np.mean([each.solved for each in played])),
+        "groups/composed_return/mean": float(np.mean([outcome.score for outcome in played])),
+        "groups/solved": float(np.mean([outcome.solved for outcome in played])),
     }

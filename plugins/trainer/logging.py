@@ -1,7 +1,7 @@
-"""What the trainer writes into the trajectory log: the credit of each turn, the metrics of each step.
+"""Writes the trainer's part of the trajectory log: the credit of each turn, the metrics of each step.
 
-The actor's ranks write what an update does to each turn (:mod:`verl_turnkey.plugins.actor.updates`); the trainer tells
-them which turn is whose.
+The actor's ranks write what an update does to each turn (:mod:`verl_turnkey.plugins.actor.updates`); the trainer sends
+them the turn of each token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from verl_turnkey.plugins.verl_api import internals
 
 METRICS = "turnkey/log/"
 FINISH_SECONDS = 5.0
-"""for which a rank that ends waits for its rows"""
+"""how long a rank that ends waits for its rows"""
 
 
 class Tee:
@@ -60,42 +60,42 @@ class TrainingLog:
         self.tables = Tables(options.trajectories, self._segment, "trainer") if options.trajectories else None
         """None: there is no log"""
         self.tidying: threading.Thread | None = None
-        self._pending: dict[Any, int] = {}  # answers that are on their way, each with its process
+        self._pending: dict[Any, int] = {}  # outstanding answers, each with its process
         self._counts: dict[int, Counts] = {}
         self.begin_step()
 
     def over(self, loggers: Any) -> Any:
-        """verl's loggers, whose metrics are in the log too."""
+        """verl's loggers, wrapped so that their metrics are in the log, too."""
         return loggers if self.tables is None else Tee(loggers, self._log_metrics)
 
     def record_updates(self) -> None:
-        """Have the actor's ranks write what an update does to each turn."""
+        """Make the actor's ranks write what an update does to each turn."""
         if self.tables is not None:
             where = (self._options.trajectories, self._segment)
             workers = self._trainer.actor_rollout_wg.workers
             ray.get([worker.__ray_call__.remote(updates.install, *where) for worker in workers])
 
     def look_for(self, players: Sequence[Any]) -> None:
-        """Have all processes that write to the log warn if their node does not see its folder."""
+        """Make all processes that write to the log warn if their node does not see its folder."""
         if self.tables is not None:
             for worker in (*players, *self._trainer.actor_rollout_wg.workers):
                 worker.__ray_call__.remote(look_for, self._options.trajectories, self._segment)
 
     def begin_step(self) -> None:
-        """A step begins: its batches number their rows and groups on."""
+        """A step begins: its batches number their rows and groups consecutively."""
         self._first_row, self._numbers = 0, Numbers()
 
     @contextmanager
     def of_run(self, players: Sequence[Any]) -> Iterator[None]:
-        """Complete the log when verl's loop ends, also by an error: the log may hold why."""
+        """Complete the log when verl's loop ends, also by an error, which the log may explain."""
         self.look_for(players)
         try:
             yield
         finally:
-            left = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
-            left += self.flush(FINISH_SECONDS)
-            if left:
-                ray.wait(left, num_returns=len(left), timeout=2 * loop_worker.FINISH_SECONDS)
+            pending = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
+            pending += self.flush(FINISH_SECONDS)
+            if pending:
+                ray.wait(pending, num_returns=len(pending), timeout=2 * loop_worker.FINISH_SECONDS)
             if self.tables is not None:
                 self.tables.drain(FINISH_SECONDS)
 
@@ -110,7 +110,7 @@ class TrainingLog:
             return {}
         try:
             return self._write_credit(step, fields)
-        except Exception as error:  # the log costs itself, never the run
+        except Exception as error:  # the log may be incomplete, the run goes on
             warn_once(f"the credit of a batch is not in turnkey.log.trajectories: {type(error).__name__}: {error}")
             return {}
 
@@ -154,7 +154,7 @@ class TrainingLog:
             self.tidying.start()
 
     def _metrics_of_log(self) -> dict[str, float]:
-        """Rows and seconds of the trainer and, as of their last answer, of all other processes."""
+        """Rows and seconds of the trainer and, from their last answers, of all other processes."""
         self._gather()
         assert self.tables is not None
         own = self.tables.counts
@@ -162,7 +162,7 @@ class TrainingLog:
         return {f"{METRICS}{name}": float(value) for name, value in zip(own._fields, total, strict=True)}
 
     def flush(self, drain: float = 0.0) -> list[Any]:
-        """Have the ranks write what they recorded, and all tell their counts; nobody has to wait for these answers."""
+        """Make the ranks write what they recorded and all processes report counts; returns the outstanding answers."""
         if self.tables is None:
             return []
         self._gather()
@@ -170,27 +170,27 @@ class TrainingLog:
         refs = [worker.__ray_call__.remote(updates.hand_over, drain) for worker in ranks]
         players = internals.loop_workers(self._trainer.agent_loop_manager)
         refs += [worker.__ray_call__.remote(loop_worker.log_counts) for worker in players]
-        # Ranks by their place; the agent-loop workers take turns at the first one.
+        # Ranks by position; agent-loop workers by identity, since their order rotates.
         owners = [*range(len(ranks)), *map(id, players)]
         self._pending |= dict(zip(refs, owners, strict=True))
         return refs
 
     def keep(self) -> None:
-        """Write what the rollouts and this process hold, where the run ends without its end being reached."""
+        """Write what the rollouts and this process still hold, when the run ends early."""
         if self.tables is not None:
             players = internals.loop_workers(self._trainer.agent_loop_manager)
-            left = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
-            if left:
-                ray.wait(left, num_returns=len(left), timeout=loop_worker.FINISH_SECONDS)
+            pending = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
+            if pending:
+                ray.wait(pending, num_returns=len(pending), timeout=loop_worker.FINISH_SECONDS)
             self.tables.drain(FINISH_SECONDS)
 
     def _gather(self) -> None:
         if not self._pending:
             return
-        done, _ = ray.wait([*self._pending], num_returns=len(self._pending), timeout=0)
-        for ref in done:
+        answered, _ = ray.wait([*self._pending], num_returns=len(self._pending), timeout=0)
+        for ref in answered:
             owner = self._pending.pop(ref)
-            with suppress(RayError):  # a process that died says so elsewhere
+            with suppress(RayError):  # dead processes are reported elsewhere
                 self._counts[owner] = ray.get(ref)
 
 

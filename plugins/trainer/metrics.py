@@ -1,4 +1,4 @@
-"""Metrics of the environment hosts, asked once per step."""
+"""Metrics of the environment hosts, requested once per step."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 
 PREFIX = "hosts/"
 TIMES = "rollout_s/"
-SECONDS = 0.5  # a worker or host that has not answered by then is left out: no step waits for a metric
+SECONDS = 0.5  # workers and hosts that answer later are left out: no step waits for a metric
 
 
 class HostMetrics:
-    """What the hosts of the agent-loop ``workers`` measured since they were asked last."""
+    """What the hosts of the agent-loop ``workers`` measured since the last request."""
 
     def __init__(self, workers: Sequence[Any] = ()) -> None:
         self._workers = tuple(workers)
         self._asked: dict[int, Any] = {}
 
     def ask(self) -> None:
-        """Ask all but those that still owe an answer. To be called when the rollouts of a step are over."""
+        """Request the readings, except from workers that have not answered yet; called after the rollouts of a step."""
         for worker in self._workers:
             if id(worker) not in self._asked:
                 self._asked[id(worker)] = worker.__ray_call__.remote(loop_worker.measure)
@@ -32,21 +32,23 @@ class HostMetrics:
     def read(self) -> dict[str, float]:
         """The answers as metrics; ``hosts/silent`` counts workers and hosts without one.
 
-        Empty where no environment runs in a host.
+        Empty if no environment runs in a host.
         """
         refs = list(self._asked.values())
-        there, dead, late = _answers(refs)
-        readings, gone, slow = _answers([reading for hosts, _ in there for reading in hosts])
+        answers, dead, late = _answers(refs)
+        readings, gone, slow = _answers([reading for hosts, _ in answers for reading in hosts])
         self._asked = {worker: ref for worker, ref in self._asked.items() if ref in late}
         metrics = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
-        if ended := [seconds for _, times in there for seconds in times]:
-            metrics |= {f"{TIMES}{name}": float(np.mean([each[name] for each in ended])) for name in ended[0]}
+        if ended := [seconds for _, times in answers for seconds in times]:
+            metrics |= {
+                f"{TIMES}{name}": float(np.mean([seconds_of[name] for seconds_of in ended])) for name in ended[0]
+            }
         silent = dead + gone + len(late) + len(slow)
         return metrics | {f"{PREFIX}silent": float(silent)} if metrics or silent else {}
 
 
 def _answers(refs: list[Any]) -> tuple[list[Any], int, list[Any]]:
-    """What came in time, how many ended with an error, and those that have not answered."""
+    """The answers so far, the number of errors, and the requests without an answer."""
     if not refs:
         return [], 0, []
     ready, late = ray.wait(refs, num_returns=len(refs), timeout=SECONDS)

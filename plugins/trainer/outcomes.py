@@ -1,4 +1,4 @@
-"""How the episodes of a batch ended, by group, as the rows in the queue say."""
+"""Outcomes of the episodes of a batch by group, read from the rows in the queue."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import warn_once
@@ -25,9 +27,9 @@ class Outcome:
     episode: str
     """``{uid}_{session}``"""
     score: float
-    """sum of verl's rewards of its last row, which has those of the episode"""
+    """sum of verl's rewards on its last row, which are those of the episode"""
     solved: float
-    """``acc`` of verl's ``reward_extra_info``, else the score cut to [0, 1]"""
+    """``acc`` of verl's ``reward_extra_info``, else the score clipped to [0, 1]"""
 
 
 def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
@@ -36,9 +38,9 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
     last = last_rows([key for key in batch.keys if not reasons[key]])
     if last:
-        wanted = ["rm_scores", "extra_fields"]
-        data = tq.kv_batch_get(keys=last, partition_id=partition_of(batch), select_fields=wanted)
-        extra_fields = data.pop("extra_fields").tolist()
+        fields = ["rm_scores", *EXTRA_FIELDS]
+        data = tq.kv_batch_get(keys=last, partition_id=partition_of(batch), select_fields=fields)
+        extra_fields = pop_extra_fields(data)
         for key, scores, extra in zip(last, data["rm_scores"].unbind(), extra_fields, strict=True):
             group, episode, _ = split_key(key)
             by_group[group].append(_outcome(episode, float(scores.sum()), extra))
@@ -51,7 +53,7 @@ def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> Outcome:
 
 
 def warn_of_other_outcomes(rows: Rows, scores: torch.Tensor) -> None:
-    """Warn once where an agent loop's records and verl's outcome say different things of the same episodes.
+    """Warn once if an agent loop's records and verl's outcome disagree about an episode.
 
     ``scores``: verl's rewards per token, jagged; the last row of an episode has those of the episode.
     """
@@ -61,17 +63,17 @@ def warn_of_other_outcomes(rows: Rows, scores: torch.Tensor) -> None:
     last = np.zeros(len(recorded), dtype=np.int64)
     np.maximum.at(last, steps.trajectory, rows.row)
     outcome = scores.double().sum(dim=1).numpy()[last]
-    if (other := np.abs(recorded - outcome) > 1e-3 * (1 + np.abs(outcome))).any():
-        first = int(other.argmax())
+    if (differs := np.abs(recorded - outcome) > 1e-3 * (1 + np.abs(outcome))).any():
+        first = int(differs.argmax())
         warn_once(
-            f"the rewards in the records of {int(other.sum())} of {len(recorded)} episodes do not add up to verl's "
+            f"the rewards in the records of {int(differs.sum())} of {len(recorded)} episodes do not add up to verl's "
             f"outcome (the first: {recorded[first]:g} and {outcome[first]:g}). Methods learn from the records, "
             "validation and verl's metrics show the outcome: set reward_score of the output to the sum of its rewards"
         )
 
 
 def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) -> dict[str, list[Any]]:
-    """One entry for each of ``groups``, from a row of it; of the ``fields``, those that there are."""
+    """The existing ones of ``fields``, with one entry per group of ``groups``, from one of its rows."""
     row_of = {split_key(key)[0]: key for key in batch.keys}
     keys = [row_of[group] for group in groups]
     data = tq.kv_batch_get(keys=keys, partition_id=partition_of(batch), select_fields=[*fields])
@@ -79,7 +81,7 @@ def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) 
 
 
 def last_rows(keys: Sequence[str]) -> list[str]:
-    """The last row of each episode; the episodes in the order of their names."""
+    """The last row of each episode, sorted by episode."""
     last: dict[str, tuple[int, str]] = {}
     for key in keys:
         _, episode, index = split_key(key)

@@ -1,4 +1,4 @@
-"""Assigns whole episodes to mini-batches at random, and their rows to ranks so that the ranks have about equal work.
+"""Assigns whole episodes to mini-batches at random, and their rows to ranks with about equal work.
 
 In verl the rows of a batch are in the order in which the rollouts finished, and every rank cuts its share into
 mini-batches of equal numbers of rows in that order. With a row per step the first mini-batches would hold the short
@@ -18,23 +18,23 @@ from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.credit.row_turns import split_key
 
 
-def parts(wanted: Iterable[int], played: int) -> int:
-    """Number of parts of a batch for roles that take ``wanted`` mini-batches each. Each part has an episode to train.
+def parts(requested: Iterable[int], played: int) -> int:
+    """Number of parts of a batch for roles that take ``requested`` mini-batches; each part has an episode to train.
 
     ``played``: number of episodes with a token to train. If it suffices, the number of parts is a multiple of each of
-    ``wanted``, else the one, at most ``played``, of which the roles together get the largest share of what they want.
+    ``requested``; else the number up to ``played`` that gives the roles the largest share of their requests.
     """
-    wanted = list(wanted)
-    every = math.lcm(*wanted)
+    requested = list(requested)
+    every = math.lcm(*requested)
     if every <= played:
         return every
-    shares = {number: sum(mini_batches(want, number) / want for want in wanted) for number in range(1, played + 1)}
+    shares = {number: sum(mini_batches(most, number) / most for most in requested) for number in range(1, played + 1)}
     return max(shares, key=lambda number: shares[number], default=1)
 
 
-def mini_batches(wanted: int, parts: int) -> int:
-    """The largest number of mini-batches, at most ``wanted``, that divides the number of parts."""
-    return next(number for number in range(min(wanted, parts), 0, -1) if parts % number == 0)
+def mini_batches(requested: int, parts: int) -> int:
+    """The largest number of mini-batches, at most ``requested``, that divides the number of parts."""
+    return next(number for number in range(min(requested, parts), 0, -1) if parts % number == 0)
 
 
 def deal(
@@ -50,7 +50,7 @@ def deal(
         keys: keys of the rows, B.
         lengths: (B,) tokens of each row, prompt included.
         trained: (B,) tokens to train in each row. Episodes without any are dealt last.
-        roles: ``wanted`` of :func:`parts`.
+        roles: ``requested`` of :func:`parts`.
         seed: seed of the random generator.
     """
     rng = np.random.default_rng(seed)
@@ -65,17 +65,17 @@ def deal(
     of_episode = np.empty(len(size), dtype=np.int64)
     fewest = [(0, 0.0, part) for part in range(number)]
     order = np.lexsort((-size, idle))  # ties stay in the drawn order
-    for i, rows, more in zip(order.tolist(), size[order].tolist(), tokens[order].tolist(), strict=True):
+    for i, rows, episode_tokens in zip(order.tolist(), size[order].tolist(), tokens[order].tolist(), strict=True):
         count, total, part = fewest[0]
         of_episode[i] = part
-        heapq.heapreplace(fewest, (count + rows, total + more, part))
+        heapq.heapreplace(fewest, (count + rows, total + episode_tokens, part))
     of_row = of_episode[episode]
     drawn = by_key[rng.permutation(len(keys))]
     return [drawn[of_row[drawn] == part] for part in rng.permutation(number)]
 
 
 def rows_of_a_part(dealt: Sequence[np.ndarray], ranks: int, multiple: int) -> int:
-    """Rows that each rank gets of each part, padding included: a multiple of ``multiple``."""
+    """Rows of each part per rank, including padding: a multiple of ``multiple``."""
     return max(math.ceil(len(part) / (ranks * multiple)) for part in dealt) * multiple
 
 
@@ -91,15 +91,15 @@ def lay_out(dealt: Sequence[np.ndarray], weights: np.ndarray, ranks: int, micro:
     of_rank: list[list[np.ndarray]] = [[] for _ in range(ranks)]
     for part in dealt:
         of_row = even(weights[part], ranks)
-        for rank, held in enumerate(of_rank):
-            mine = part[of_row == rank]
+        for rank, rank_rows in enumerate(of_rank):
+            own = part[of_row == rank]
             if micro > 1:
-                mine = mine[even(weights[mine], len(mine) // micro).argsort(kind="stable")]
-            held.append(mine)
-    return np.concatenate([rows for held in of_rank for rows in held])
+                own = own[even(weights[own], len(own) // micro).argsort(kind="stable")]
+            rank_rows.append(own)
+    return np.concatenate([rows for rank_rows in of_rank for rows in rank_rows])
 
 
 def filled(dealt: Sequence[np.ndarray], rows: int, padding: Iterable[int]) -> list[np.ndarray]:
     """Each part, filled up with padding rows to ``rows`` rows."""
-    more = iter(padding)
-    return [np.concatenate([part, [next(more) for _ in range(rows - len(part))]]).astype(np.int64) for part in dealt]
+    unused = iter(padding)
+    return [np.concatenate([part, [next(unused) for _ in range(rows - len(part))]]).astype(np.int64) for part in dealt]

@@ -1,4 +1,4 @@
-"""Stored episodes that are trained again where those of a batch all ended alike (``replay`` and ``buffer``)."""
+"""Trains stored episodes again when those of a batch all ended alike (``replay`` and ``buffer``)."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class Replay:
     def extend(
         self, batch: KVBatchMeta, by_group: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
     ) -> KVBatchMeta:
-        """``batch`` with the stored episodes that join groups of it, and the stored groups that join it.
+        """``batch`` with stored episodes added to its groups, and with stored groups.
 
-        Only then are the batch's own episodes stored, so that none is trained twice in a batch.
+        The batch's own episodes are stored afterwards, so that none is trained twice in a batch.
         """
         step = self._trainer.global_steps
         tasks = dict(zip(by_group, task_keys(of_groups(batch, by_group, TASK_FIELDS)), strict=True))
-        spreads = {group: spread([each.score for each in played]) for group, played in by_group.items()}
+        spreads = {group: spread([outcome.score for outcome in played]) for group, played in by_group.items()}
         joining: dict[str, Sequence[Stored]] = {}
         if self.memory is not None:
             self.memory.forget(step)
             joining = self._opposite(self.memory, by_group, tasks)
         if self.buffer is not None:
             self.buffer.forget(step)
-            alike = sum(not each for each in spreads.values())
+            alike = sum(not value for value in spreads.values())
             drawn = self.buffer.draw(alike, step, self._trainer.local_trigger_step)
-            joining = {f"{one.name}-{step}": one.episodes for one in drawn}
+            joining = {f"{stored_group.name}-{step}": stored_group.episodes for stored_group in drawn}
         extended, ages = self._put(batch, joining)
         self._remember(batch, by_group, tasks, spreads)
         if self.memory is not None:
@@ -71,14 +71,14 @@ class Replay:
     def _opposite(
         self, memory: Memory, by_group: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
     ) -> dict[str, Sequence[Stored]]:
-        """Stored episodes with the other outcome for groups in which all ended alike, where there are any.
+        """Stored episodes with the other outcome, for groups in which all episodes ended alike.
 
-        Of several groups of one task the first one gets them: nothing is trained twice in a batch.
+        Of several groups of a task the first one gets them: nothing is trained twice in a batch.
         """
         joining: dict[str, Sequence[Stored]] = {}
         served: set[str] = set()
         for group, played in by_group.items():
-            ended = all_ended([each.solved for each in played])
+            ended = all_ended([outcome.solved for outcome in played])
             if ended is None or tasks[group] in served:
                 continue
             if stored := memory.take(tasks[group], not ended, self._trainer.global_steps):
@@ -89,9 +89,9 @@ class Replay:
     def _put(
         self, batch: KVBatchMeta, added: Mapping[str, Sequence[Stored]]
     ) -> tuple[KVBatchMeta, dict[str, list[int]]]:
-        """``batch`` with the stored episodes as further sessions of their groups, and the ages of those by group.
+        """``batch`` with the stored episodes as further sessions of their groups, and their ages by group.
 
-        A group that the batch has not gets a place of its own.
+        A group that is not in the batch is added to it.
         """
         if not added:
             return batch, {}
@@ -104,14 +104,14 @@ class Replay:
         for group, episode, _ in map(split_key, batch.keys):
             last[group] = max(last[group], int(episode.rsplit("_", 1)[1]))
         for group, stored in added.items():
-            for one in stored:
-                # The queue keeps the fields that all rows have: a row that lacks one would take it from the batch.
-                if any(names - row.keys() for row in one.rows):
+            for stored_episode in stored:
+                # The queue keeps only fields that all rows have: a row that lacks one would remove it from the batch.
+                if any(names - row.keys() for row in stored_episode.rows):
                     warn_once("a stored episode lacks fields that the rows of this batch have, and is not replayed")
                     continue
                 last[group] += 1
-                ages[group].append(self._trainer.global_steps - one.step)
-                for index, (row, tag) in enumerate(zip(one.rows, one.tags, strict=True)):
+                ages[group].append(self._trainer.global_steps - stored_episode.step)
+                for index, (row, tag) in enumerate(zip(stored_episode.rows, stored_episode.tags, strict=True)):
                     keys.append(f"{group}_{last[group]}_{index}")
                     fresh = {name: copy.deepcopy(row[name]) for name in row if name in names}
                     rows.append(fresh | {"uid": group, "session_id": last[group]})
@@ -134,31 +134,31 @@ class Replay:
         if self.memory is not None:
             most = self._options.replay
             for group, played in by_group.items():
-                won = [each.episode for each in played if each.solved >= 1]
-                lost = [each.episode for each in played if each.solved <= 0]
+                won = [outcome.episode for outcome in played if outcome.solved >= 1]
+                lost = [outcome.episode for outcome in played if outcome.solved <= 0]
                 chosen[group] = {True: won[-most:], False: lost[-most:]}
-        whole: list[str] = []
+        whole_groups: list[str] = []
         if self.buffer is not None:
-            whole = sorted(by_group, key=lambda group: -spreads[group])[: self._options.buffer]
-            whole = [group for group in by_group if group in whole and spreads[group]]
+            whole_groups = sorted(by_group, key=lambda group: -spreads[group])[: self._options.buffer]
+            whole_groups = [group for group in by_group if group in whole_groups and spreads[group]]
         wanted = {episode for ends in chosen.values() for episodes in ends.values() for episode in episodes}
-        stored = self.read(batch, wanted | {each.episode for group in whole for each in by_group[group]})
+        stored = self.read(batch, wanted | {outcome.episode for group in whole_groups for outcome in by_group[group]})
         if self.memory is not None:
             for group, ends in chosen.items():
-                kept = {end: [stored[one] for one in episodes if one in stored] for end, episodes in ends.items()}
+                kept = {end: [stored[name] for name in episodes if name in stored] for end, episodes in ends.items()}
                 self.memory.learn(tasks[group], kept[True], kept[False])
         if self.buffer is not None:
-            alike = {group: [each.episode for each in by_group[group]] for group in whole}
+            alike = {group: [outcome.episode for outcome in by_group[group]] for group in whole_groups}
             self.buffer.learn(
                 [
-                    StoredGroup(group, spreads[group], [stored[one] for one in episodes])
+                    StoredGroup(group, spreads[group], [stored[name] for name in episodes])
                     for group, episodes in alike.items()
                     if stored.keys() >= {*episodes}
                 ]
             )
 
     def read(self, batch: KVBatchMeta, wanted: Collection[str]) -> dict[str, Stored]:
-        """The rows of episodes of ``batch``; those with images are not stored."""
+        """The rows of the ``wanted`` episodes of ``batch``, without those with images, which are not stored."""
         at = sorted(
             (i for i, key in enumerate(batch.keys) if split_key(key)[1] in wanted),
             key=lambda i: split_key(batch.keys[i])[1:],
@@ -172,19 +172,20 @@ class Replay:
             episode = split_key(batch.keys[i])[1]
             rows[episode].append(row)
             tags[episode].append(dict(batch.tags[i]))
-        stored = {one: Stored(self._trainer.global_steps, rows[one], tags[one]) for one in rows if _of_text(rows[one])}
+        step = self._trainer.global_steps
+        stored = {name: Stored(step, rows[name], tags[name]) for name in rows if _of_text(rows[name])}
         if len(stored) < len(rows):
-            warn_once("episodes with images are not stored: turnkey.groups.replay and buffer pass them over")
+            warn_once("episodes with images are not stored: turnkey.groups.replay and buffer skip them")
         return stored
 
 
 def _rows(data: TensorDict) -> list[dict[str, Any]]:
-    """The fields of each row, with memory of their own: a view would hold the tensors of the whole batch."""
+    """The fields of each row, copied: a view would keep the tensors of the whole batch in memory."""
     columns: dict[str, list[Any]] = {}
     for name in map(str, data.keys()):
         value = data.get(name)
         tensors = isinstance(value, torch.Tensor)
-        columns[name] = [one.clone() for one in value.unbind()] if tensors else list(data[name])
+        columns[name] = [entry.clone() for entry in value.unbind()] if tensors else list(data[name])
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

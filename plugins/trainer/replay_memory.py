@@ -1,4 +1,4 @@
-"""Which episodes and groups of earlier steps are remembered, and which of them are trained again (R^3, SSB)."""
+"""Stores episodes and groups of earlier steps, and selects those that are trained again (R^3, SSB)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Stored:
     """An episode of an earlier step."""
 
     step: int
-    """in which it was trained first"""
+    """in which it was first trained"""
     rows: Sequence[Mapping[str, Any]]
     """the fields of verl's queue of each of its rows"""
     tags: Sequence[Mapping[str, Any]]
@@ -33,8 +33,8 @@ class Memory:
 
     Args:
         each: most solved episodes of a task, and most unsolved ones.
-        tasks: most tasks; the one that was played least recently is forgotten first.
-        age: steps after which an episode is forgotten.
+        tasks: most tasks; the least recently played one is dropped first.
+        age: steps after which an episode is dropped.
     """
 
     def __init__(self, each: int, tasks: int, age: int) -> None:
@@ -46,24 +46,31 @@ class Memory:
         return len(self._tasks)
 
     def learn(self, task: str, solved: Sequence[Stored], unsolved: Sequence[Stored]) -> None:
-        """Remember what was played of ``task``, the newest last."""
-        seen = self._tasks.setdefault(task, _Task())
+        """Store episodes of ``task``, the newest last."""
+        history = self._tasks.setdefault(task, _Task())
         self._tasks.move_to_end(task)
         for end, played in ((True, solved), (False, unsolved)):
-            seen.ends[end] = [*seen.ends[end], *played][-self._each :]
+            history.ends[end] = [*history.ends[end], *played][-self._each :]
         while len(self._tasks) > self._most:
             self._tasks.popitem(last=False)
 
     def take(self, task: str, solved: bool, step: int) -> list[Stored]:
-        """The episodes of ``task`` of steps before ``step`` that ended so and are not too old; they stay stored."""
-        seen = self._tasks.get(task)
-        return [] if seen is None else [one for one in seen.ends[solved] if one.step < step <= one.step + self._age]
+        """Stored episodes of ``task`` from before ``step`` with this outcome that are not too old; they stay stored."""
+        history = self._tasks.get(task)
+        return (
+            []
+            if history is None
+            else [episode for episode in history.ends[solved] if episode.step < step <= episode.step + self._age]
+        )
 
     def forget(self, step: int) -> None:
-        """Drop what is too old from ``step`` on."""
-        for task, seen in list(self._tasks.items()):
-            seen.ends = {end: [one for one in ends if step <= one.step + self._age] for end, ends in seen.ends.items()}
-            if not any(seen.ends.values()):
+        """Drop what is too old at ``step``."""
+        for task, history in list(self._tasks.items()):
+            history.ends = {
+                end: [episode for episode in ends if step <= episode.step + self._age]
+                for end, ends in history.ends.items()
+            }
+            if not any(history.ends.values()):
                 del self._tasks[task]
 
 
@@ -78,7 +85,7 @@ class StoredGroup:
 
     @property
     def step(self) -> int:
-        """In which it was trained first."""
+        """The step in which it was first trained."""
         return self.episodes[0].step
 
 
@@ -86,8 +93,8 @@ class Buffer:
     """The newest groups whose rewards differ (Skywork R1V2's selective sample buffer).
 
     Args:
-        size: most groups; the oldest is forgotten first.
-        age: steps after which a group is forgotten.
+        size: most groups; the oldest is dropped first.
+        age: steps after which a group is dropped.
         seed: of the draws.
     """
 
@@ -100,13 +107,13 @@ class Buffer:
         return len(self._groups)
 
     def learn(self, groups: Sequence[StoredGroup]) -> None:
-        """Remember the groups of a step."""
+        """Store the groups of a step."""
         self._groups = [*self._groups, *groups][-self._size :]
 
     def draw(self, number: int, step: int, update: int = 0) -> list[StoredGroup]:
         """At most ``number`` groups of steps before ``step``, the larger their spread the more likely, oldest first.
 
-        They are forgotten with it, so that none is trained a third time. ``update``: which one of the step.
+        They are removed, so that none is trained a third time. ``update``: its number in the step.
         """
         eligible = [i for i, group in enumerate(self._groups) if group.step < step]
         if not eligible or not number:
@@ -119,12 +126,12 @@ class Buffer:
         return chosen
 
     def forget(self, step: int) -> None:
-        """Drop what is too old from ``step`` on."""
+        """Drop what is too old at ``step``."""
         self._groups = [group for group in self._groups if step <= group.step + self._age]
 
 
 def all_ended(solved: Sequence[float]) -> bool | None:
-    """True if all episodes of a group were solved, False if none was at all; None if they differ, or without any."""
+    """True if all episodes of a group were solved, False if none was; None if they differ or there are none."""
     if solved and min(solved) >= 1:
         return True
     return False if solved and max(solved) <= 0 else None

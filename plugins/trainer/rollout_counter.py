@@ -20,7 +20,7 @@ class RolloutCounter:
     Args:
         buffer: verl's replay buffer, or a user's, which may lack ``_materialize_batch``.
         prompts: number of prompts in a batch.
-        rollouts: of a prompt without a number of its own.
+        rollouts: number of rollouts of a prompt that sets none.
     """
 
     def __init__(self, buffer: Any, prompts: int, rollouts: int) -> None:
@@ -60,7 +60,7 @@ class RolloutCounter:
         self._sampled = []
         expected = self._rollouts * max(0, self._prompts - len(prompts))
         for uid in prompts:
-            # The number that a prompt from before a resume had set is no longer known.
+            # The number that a prompt set before a resume is not known any more.
             expected += self._own.pop(uid, with_rows[uid] if self._varies else self._rollouts)
         missing = max(0, expected - with_rows.total())
         if missing:

@@ -1,4 +1,4 @@
-"""What a run says of itself in the trajectory log: ``run.json``, and a file for each start of the trainer."""
+"""Describes the run in the trajectory log: ``run.json``, and a file for each start of the trainer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from verl_turnkey.plugins.log.segments import UNNAMED, private, write_json, writ
 from verl_turnkey.plugins.notices import logger
 
 SECONDS = 10.0
-"""for which training waits for the disk before it starts"""
+"""how long training waits for the disk before it starts"""
 PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")
 
 
 def write_start(config: DictConfig, resumed_from: int) -> None:
-    """Write ``run.json`` and ``segments/<segment>.json``, if the run has a log; a disk that refuses costs these files.
+    """Write ``run.json`` and ``segments/<segment>.json``, if the run has a log; without them if the disk refuses.
 
     ``resumed_from``: the step of the checkpoint that was loaded, 0 without one.
     """
@@ -34,22 +34,24 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
     if log.trajectories is None:
         return
     folder, segment = Path(log.trajectories), log.segment or UNNAMED
-    whole = masked(OmegaConf.to_container(config, resolve=True))
+    masked_config = masked(OmegaConf.to_container(config, resolve=True))
     facts = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "resumed_from": resumed_from,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "commit": _commit(),
         **_shares(config),
-        "config": whole,
+        "config": masked_config,
     }
 
     def write() -> None:
         try:
-            write_json(private(folder) / "run.json", {**about(config), "config": whole})
+            write_json(private(folder) / "run.json", {**about(config), "config": masked_config})
             write_segment(folder, segment, facts)
         except OSError as error:
-            logger.warning("turnkey.log.trajectories does not say what was run: %s: %s", type(error).__name__, error)
+            logger.warning(
+                "turnkey.log.trajectories lacks the description of the run: %s: %s", type(error).__name__, error
+            )
 
     thread = threading.Thread(target=write, name="start of the trajectory log", daemon=True)
     thread.start()
@@ -57,7 +59,7 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
 
 
 def about(config: DictConfig) -> dict[str, Any]:
-    """What the tables are to be read with: schema, method and parameters."""
+    """What readers of the tables need: schema, method and parameters."""
     turnkey = turnkey_config(config)
     estimator, loss = estimator_of(config), loss_of(config)
     params = credit_params(config, turnkey)
@@ -67,14 +69,16 @@ def about(config: DictConfig) -> dict[str, Any]:
         "experiment": config.trainer.get("experiment_name"),
         "method": str(config.algorithm.adv_estimator) if estimator is None else estimator.name,
         "params": asdict(params) if is_dataclass(params) else {},  # pyright: ignore[reportArgumentType]
-        "modify": [{"name": one.spec.name, **asdict(one.params)} for one in credit_modify(config, turnkey)],
+        "modify": [
+            {"name": modifier.spec.name, **asdict(modifier.params)} for modifier in credit_modify(config, turnkey)
+        ],
         **_shares(config),
         "loss": str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode")) if loss is None else loss.name,
     }
 
 
 def _shares(config: DictConfig) -> dict[str, float]:
-    """What a reader needs to tell logged groups from others, of which only failed episodes are there."""
+    """The logged shares; of other groups only failed episodes are in the log."""
     shares = logged_shares(config)
     return {"share": shares.training, "validation_share": shares.validation}
 

@@ -25,12 +25,12 @@ class Shutdown:
         self._begun = False
 
     def watchdog(self, patience: float | None) -> Watchdog:
-        """Looks for dead processes during verl's loop. ``patience``: ``turnkey.stop.patience``."""
+        """A watchdog that looks for dead processes during verl's loop. ``patience``: ``turnkey.stop.patience``."""
         return Watchdog(patience, self.progress, lambda: dict(self.processes()), self.died)
 
     @contextmanager
     def of_step(self) -> Iterator[None]:
-        """Save if the step stops the run, and right after it if a signal came: validation may take too long."""
+        """Save if the step stops the run, and right after it if a signal arrived: validation may take too long."""
         try:
             yield
         except (StarvedError, channel.StoppedError):
@@ -40,29 +40,29 @@ class Shutdown:
             self._trainer._save_checkpoint()
 
     def begin_step(self) -> None:
-        """Tell the driver of the first step; stop here if it got a signal: metrics of the step before are logged.
+        """Report the first step to the driver; stop here if a signal arrived: the metrics of the last step are logged.
 
         Raises:
-            StoppedError: says which checkpoint there is.
+            StoppedError: says which checkpoint exists.
         """
         if not self._begun:
             channel.put("begun", str(self._trainer.global_steps))
             self._begun = True
         if signal := channel.get("signal"):
-            done = self._trainer.global_steps - 1
-            self._checkpointing.save_stopping(done)
-            raise channel.StoppedError(f"{signal}: stopped after step {done}; {self._newest()}")
+            last_step = self._trainer.global_steps - 1
+            self._checkpointing.save_stopping(last_step)
+            raise channel.StoppedError(f"{signal}: stopped after step {last_step}; {self._newest()}")
 
     def _newest(self) -> str:
         saved = self._checkpointing.saved
         return f"the newest checkpoint is global_step_{saved}" if saved else "there is no checkpoint"
 
     def progress(self) -> Any:
-        """Step, the phases of it that are over, and how many rollouts there are."""
+        """The step, its finished phases, and the numbers of rollouts."""
         counts = [
-            len(held)
+            len(keys)
             for name in ("partitions", "finished_keys", "failure_keys")
-            for held in list(getattr(self._trainer.replay_buffer, name, {}).values())
+            for keys in list(getattr(self._trainer.replay_buffer, name, {}).values())
         ]
         return self._trainer.global_steps, tuple(getattr(self._trainer, "timing_raw", {}).items()), tuple(counts)
 
@@ -83,8 +83,8 @@ class Shutdown:
         for i, server in enumerate(servers):
             yield f"inference server {i}", server
 
-    def died(self, why: str) -> None:
-        """A process died: the driver ends the run."""
-        logger.warning(why)
+    def died(self, reason: str) -> None:
+        """Report a dead process: the driver ends the run."""
+        logger.warning(reason)
         self._log.keep()
-        channel.put("dead", f"{why}; {self._newest()}")
+        channel.put("dead", f"{reason}; {self._newest()}")

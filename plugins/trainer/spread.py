@@ -13,22 +13,22 @@ import numpy as np
 from verl_turnkey.plugins.config.groups import share_of
 
 TOLERANCE = 0.01
-"""by which the kept groups may fall short of their share of all spread, in RAGEN's code"""
+"""how far the kept groups may fall short of their share of all spread, as in RAGEN's code"""
 
 
 def spread(scores: Sequence[float]) -> float:
-    """Sample standard deviation; 0 with fewer than two episodes, and exactly 0 where all are equal."""
+    """Sample standard deviation; 0 with fewer than two episodes, and exactly 0 if all are equal."""
     if len(scores) < 2 or min(scores) == max(scores):
         return 0.0
     return float(np.std(scores, ddof=1))
 
 
 def most_spread(spreads: Mapping[str, float], share: float, by: str) -> list[str]:
-    """The groups to train, at least one, from the largest spread down; equal ones in the order of their names.
+    """The groups to train, at least one, in descending order of spread; ties by name.
 
     Args:
         spreads: of each group.
-        share: in (0, 1]; of 1 all groups are kept.
+        share: in (0, 1]; with 1 all groups are kept.
         by: ``groups``: that share of the number of groups, rounded down; ``spread``: the fewest groups whose spreads
             add up to that share of the sum of all, less :data:`TOLERANCE`.
     """

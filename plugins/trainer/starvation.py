@@ -1,7 +1,7 @@
 """Replaces batches whose episodes all failed, with pauses, and in the end stops the run.
 
 The asynchronous trainers, and group filtering in all trainers, drop groups of rollouts and request others until a batch
-is complete. verl would do so for ever, and the trainer's log would not show that all of them fail. A batch without a
+is complete. verl would do so forever, and the trainer's log would not show that all of them fail. A batch without a
 played episode trains nothing.
 """
 
@@ -26,17 +26,17 @@ from verl_turnkey.plugins.verl_api import internals
 logger = logging.getLogger(__name__)
 
 ALIKE = 3
-"""batches of groups that all end alike before time counts: with large batches one takes longer than any patience"""
+"""batches of groups that all end alike before time counts: a single large batch may take longer than the patience"""
 FIRST_PAUSE = 2.0
 """seconds; each further pause is twice as long"""
 
 
 class StarvedError(RuntimeError):
-    """Too many episodes failed for the run to go on; the message says why."""
+    """Too many episodes failed for the run to continue; the message says why."""
 
 
 class Patience:
-    """Pauses, each twice as long as the one before, until no episode was played for ``seconds``."""
+    """Pauses between attempts, each twice as long as the last, until no episode was played for ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -47,7 +47,7 @@ class Patience:
         self._end: float | None = None
         self._pause = FIRST_PAUSE
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Wait before the next attempt.
 
         Raises:
@@ -56,9 +56,9 @@ class Patience:
         now = time.monotonic()
         self._end = now + self._seconds if self._end is None else self._end
         if now >= self._end:
-            raise StarvedError(why)
+            raise StarvedError(reason)
         pause = min(self._pause, self._end - now)
-        logger.warning("%s\nTrying again in %.0f s.", why, pause)
+        logger.warning("%s\nTrying again in %.0f s.", reason, pause)
         time.sleep(pause)
         self._pause *= 2
 
@@ -120,7 +120,7 @@ class StarvationGuard:
             self._refill(batch_size)
 
     def _refill(self, prompts: int) -> None:
-        """Request prompts in place of those whose episodes all failed; verl gives multiples of ``gen_batch_size``."""
+        """Request prompts for those whose episodes all failed; verl provides multiples of ``gen_batch_size``."""
         size = self._trainer.config.data.get("gen_batch_size") or self._groups
         self._trainer._add_prompts_to_generate(math.ceil(prompts / size) * size)
 
@@ -146,43 +146,43 @@ class StarvationGuard:
         self._equal += len(filtered - raised) - len(dead)
         if self._dead > max(self._most, self._equal):
             self._lose(
-                f"all episodes of {self._dead} groups failed, and group filtering would replace them for ever:\n"
+                f"all episodes of {self._dead} groups failed, and group filtering would replace them forever:\n"
                 f"{listed(self._reasons)}"
             )
         self._judge_alike(partition_id)
         return self._evict(global_steps, partition_id, eviction_reasons)
 
     def _judge_alike(self, partition_id: str) -> None:
-        """Report batches that group filtering dropped as a whole; verl would replace them without a word and an end.
+        """Report batches that group filtering dropped as a whole; verl would replace them silently and forever.
 
         Raises:
             StarvedError: there were too many.
-            StoppedError: the run got a signal, and the step has nothing to end with.
+            StoppedError: a signal arrived, and the step has no groups to finish with.
         """
         dropped = self._equal // max(1, self._groups)
         judged = self._buffer._dapo_classification_cache[partition_id].values()
-        kept = any(value is None for value in judged)
+        some_kept = any(value is None for value in judged)
         batches = f"{dropped} {'batch' if dropped == 1 else 'batches'} of {self._groups}"
-        why = (
+        summary = (
             f"step {self._step}: group filtering dropped {self._equal} groups, whose episodes all ended alike "
-            f"({batches}), and kept {'some' if kept else 'none'}"
+            f"({batches}), and kept {'some' if some_kept else 'none'}"
         )
-        if not kept and dropped and (name := channel.get("signal")):
-            raise channel.StoppedError(f"{name}: {why}")
+        if not some_kept and dropped and (name := channel.get("signal")):
+            raise channel.StoppedError(f"{name}: {summary}")
         if dropped > self._reported:
             self._reported = dropped
-            logger.warning("%s. Further tasks are played", why)
-        too_long = not kept and dropped >= ALIKE and time.monotonic() - self._since > self._seconds
+            logger.warning("%s. More tasks are played", summary)
+        too_long = not some_kept and dropped >= ALIKE and time.monotonic() - self._since > self._seconds
         if dropped and (dropped >= self._batches if self._batches else too_long):
             limit = f"algorithm.filter_groups.max_num_gen_batches={self._batches}"
             raise StarvedError(
-                f"{why}: {limit if self._batches else f'longer than turnkey.env.patience={self._seconds:g} s'}. The "
-                "tasks are all too hard or too easy for the policy, or a group has too few episodes "
+                f"{summary}: {limit if self._batches else f'longer than turnkey.env.patience={self._seconds:g} s'}. "
+                "The tasks are all too hard or too easy for the policy, or a group has too few episodes "
                 "(actor_rollout_ref.rollout.n)"
             )
 
-    def _lose(self, why: str) -> None:
-        self._patience.lose(f"step {self._step}: {why}")
+    def _lose(self, reason: str) -> None:
+        self._patience.lose(f"step {self._step}: {reason}")
         self._begin(self._step)
 
 

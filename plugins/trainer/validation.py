@@ -1,6 +1,6 @@
 """Validation metrics that distinguish failed episodes from unsolved ones.
 
-verl averages over all episodes. A failed one has a row, too, of length 0, which would lower the mean length and the
+verl averages over all episodes. A failed one also has a row, of length 0, which would lower the mean length and the
 success rate without a visible cause. Here it counts as not solved in ``acc``, as an episode without a row does in verl;
 all other metrics are over the played episodes, and ``failed`` is the share of failed ones. Rows without an entry
 ``failed`` count as played. A validation of which most episodes failed measures nothing, and is played again: a host
@@ -35,7 +35,7 @@ class Validation:
         self._trainer, self._seconds, self._checkpointing = trainer, seconds, checkpointing
 
     def validate(self, verls: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """verl's own, played again with pauses while most of its episodes fail.
+        """verl's own validation, repeated with pauses while most of its episodes fail.
 
         Raises:
             StarvedError: most failed for ``turnkey.env.patience`` seconds; the last trained step is saved.
@@ -79,7 +79,7 @@ class Validation:
             workers = internals.loop_workers(self._trainer.agent_loop_manager)
             failures = ray.get([worker.__ray_call__.remote(latest_failures) for worker in workers])
             reasons = listed(reason for worker_reasons in failures for reason in worker_reasons)
-            message = f"{sum(failed)} of {len(failed)} validation episodes failed; reasons of late:\n{reasons}"
+            message = f"{sum(failed)} of {len(failed)} validation episodes failed; latest reasons:\n{reasons}"
             if share > STOP_ABOVE:
                 raise StarvedError(message)
             logger.warning(message)
@@ -92,7 +92,7 @@ def failed_of(infos: Mapping[str, Sequence[Any]], count: int) -> list[bool]:
 
 
 def of_played(infos: Mapping[str, Sequence[Any]], failed: Sequence[bool]) -> dict[str, list[Any]]:
-    """``infos`` with None, which verl's metrics leave out, in the place of failed episodes' values."""
+    """``infos`` with None, which verl's metrics leave out, for values of failed episodes."""
     return {
         name: [None if no and name != "failed" else value for value, no in zip(values, failed, strict=True)]
         for name, values in infos.items()
@@ -102,10 +102,10 @@ def of_played(infos: Mapping[str, Sequence[Any]], failed: Sequence[bool]) -> dic
 def unsplit(
     metrics: Mapping[str, float], sources: Sequence[str], infos: Mapping[str, Sequence[Any]], expected: int
 ) -> dict[str, float]:
-    """``metrics`` with one mean per figure, where verl has one for each number of played episodes of a task.
+    """``metrics`` with one mean per metric, where verl has one for each number of played episodes of a task.
 
     verl names a mean by the number of values of a task (``mean@4``). The values of a task with a missing episode would
-    be a metric of their own (``mean@3``).
+    become a separate metric (``mean@3``).
 
     Args:
         metrics: verl's of this validation.
@@ -119,9 +119,13 @@ def unsplit(
         for name, values in played.items():
             pattern = re.compile(rf"(val-\w+/{re.escape(f'{source}/{name}')}/mean@)\d+")
             split = {key: match[1] for key in metrics if (match := pattern.fullmatch(key))}
-            held = [value for value, of in zip(values, sources, strict=True) if of == source and value is not None]
-            if name != "acc" and split and held:
+            present = [
+                value
+                for value, value_source in zip(values, sources, strict=True)
+                if value_source == source and value is not None
+            ]
+            if name != "acc" and split and present:
                 for key in split:
                     del metrics[key]
-                metrics[f"{max(split.values())}{expected}"] = float(np.mean(held))
+                metrics[f"{max(split.values())}{expected}"] = float(np.mean(present))
     return metrics

@@ -1,4 +1,4 @@
-"""What the trainer runs in every process before training, and the wrapper of its calls to worker groups."""
+"""What the trainer runs in every process before training, and a wrapper of its calls to worker groups."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import loss, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api import internals, ledger
 
-# Fields that no worker computes with; all others are sent, unknown names included.
+# Fields that no worker computes with; all others are sent, including unknown ones.
 NOT_FOR_WORKERS = frozenset(
     (
+        *EXTRA_FIELDS,
         "data_source",
-        "extra_fields",
         "extra_info",
         "interaction_kwargs",
         "metrics",
@@ -48,11 +49,10 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
 
 
 def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -> list[Any]:
-    """The agent-loop workers of ``manager``, once every node has played the probe and each passed its checks."""
+    """The agent-loop workers of ``manager``, after the probe on every node and the checks in each worker."""
     plays = trainer.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
     if plays and turnkey.env.probe and (file := probe.task_file(trainer.config)):
         probe.probe_nodes(turnkey, file)
-    texts, before = loop_worker.recorded(trainer.config, turnkey)
     workers = internals.loop_workers(manager)
     if not workers:
         logger.warning(
@@ -60,12 +60,12 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
             "metrics of hosts, reasons of failed validation episodes and the log's last episodes are missing",
             type(manager).__name__,
         )
-    ray.get([worker.__ray_call__.remote(loop_worker.prepare, texts, before) for worker in workers])
+    ray.get([worker.__ray_call__.remote(loop_worker.prepare) for worker in workers])
     return workers
 
 
 def wrap_groups(trainer: PPOTrainer, before: Callable[[str, KVBatchMeta], None]) -> None:
-    """Put a :class:`WorkerCalls` in the place of each worker group; roles that share a group share the wrapper."""
+    """Replace each worker group by a :class:`WorkerCalls`; roles that share a group share the wrapper."""
     wrappers: dict[int, WorkerCalls] = {}
     for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
         if (group := getattr(trainer, name, None)) is not None:
@@ -86,7 +86,7 @@ def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> No
 
 
 def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:
-    """Make the losses of both roles take token weights; actor and critic may be the same processes."""
+    """Make the losses of both roles use token weights; actor and critic may be the same processes."""
     calls = [worker.__ray_call__.remote(weighing.weigh_actor) for worker in actors]
     ray.get(calls + [worker.__ray_call__.remote(weighing.weigh_critic) for worker in critics])
 
@@ -94,7 +94,7 @@ def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:
 class WorkerCalls:
     """Wraps a worker group: calls on a batch send only the fields that workers use; ``before`` runs before each call.
 
-    All other attributes are the group's. verl sends all fields, and resets a selection with every write to the queue.
+    All other attributes are the group's. verl sends all fields, and every write to the queue resets a selection.
     """
 
     METHODS = frozenset({"compute_log_prob", "compute_ref_log_prob", "infer_batch", "update_actor", "train_mini_batch"})

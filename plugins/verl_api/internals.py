@@ -5,6 +5,7 @@ The parts themselves are listed in ``seams.py``.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
     from tensordict import TensorDict
     from transfer_queue import KVBatchMeta
 
@@ -109,6 +111,27 @@ def logger_of(module: ModuleType) -> Iterator[None]:
         yield
     finally:
         module.logger = original  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def own_manager(config: DictConfig) -> str | None:
+    """Class name of the user's ``agent_loop_manager_class``; None without one, or if it extends verl's manager.
+
+    Such a manager need not play the agent loops that verl's workers know. A class that cannot be imported here counts
+    as one that extends verl's.
+    """
+    from omegaconf import OmegaConf
+
+    path = OmegaConf.select(config, "actor_rollout_ref.rollout.agent.agent_loop_manager_class")
+    module, _, name = str(path or "").rpartition(".")
+    if not module:
+        return None
+    from verl.experimental.agent_loop import AgentLoopManager
+
+    try:
+        manager = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit):  # of the user's code
+        return None
+    return None if isinstance(manager, type) and issubclass(manager, AgentLoopManager) else name
 
 
 def loop_workers(manager: Any) -> list[Any]:

@@ -209,7 +209,7 @@ def test_what_failed_is_on_the_console(broken: Run) -> None:
     said = (broken.out / "log.txt").read_text()
     for kind in ("reset", "step", "reward", "timeout"):
         assert f"1 failed episode of the kind '{kind}' in this process so far, the latest: EnvironmentFailure: " in said
-    assert "2 of 4 validation episodes failed; reasons of late:" in said
+    assert "2 of 4 validation episodes failed; latest reasons:" in said
 
 
 def test_a_batch_without_any_signal_leaves_the_weights_bit_identical(broken: Run, model: Path) -> None:

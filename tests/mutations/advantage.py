@@ -397,7 +397,7 @@ MUTATIONS = [
     ("advantage/modifying.py", 'parts=whole.parts or {"method"', 'parts=free.parts or {"method"', f"{T}/test_parts.py"),
     (
         "advantage/registry.py",
-        "(anchors, *told, credit.metrics)",
+        "(anchors, *described_parts, credit.metrics)",
         "(anchors, credit.metrics, *told)",
         f"{T}/test_parts.py",
     ),

@@ -1,4 +1,4 @@
-"""How many trajectories, trained turns and measurements a strategy can come to, known before anything is played."""
+"""Upper bounds on the trajectories, trained turns and measurements of a strategy, before anything is played."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from verl_turnkey.plugins.rollout.strategies.registry import Ask, Fork, ForkPoin
 
 @dataclass(frozen=True)
 class Most:
-    """Upper bounds; None: the parameters give none, since the strategy decides by what was played."""
+    """Upper bounds; None: unknown, since the strategy decides by what was played."""
 
     trajectories: int | None = 1
-    """trajectories that are trained, the rollout itself included"""
+    """trained trajectories, including the rollout itself"""
     turns: int | None = 0
-    """turns of these, of which each is trained once"""
+    """their turns, each of which is trained once"""
     measured: int | None = 0
     """branches and queries of the model that only measure a state"""
 
@@ -27,7 +27,7 @@ class _DependsOnTurns(Exception):
 
 
 class _Unknown(Sequence[Any]):
-    """Turns of which only the number is known."""
+    """A sequence of turns of which only the number is known."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -54,9 +54,9 @@ def most_of_group(
     branches = _least(None if single.trajectories is None else single.trajectories - 1, limits[1])
     of_branches = _least(None if single.turns is None else single.turns - turns, limits[1])
     if (total := getattr(strategy, "trajectories", None)) is not None:
-        left = max(0, total - rollouts)
-        branches = left if branches is None else min(left, rollouts * branches)
-        of_branches = _least(left * (turns - getattr(strategy, "first", 0)), times(rollouts, of_branches))
+        remaining = max(0, total - rollouts)
+        branches = remaining if branches is None else min(remaining, rollouts * branches)
+        of_branches = _least(remaining * (turns - getattr(strategy, "first", 0)), times(rollouts, of_branches))
     else:
         branches, of_branches = times(rollouts, branches), times(rollouts, of_branches)
     measured = single.measured
@@ -70,23 +70,23 @@ def most_of_group(
 
 
 def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> Most:
-    """Of one episode without limits: every trajectory plays all its turns, and forks wherever it may."""
+    """Bounds of one episode without limits: every trajectory plays all its turns and forks wherever it may."""
 
     @cache
     def walk(begins: int, depth: int, end: int) -> tuple[int, int, int]:
         trajectories, played, measured = 1, 0, 0
         for t in range(max(0, begins), end):
-            for what in ask(ForkPoint(t, int(begins >= 0), depth, _Unknown(t))) if t != begins else ():
-                if isinstance(what, Ask):
-                    measured += what.times
-                elif not what.trained:
-                    measured += what.branches
-                elif what.branches:
+            for action in ask(ForkPoint(t, int(begins >= 0), depth, _Unknown(t))) if t != begins else ():
+                if isinstance(action, Ask):
+                    measured += action.times
+                elif not action.trained:
+                    measured += action.branches
+                elif action.branches:
                     depth += 1
-                    more = walk(t, depth, end if what.turns is None else min(end, t + what.turns))
-                    trajectories += what.branches * more[0]
-                    played += what.branches * more[1]
-                    measured += what.branches * more[2]
+                    below = walk(t, depth, end if action.turns is None else min(end, t + action.turns))
+                    trajectories += action.branches * below[0]
+                    played += action.branches * below[1]
+                    measured += action.branches * below[2]
             played += 1
         return trajectories, played, measured
 
@@ -94,7 +94,7 @@ def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> Most:
 
 
 def _forks(spec: StrategySpec, strategy: Any) -> Callable[[ForkPoint], list[Fork | Ask]]:
-    """What a strategy begins at a fork point; where it decides by the written turn, the most that it may begin."""
+    """What a strategy begins at a fork point; if it decides by the written turn, the most that it may begin."""
     doubts = hasattr(strategy, "doubt")
     branches = getattr(strategy, "branches", 0) - 1 if spec.trains else getattr(strategy, "rollouts", -1)
     first = getattr(strategy, "first", 0)
@@ -114,23 +114,23 @@ def _forks(spec: StrategySpec, strategy: Any) -> Callable[[ForkPoint], list[Fork
 def _within(
     ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int, tokens: int, limits: tuple[int | None, int | None]
 ) -> int:
-    """Measurements of one episode that the limits let begin.
+    """How many measurements of one episode the limits allow.
 
-    A state may begin as many as fit if each takes all that it may need; afterwards each has taken a step and a token at
-    least (an answer to a query: perhaps none). Fewer at a state never let more begin in all: this is an upper bound.
+    A state may begin as many as fit at their maximum cost; afterwards each has taken at least a step and a token (an
+    answer to a query: perhaps none). Fewer at one state never allow more in total, so this is an upper bound.
     """
     begun = 0
     for t in range(turns):
-        for what in ask(ForkPoint(t, 0, 0, _Unknown(t))):
-            query = isinstance(what, Ask)
-            ahead = 0 if query else min(turns - t, what.turns or turns)
-            needs = (what.tokens if query else ahead * tokens, ahead)
+        for action in ask(ForkPoint(t, 0, 0, _Unknown(t))):
+            query = isinstance(action, Ask)
+            ahead = 0 if query else min(turns - t, action.turns or turns)
+            needs = (action.tokens if query else ahead * tokens, ahead)
             room = [
                 (limit - (0 if query else begun)) // need
                 for limit, need in zip(limits, needs, strict=True)
                 if limit is not None and need
             ]
-            begun += max(0, min([what.times if query else what.branches, *room]))
+            begun += max(0, min([action.times if query else action.branches, *room]))
     return begun
 
 
@@ -138,6 +138,6 @@ def _least(*numbers: int | None) -> int | None:
     return min((number for number in numbers if number is not None), default=None)
 
 
-def times(number: int, of: int | None) -> int | None:
-    """``of``, which may be unknown, so many times."""
-    return None if of is None else number * of
+def times(number: int, count: int | None) -> int | None:
+    """``count``, which may be unknown, times ``number``."""
+    return None if count is None else number * count

@@ -41,9 +41,9 @@ class EntropyBranch:
     """
 
     trajectories: int = 16
-    """M: trajectories of a group at most, of which actor_rollout_ref.rollout.n are rollouts (8 in the paper)"""
+    """M: most trajectories of a group, of which actor_rollout_ref.rollout.n are rollouts (8 in the paper)"""
     branches: int = 2
-    """trajectories that go on from a fork at most, the one that came there included"""
+    """most trajectories that continue from a fork, including the one that reached it"""
     alpha: float = 0.5
     """P of a turn that is as sure as the first one"""
     beta: float = 0.2
@@ -51,9 +51,9 @@ class EntropyBranch:
     tau: float | None = 0.5
     """fork where P is above; null: with probability P"""
     tokens: int = 20
-    """of each turn's beginning that are compared at most"""
+    """most tokens compared at the beginning of each turn"""
     vocabulary: int = 151936
-    """tokens that the model knows, for the scale of the entropy; Qwen2.5's"""
+    """size of the model's vocabulary, for the scale of the entropy; that of Qwen2.5"""
     roots: Literal["shared", "own"] = "shared"
     """as in tree"""
     first: ClassVar[int] = 1

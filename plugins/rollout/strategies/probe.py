@@ -1,4 +1,4 @@
-"""Values of states from short answers: what the model would answer now, or how probable it finds the right answer."""
+"""Values of states from short answers: what the model would answer now, or how probable the right answer is to it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ TEXT = "The answer is "
 )
 @dataclass(frozen=True)
 class Probe:
-    """Before a turn the model is made to answer K times, and the mean reward of its answers is the state's value.
+    """Before a turn the model is prompted for K answers, and their mean reward is the state's value.
 
     ::
 
         V(t) = mean over K answers of reward(answer)            extra.turn_value, before step t
 
-    An answer is what the model writes after ``text``, which stands in its turn already. The method ``progress`` with
-    ``alpha=0`` gives each step the change of V, as VSRM does, and the last one what the episode was paid beyond it. So
-    ``reward`` should pay as the episode's end does. States that were not asked about move no credit, as in ``vine``.
+    An answer is what the model writes after ``text``, with which its turn begins. The method ``progress`` with
+    ``alpha=0`` gives each step the change of V, as VSRM does, and the last one the rest of the episode's return. So
+    ``reward`` should match the reward at the end of an episode. States without a query move no credit, as in ``vine``.
     """
 
     answers: int = 5
@@ -43,15 +43,15 @@ class Probe:
     tokens: int = 10
     """of an answer at most; 10 in SPAE, 768 in VSRM, whose answers come with a derivation"""
     text: str = TEXT
-    """how each answer begins, in the model's own turn; spaces at its end belong to the answer"""
+    """beginning of each answer, in the model's own turn; trailing spaces belong to the answer"""
     temperature: float = 0.6
     """of the answers; 0.6 in both papers"""
     stop: list[str] = field(default_factory=lambda: ["\n"])
     """what ends an answer, besides what ends a turn"""
     reward: dict[str, Any] = field(default_factory=lambda: {"name": "answer"})
-    """what an answer is worth: one component of turnkey.rewards, which sees it as an episode of one turn"""
+    """reward of an answer: one component of turnkey.rewards, which sees it as an episode of one turn"""
     every: int = 1
-    """ask before turns 0, every, 2 every, ..."""
+    """query before turns 0, every, 2 every, ..."""
 
     def __post_init__(self) -> None:
         check(self.answers >= 1, "answers", "an integer >= 1", self.answers)
@@ -95,19 +95,19 @@ class Probe:
 )
 @dataclass(frozen=True)
 class ProbeGold:
-    """Before a turn the server says how probable the right answer would be, as the model's own.
+    """Before a turn the server scores the probability of the right answer under the model.
 
     ::
 
         p(t) = exp(mean over the tokens of the answer of log p(token | history, text))      extra.gold_probability
 
     ``extra.turn_value`` is the same number. The right answer is the task's: see :func:`right_answers`; of several, the
-    first. A state that was not scored has the probability of the one before it (at the start: of the one after it), so
-    that it is no gain; without any there is no gain at all.
+    first. A state without a score has the probability of the one before it (at the start: of the one after it), so
+    it adds no gain; without any score there is no gain at all.
     """
 
     text: str = TEXT
-    """how the answer begins, in the model's own turn; spaces at its end belong to the answer"""
+    """beginning of the answer, in the model's own turn; trailing spaces belong to the answer"""
     every: int = 1
     """score before turns 0, every, 2 every, ..."""
     needs_answer: ClassVar[bool] = True

@@ -21,21 +21,21 @@ INDEPENDENT = "independent"
 BRANCH_COLUMNS = ("parent", "branch", "depth", "leaf_outcome")
 """columns of every step of an episode that may fork, whatever its strategy"""
 SCORE = "candidate_score"
-"""column of every step where a strategy chooses: the composed reward of the turn, before it was known what followed"""
+"""column of every step if a strategy chooses: the composed reward of the turn, as if the episode had ended there"""
 
 
 @dataclass(frozen=True)
 class ForkPoint:
-    """Where an episode, or a trained branch of it, is before a turn."""
+    """The position of an episode, or of a trained branch, before a turn."""
 
     turn: int
-    """number of the turn that comes next, from 0"""
+    """number of the next turn, from 0"""
     branch: int
     """0: the episode itself"""
     depth: int
     """forks with trained branches on the way here"""
     steps: Sequence[PlayedStep]
-    """what was played on the way here, with the ids and log-probabilities of each turn"""
+    """the steps on the way here, with the ids and log-probabilities of each turn"""
 
 
 Place = ForkPoint
@@ -44,25 +44,25 @@ Place = ForkPoint
 
 @dataclass(frozen=True)
 class Fork:
-    """What to begin at a fork point; the episode itself goes on in any case."""
+    """What to begin at a fork point; the episode itself continues in any case."""
 
     branches: int
-    """how many to begin, fewer where the budget or the environment allows fewer"""
+    """how many to begin; fewer if the budget or the environment allows fewer"""
     trained: bool
-    """their own turns become rows, and they may fork as well; else only their returns are measured"""
+    """True: their turns become rows, and they may fork, too; False: only their returns are measured"""
     turns: int | None = None
-    """after which a branch is truncated; null: played to its end"""
+    """number of turns after which a branch is truncated; null: played to its end"""
 
 
 class QueriedState(Protocol):
-    """The state before a turn, and the model that would take it."""
+    """The state before a turn, and the model that takes turns."""
 
     def turn(self, text: str, action: str) -> RewardStep:
-        """The turn as rewards would see it if the model had written ``text``, and the episode ended with it."""
+        """The turn as rewards would see it if the model had written ``text`` and the episode ended there."""
         raise NotImplementedError
 
     async def write(self, begun: str, tokens: int, temperature: float, stop: Sequence[str]) -> str:
-        """How the model goes on with a turn that begins with ``begun``, up to the first of ``stop``."""
+        """How the model continues a turn that begins with ``begun``, up to the first of ``stop``."""
         raise NotImplementedError
 
     async def log_prob(self, begun: str, text: str) -> float:
@@ -80,56 +80,56 @@ Asked = QueriedState
 
 @dataclass(frozen=True)
 class Ask:
-    """A query of the model at a fork point. The episode goes on, nothing is trained, and no environment is cloned."""
+    """A query of the model at a fork point. The episode continues; nothing is trained, no environment is cloned."""
 
     times: int
-    """how often, fewer where the budget allows fewer"""
+    """number of queries; fewer if the budget allows fewer"""
     tokens: int
-    """that the model may write each time"""
+    """maximum tokens of each answer"""
     value: Callable[[QueriedState], Awaitable[float]]
-    """what the state is worth by one answer; its errors are those of a reward"""
+    """the value of the state from one answer; its errors are those of a reward"""
 
 
 class Strategy(Protocol):
-    """Its fields are the parameters that a configuration may set. It keeps nothing of an episode.
+    """Its fields are the parameters that a configuration may set. It keeps no state of an episode.
 
-    Three fields mean the same in all strategies that have them: ``turns``, after which a branch is cut at the latest;
-    ``roots``, "own" where each rollout is a tree of its own (else the first turns of a group are siblings); and
-    ``trajectories``, the rollouts and trained branches of a group at most.
+    Three fields have the same meaning in all strategies: ``turns``, after which a branch is cut at the latest;
+    ``roots``, "own" if each rollout is a tree of its own (else the first turns of a group are siblings); and
+    ``trajectories``, the maximum number of rollouts and trained branches of a group.
 
-    A method ``doubt(at, turn) -> Fork | None`` is optional. It is asked as ``fork`` is, when the turn is written and
-    not yet played: its branches write another one in the same state.
+    A method ``doubt(at, turn) -> Fork | None`` is optional. It is called like ``fork``, but once the turn is written
+    and not yet played: its branches write another turn in the same state.
 
-    A property ``clones_at_once`` says how many branches of an episode, those of its branches included, are open at the
-    same time at most; ``turnkey.env.instances_per_host=auto`` leaves memory for them. Its default:
+    A property ``clones_at_once`` is the maximum number of branches of an episode, including their own branches, that
+    are open at the same time; ``turnkey.env.instances_per_host=auto`` leaves memory for them. Its default:
     :func:`most_clones`.
 
     With a method ``choose(scores) -> int`` the branches of a fork, which must have ``turns=1``, are candidates for the
-    next turn, as is the trajectory itself. It returns the number of the score with which the trajectory goes on; the
-    first score is the trajectory's own. The strategy gives the column ``candidate_score``.
+    next turn, as is the trajectory itself. It returns the index of the score with which the trajectory continues; the
+    first score is the trajectory's own. The strategy adds the column ``candidate_score``.
 
-    With an attribute ``needs_answer`` that is true, a first task without a right answer is refused before the run
-    starts; strings in an attribute ``stop`` are what it has answers end with.
+    If an attribute ``needs_answer`` is true, a first task without a right answer is refused before the run starts;
+    strings in an attribute ``stop`` end its answers.
     """
 
     def fork(self, at: ForkPoint) -> Fork | Ask | None:
-        """Asked before each turn of the episode and of its trained branches; None: go on without either."""
+        """Called before each turn of the episode and of its trained branches; None: continue without either."""
 
     def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:
-        """The columns that it gives, one entry per step of a trajectory from the start to an end.
+        """The columns that it adds, one entry per step of a complete trajectory.
 
-        ``rewards``: composed, of each step. ``measured``: for each step the returns, from that step on, of the measured
-        branches that began before it, or the values by what the model was asked there.
+        ``rewards``: the composed reward of each step. ``measured``: for each step the returns, from that step on, of
+        the measured branches that began before it, or the values from queries there.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """A registered strategy: its class, the columns ``extra.<name>`` it gives, where it is from and what it does.
+    """A registered strategy: its class, the columns ``extra.<name>`` it adds, its source and a summary.
 
-    ``trains``: whether branches of it may be trained. ``clones``: whether it forks; else it only asks the model.
-    ``scores``: whether it asks for log-probabilities. ``log_probs``: whether it reads those of turns.
+    ``trains``: whether its branches may be trained. ``clones``: whether it forks; else it only queries the model.
+    ``scores``: whether it requests log-probabilities. ``log_probs``: whether it reads those of turns.
     """
 
     name: str
@@ -160,12 +160,12 @@ def register_strategy(
 ) -> Callable[[_C], _C]:
     """Decorate a frozen dataclass with the methods of :class:`Strategy` to make it the strategy ``name``.
 
-    ``trains=False``: all branches of it are measured only. ``clones=False``: it has none, and asks the model alone.
-    ``scores=True``: it asks for log-probabilities, which not every server gives. ``log_probs=True``: it reads those of
-    turns, so that a run without them is refused.
+    ``trains=False``: its branches are only measured. ``clones=False``: it has no branches and only queries the model.
+    ``scores=True``: it requests log-probabilities, which not every server gives. ``log_probs=True``: it reads those of
+    turns, so a run without them is refused.
 
     Raises:
-        ValueError: the name is taken, or what is decorated is no frozen dataclass.
+        ValueError: the name is taken, or the class is not a frozen dataclass.
     """
     if name == INDEPENDENT or name in _STRATEGIES:
         raise ValueError(f"strategy {name!r} is there already; choose another name")
@@ -206,10 +206,10 @@ def read_strategy(value: str | Mapping[str, Any]) -> tuple[StrategySpec, Any] | 
 
 
 def most_clones(spec: StrategySpec, strategy: Any, rollouts: int, measured: int) -> int:
-    """Clones of an episode that are open at the same time: at most, or on average where its group shares them.
+    """Clones of an episode that are open at the same time: at most, or on average if its group shares them.
 
-    Without a property ``clones_at_once``: the part of an episode in those of its group (``trajectories``), else one if
-    they are trained and ``measured`` if not.
+    Without a property ``clones_at_once``: the episode's share of its group's (``trajectories``), else one if they are
+    trained and ``measured`` if not.
 
     Args:
         rollouts: of a group.

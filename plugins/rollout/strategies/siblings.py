@@ -31,9 +31,9 @@ class Siblings:
     """
 
     candidates: int = 5
-    """k: for each turn; fewer where the budget allows fewer, or where some fail"""
+    """k: candidates per turn; fewer if the budget allows fewer, or if some fail"""
     eta: float = 0.7
-    """temperature of the choice; 0: the best goes on"""
+    """temperature of the choice; 0: the best one continues"""
     roots: Literal["shared", "own"] = "own"
     """own: the candidates of a rollout's first turn are compared with each other; shared: with those of its group"""
     turns: ClassVar[int] = 1

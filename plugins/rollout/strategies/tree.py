@@ -1,4 +1,4 @@
-"""Trees of episodes: at chosen turns branches go on from the same state, and all are trained."""
+"""Trees of episodes: at chosen turns branches continue from the same state, and all are trained."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Tree:
     """
 
     branches: int = 2
-    """trajectories that go on from a fork, the one that came there included"""
+    """trajectories that continue from a fork, including the one that reached it"""
     first: int = 1
     """the first turn before which a trajectory forks; before turn 0 the rollouts of a group are siblings anyway"""
     every: int = 2
     """turns from a fork to the next one"""
     depth: int = 2
-    """forks on the way from the start to a leaf at most"""
+    """most forks from the start to a leaf"""
     roots: Literal["shared", "own"] = "shared"
     """shared: the first turns of a group's rollouts are siblings; own: each rollout is a tree, which the method's
     rule=tree_grpo needs"""

@@ -295,7 +295,7 @@ DATA = [
     ("data.val_files={tmp}/garbage.parquet", "data.val_files | garbage.parquet cannot be read"),
     ("data.train_files={tmp}/empty.parquet", "data.train_files | empty.parquet cannot be read"),
     ("data.train_files={tmp}/broken.jsonl", "data.train_files | broken.jsonl cannot be read"),
-    ("data.train_files={tmp}/texts.jsonl", "data.train_files | texts.jsonl cannot be read | no object"),
+    ("data.train_files={tmp}/texts.jsonl", "data.train_files | texts.jsonl cannot be read | not an object"),
     ("data.train_files={tmp}/promptless.parquet", "data.train_files | 'prompt' | data.prompt_key"),
     ("data.val_files={tmp}/question.parquet", "data.val_files | 'prompt' | data.prompt_key"),
     ("data.prompt_key=promt", "'promt' | data.prompt_key | 'prompt'"),
@@ -697,7 +697,7 @@ WEIGHTS = [
             ("token-sum", "number of tokens"),
             ("seq-mean-token-sum", "number of rows"),
             ("seq-mean-token-sum-norm", "their number and a factor"),
-            ("seq-mean-token-mean", "rows weigh alike"),
+            ("seq-mean-token-mean", "weights all rows equally"),
         )
     ),
     (
@@ -749,7 +749,7 @@ LOOP = [
 ESTIMATORS = [
     (
         "+turnkey=base algorithm.adv_estimator=gae critic.enable=True algorithm.use_pf_ppo=True",
-        "algorithm.use_pf_ppo=true | other rows | set it to false",
+        "algorithm.use_pf_ppo=true | wrong rows | set it to false",
     ),
     *(
         (f"+turnkey=base algorithm.adv_estimator={name}", f"algorithm.adv_estimator={name} | choose another")
@@ -1046,12 +1046,12 @@ WARNED: list[tuple[str, str]] = [
     (
         "trainer.save_freq=5 actor_rollout_ref.actor.checkpoint.save_contents=[model] "
         "actor_rollout_ref.actor.checkpoint.load_contents=[model,optimizer,extra]",
-        "wants optimizer and extra, which save_contents=['model'] does not write | load_contents alike",
+        "loads optimizer and extra, which save_contents=['model'] does not save | load_contents to the same list",
     ),
     ("algorithm.use_pf_ppo=True", "algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator=gigpo"),
     (
         "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.horizon=81",
-        "algorithm.kl_ctrl.type=adaptive | kl_ctrl.horizon=81 a step | a row of each turn, up to 400",
+        "algorithm.kl_ctrl.type=adaptive | kl_ctrl.horizon=81 a step | a row per turn, up to 400",
     ),
     ("algorithm.norm_adv_by_std_in_grpo=False", "norm_adv_by_std_in_grpo | turnkey.credit.norm"),
     ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n=1 | nothing to compare"),
@@ -1110,11 +1110,11 @@ WARNED: list[tuple[str, str]] = [
     ),
     (
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
-        "actor.checkpoint.load_contents=['hf_model'] | no model | the weights are those that the run began with",
+        "actor.checkpoint.load_contents=['hf_model'] | no model | the weights are the initial ones",
     ),
     (
         "critic.enable=true critic.checkpoint.save_contents=[model]",
-        "critic.checkpoint.load_contents=['model'] | no optimizer and no extra | begin anew",
+        "critic.checkpoint.load_contents=['model'] | no optimizer and no extra | start over",
     ),
     (
         "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode algorithm.rollout_correction.bypass_mode=True "

@@ -62,7 +62,7 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
     ),
     (
         "+turnkey=turn_gae turnkey.update.weight_by=step critic.loss_agg_mode=token-sum",
-        "critic.loss_agg_mode=token-sum says otherwise",
+        "conflicts with critic.loss_agg_mode=token-sum",
         "+turnkey=gigpo turnkey.update.weight_by=step critic.loss_agg_mode=token-sum",
     ),
     (
@@ -171,7 +171,7 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
         "n_gpus_per_node=8 | ray_kwargs.ray_init.num_gpus=1",
         "+turnkey=gigpo +turnkey/device=cpu trainer.n_gpus_per_node=2 ray_kwargs.ray_init.num_gpus=2",
     ),
-    (f"+turnkey=gigpo {CPU}=2", "ray_kwargs.ray_init.num_cpus=2 | for ever", f"+turnkey=gigpo {CPU}=64"),
+    (f"+turnkey=gigpo {CPU}=2", "ray_kwargs.ray_init.num_cpus=2 | forever", f"+turnkey=gigpo {CPU}=64"),
     (
         f"+turnkey=gigpo {INVALID}",
         "would count an invalid action twice",
@@ -211,12 +211,12 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
     ("+turnkey=gigpo +note=x", "note=x has no effect unless code of your own reads it", "+turnkey=gigpo +my.note=x"),
     (
         "+turnkey=maxrl 'turnkey.rewards=[{name: outcome, lost: -1}]'",
-        "turnkey.rewards: outcome gives a failure -1 | maxrl reads outcomes",
+        "turnkey.rewards: outcome gives a failure -1 | maxrl expects no outcome below 0",
         "+turnkey=maxrl 'turnkey.rewards=[{name: outcome, lost: 0.1}]'",
     ),
     (
         f"+turnkey=maxrl {POTENTIAL.format(1.0)}",
-        "turnkey.rewards: potential gives an episode minus | maxrl reads outcomes",
+        "turnkey.rewards: potential gives an episode minus | maxrl expects no outcome below 0",
         "+turnkey=maxrl 'turnkey.rewards=[{name: step},{name: potential, gamma: 1.0, weight: 0}]' "
         "turnkey.env.probe=false",
     ),
@@ -238,12 +238,12 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
     ),
     (
         "+turnkey=base algorithm.adv_estimator=rloo",
-        "algorithm.adv_estimator=rloo | +turnkey=rloo_steps | takes each row for a rollout",
+        "algorithm.adv_estimator=rloo | +turnkey=rloo_steps | treats each row as a rollout",
         "+turnkey=base algorithm.adv_estimator=rloo data.train_files={tmp}/tool.parquet",
     ),
     (
         "+turnkey=base algorithm.adv_estimator=gpg",
-        "+turnkey=grpo_steps | takes each row for a rollout",
+        "+turnkey=grpo_steps | treats each row as a rollout",
         "+turnkey=base algorithm.adv_estimator=grpo",
     ),
     (
@@ -263,7 +263,7 @@ WARNED_OR_NOT: list[tuple[str, str, str]] = [
     ),
     (
         "+turnkey=hgpo turnkey.rollout.history=4",
-        "turnkey.credit.history=2 | turnkey.rollout.history=4 | give both the same number",
+        "turnkey.credit.history=2 | turnkey.rollout.history=4 | set both to the same number",
         "+turnkey=hgpo turnkey.rollout.history=4 turnkey.credit.history=4",
     ),
     (

@@ -14,13 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
 from contract_tools import Compose, Worker
 from scripted import Script
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.replica import TokenOutput
@@ -29,6 +26,7 @@ from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, valid
 from verl_turnkey.envs import EnvironmentFailure, make
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks.algorithm import METRICS
+from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log.bounds import chosen
 from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -452,10 +450,10 @@ def test_a_chat_template_without_tools_stops_the_run(compose: Compose, tokenizer
     config = compose("+turnkey=gigpo", JSON)
     model = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3"))
     worker = SimpleNamespace(config=config, tokenizer=tool_tokenizer, processor=None, model_config=model)
-    loop_worker.prepare(worker, False)
+    loop_worker.prepare(worker)
     worker.tokenizer = tokenizer
     with pytest.raises(ConfigError, match=r"chat template shows tools.*action_format=tags"):
-        loop_worker.prepare(worker, False)
+        loop_worker.prepare(worker)
 
 
 def test_a_tokenizer_that_does_not_suit_verls_builder_stops_the_run(compose: Compose, tokenizer, hosts, monkeypatch):
@@ -463,7 +461,7 @@ def test_a_tokenizer_that_does_not_suit_verls_builder_stops_the_run(compose: Com
     model = SimpleNamespace(hf_config=SimpleNamespace(model_type="gemma4"))
     worker = SimpleNamespace(config=compose("+turnkey=gigpo"), tokenizer=tokenizer, processor=None, model_config=model)
     with pytest.raises(ConfigError, match=r"model_type=gemma4 .*tokenizer_path"):
-        loop_worker.prepare(worker, False)
+        loop_worker.prepare(worker)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -525,11 +523,11 @@ def test_images_go_verls_way(play, sees):
 
 
 @pytest.mark.parametrize("anchor", ["state_key", "observation"])
-def test_images_tell_states_apart(play, sees, monkeypatch, anchor):
+def test_images_tell_states_apart(play, sees, anchor):
     """The same words, "a room", with a dark image at the start and a bright one from then on."""
-    monkeypatch.setattr(loop_worker, "keep_texts", True)
     task = Task("contract/Awkward-v0", 3, {"images": 1, "same_words": True})
-    outputs, _ = play(["look", "look", "win"], task, f"turnkey.rollout.anchor={anchor}", **sees)
+    settings = [f"turnkey.rollout.anchor={anchor}", "++turnkey.credit.similarity=0.9"]
+    outputs, _ = play(["look", "look", "win"], task, *settings, **sees)
     played = steps(outputs)
     dark, bright, again = (step["anchor"] for step in played)
     assert dark != bright == again
@@ -788,7 +786,7 @@ def test_models_that_cannot_talk_stop_the_run(compose: Compose, tokenizer, hosts
         config = compose("+turnkey=gigpo", *TALK, *overrides)
         sizes = SimpleNamespace(hf_config=SimpleNamespace(max_position_embeddings=positions))
         parts = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", "model_config": sizes}
-        loop_worker.prepare(SimpleNamespace(config=config, **parts), False)
+        loop_worker.prepare(SimpleNamespace(config=config, **parts))
 
     with pytest.raises(ConfigError, match=r"1800 tokens .*the model takes 1700"):
         prepared(positions=1700)
@@ -882,56 +880,28 @@ def test_without_log_probs_no_row_has_them(play):
 # --- observations as text ---------------------------------------------------------------------------------------------
 
 
-LOOP_OF_VERL = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"  # nothing to prepare but this
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_records_carry_the_observation_when_the_method_compares_texts(play, compose: Compose, monkeypatch, keep):
-    monkeypatch.setattr(loop_worker, "keep_texts", not keep)
-    loop_worker.prepare(SimpleNamespace(config=compose("+turnkey=base", LOOP_OF_VERL)), keep)
-    outputs, _ = play(["look", "win"], awkward())
-    found = [step["extra"].get("text") for step in steps(outputs)]
-    assert found == (["a room 3", "a room"] if keep else [None, None])
-    assert ["images" in step["extra"] for step in steps(outputs)] == [keep, keep]
-
-
 @pytest.mark.parametrize("compares", [True, False])
-def test_a_worker_that_nobody_prepared_records_what_the_method_reads(play, compares):
-    """As with a manager of the user's that does not show its workers."""
+def test_records_carry_the_observation_when_the_method_compares_texts(play, compares):
     similar = ["++turnkey.credit.similarity=0.9"] if compares else []
     outputs, _ = play(["look", "win"], awkward(), *similar)
-    assert [step["extra"].get("text") for step in steps(outputs)] == (
-        ["a room 3", "a room"] if compares else [None] * 2
-    )
+    texts = [step["extra"].get("text") for step in steps(outputs)]
+    assert texts == (["a room 3", "a room"] if compares else [None, None])
+    assert ["images" in step["extra"] for step in steps(outputs)] == [compares, compares]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "overrides", "told"),
+    ("line", "expected"),
     [
-        ("gigpo", [], (False, set())),
-        ("gigpo", ["++turnkey.credit.similarity=0.9"], (True, set())),
-        ("rae", [], (False, {"role", "order"})),
+        (["+turnkey=gigpo"], (False, set())),
+        (["+turnkey=gigpo", "++turnkey.credit.similarity=0.9"], (True, set())),
+        (["+turnkey=rae"], (False, {"role", "order"})),
     ],
 )
-def test_the_trainer_tells_the_workers_what_the_method_reads(
-    ray_queue, trainer, compose: Compose, monkeypatch, recipe, overrides, told
-):
+def test_the_configuration_alone_says_what_the_method_reads(compose: Compose, line, expected):
     """Whether it compares texts, and which columns it takes from the state before a step."""
-
-    @ray.remote(num_cpus=0)
-    class Worker:
-        def __init__(self, config):
-            self.config = config
-
-    def asked(worker):
-        return loop_worker.keep_texts, {*loop_worker.before}
-
-    worker = Worker.remote(compose("+turnkey=base", LOOP_OF_VERL))
-    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: None)
-    manager = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)  # its construction starts model servers
-    manager.agent_loop_workers = [worker]
-    trainer(*overrides, recipe=recipe).fit(manager)
-    assert ray.get(worker.__ray_call__.remote(asked)) == told
+    config = compose(*line)
+    compares, before = loop_worker.recorded(config, turnkey_config(config))
+    assert (compares, {*before}) == expected
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -1129,7 +1099,8 @@ def test_a_column_that_the_environment_gives_too_costs_the_episode(play):
 
 def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_in(play, monkeypatch):
     """Also of a turn without an action, of a refused one, and of the last one. What the answer says is not moved."""
-    monkeypatch.setattr(loop_worker, "before", {"role", "turn_value", "parent"})
+    before = {"role", "turn_value", "parent"}
+    monkeypatch.setattr(loop_worker, "recorded", lambda config, turnkey: (False, before))
     outputs, _ = play(["call now", "", "stumble", "look", ""], awkward(says_more=True), "turnkey.rollout.max_turns=5")
     found = [step["extra"] for step in steps(outputs)]
     assert [extra["role"] for extra in found] == [*"abbba"]

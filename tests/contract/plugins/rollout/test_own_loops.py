@@ -18,9 +18,18 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import validate_record
+from verl_turnkey.loops import EpisodeRecorder, drain_log
+from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.view.reading import read
 
 MODULES = {"GuessLoop": "my_loop", "GuessTalk": "my_talk", "RecordedTools": "my_tools"}
 PAGE = Path(__file__).parents[4] / "docs" / "record.md"
+GRPO_STEPS = ("+turnkey=grpo_steps",)
+
+
+UNPARSED = {"unparsed_rate": 1 / 3}
+DIES = "(dies)"
+"""in the place of a turn"""
 
 
 class Script:
@@ -33,6 +42,8 @@ class Script:
     async def generate(self, *, prompt_ids: list[int], **_: Any) -> TokenOutput:
         self.prompts.append(list(prompt_ids))
         turn = len(self.prompts)
+        if self.turns[turn - 1] == DIES:
+            raise TimeoutError("the server is gone")
         ids = [*self.tokenizer.encode(self.turns[turn - 1]), self.tokenizer.eos_token_id]
         versions = {"min_global_steps": turn, "max_global_steps": turn}
         return TokenOutput(token_ids=ids, log_probs=[-float(turn)] * len(ids), extra_fields=versions)
@@ -49,11 +60,13 @@ def play(compose: Compose, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / f"{module}.py").write_text(text)
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
+    for variable in ("_process", "keep_texts", "before"):  # as in a new worker process
+        monkeypatch.setattr(loop_worker, variable, None if variable == "_process" else getattr(loop_worker, variable))
 
     def run(
-        name: str, turns: list[str], response_length: int = 200, **options: Any
+        name: str, turns: list[str], response_length: int = 200, line: tuple[str, ...] = GRPO_STEPS, **options: Any
     ) -> tuple[list[AgentLoopOutput], Script]:
-        config = compose("+turnkey=grpo_steps", f"data.max_response_length={response_length}")
+        config = compose(*line, f"data.max_response_length={response_length}")
         script = Script(tokenizer, turns)
         row = {"extra_info": {"index": 7}, "uid": "u", "session_id": 0, "global_steps": 3}
         row["raw_prompt"] = [{"role": "user", "content": "Walk 6 steps."}]
@@ -112,7 +125,8 @@ def test_the_second_has_one_row(play: Play, tokenizer: Any) -> None:
         ("8", 3, True),
     ]
     assert (row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]) == (1, 3)
-    assert row.extra_fields["reward_extra_info"] == {"acc": 1.0, "failed": 0.0}
+    info = row.extra_fields["reward_extra_info"]
+    assert info == {"acc": 1, "failed": 0, "env_return": 1, "episode_length": 3, "invalid_rate": 1 / 3, **UNPARSED}
 
 
 def test_a_conversation_that_outgrows_the_budget_goes_on_in_another_row(play: Play) -> None:
@@ -121,6 +135,57 @@ def test_a_conversation_that_outgrows_the_budget_goes_on_in_another_row(play: Pl
     assert all(len(output.response_ids) <= 130 for output in outputs)
     assert outputs[1].prompt_ids in script.prompts
     assert steps(outputs)[-1]["truncated"]
+
+
+def test_a_failed_episode_has_one_masked_row_with_the_fields_of_all_others(play: Play) -> None:
+    played, _ = play("GuessLoop", ["8"])
+    (row,), _ = play("GuessLoop", ["5", DIES])
+    assert row.extra_fields["turnkey"] == {"version": 3, "failed": "TimeoutError('the server is gone')", "steps": []}
+    assert (row.response_mask, row.reward_score) == ([0], 0.0)
+    assert row.as_dict().keys() == played[0].as_dict().keys()
+    assert row.extra_fields.keys() >= {"reward_extra_info", "min_global_steps", "max_global_steps", "turnkey_break"}
+    info, of_played = (each.extra_fields["reward_extra_info"] for each in (row, played[0]))
+    assert (info["failed"], info.keys()) == (1.0, of_played.keys())
+
+
+def test_the_episodes_of_a_users_loop_are_in_the_tables_of_the_log(play: Play, tmp_path: Path) -> None:
+    log = ("+turnkey=grpo_steps", f"turnkey.log.trajectories={tmp_path}/log")
+    play("GuessTalk", ["5", "five", "8"], line=log)
+    assert drain_log()
+    (episode,) = read(tmp_path / "log", "episodes").to_dict("records")
+    assert (episode["episode"], episode["success"], episode["turns"], episode["env_return"]) == ("u_0", True, 3, 1.0)
+    assert (episode["weights_min"], episode["weights_max"], episode["composed_return"]) == (1, 3, 1.0)
+    turns = read(tmp_path / "log", "turns").sort_values("turn")
+    assert turns["action"].fillna("none").tolist() == ["5", "none", "8"]
+    assert turns["anchor"].isna().all()
+    assert list(zip(turns["row"], turns["turn_in_row"], strict=True)) == [(0, 0), (0, 1), (0, 2)]
+    texts = read(tmp_path / "log", "texts").sort_values("turn")
+    assert texts["response"].tolist() == ["5", "five", "8"]
+    assert texts["observation"].tolist()[:2] == ["Higher.", "A number, please."]
+
+
+def test_the_log_has_the_turns_before_a_failure(play: Play, tmp_path: Path) -> None:
+    play("GuessLoop", ["5", DIES], line=("+turnkey=grpo_steps", f"turnkey.log.trajectories={tmp_path}/log"))
+    assert drain_log()
+    (episode,) = read(tmp_path / "log", "episodes").to_dict("records")
+    assert (episode["failed_kind"], episode["turns"]) == ("TimeoutError", 1)
+    assert read(tmp_path / "log", "turns")["anchor"].tolist() == ["8 1 20"]
+    assert loop_worker.latest_failures(None) == ["TimeoutError('the server is gone')"]
+
+
+@pytest.mark.parametrize("similarity", ["null", "0.9"])
+def test_records_have_the_observation_if_the_method_compares_texts(play: Play, similarity: str) -> None:
+    outputs, _ = play("GuessLoop", ["8"], line=("+turnkey=gigpo", f"++turnkey.credit.similarity={similarity}"))
+    (step,) = steps(outputs)
+    text = "Find the number between 1 and 20. Guess. Answer with a number."
+    assert step["extra"] == ({} if similarity == "null" else {"text": text})
+
+
+def test_an_episode_without_a_turn_is_no_success(compose: Compose, tokenizer: Any, monkeypatch) -> None:
+    monkeypatch.setattr(loop_worker, "_process", None)
+    episode = EpisodeRecorder(compose("+turnkey=grpo_steps"), tokenizer, {})
+    with pytest.raises(ValueError, match="call failed"):
+        episode.rows()
 
 
 @pytest.fixture

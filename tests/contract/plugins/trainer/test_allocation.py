@@ -171,7 +171,7 @@ def test_a_checkpoint_without_what_was_seen_is_warned_of(build, tmp_path: Path, 
     resumed = build("sync", "trainer.resume_mode=auto")
     resumed._load_checkpoint()
     assert resumed.allocation.histories == {}
-    assert "turnkey.groups knows nothing of the tasks played before" in caplog.text
+    assert "turnkey.groups has no history of the tasks played before" in caplog.text
 
 
 def test_a_run_without_allocation_asks_and_writes_nothing(build, tmp_path: Path):

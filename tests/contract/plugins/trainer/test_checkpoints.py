@@ -142,7 +142,7 @@ def test_a_checkpoint_without_the_state_is_warned_of_once(build: Build, tmp_path
     said = [record.getMessage() for record in caplog.records if record.name == "verl_turnkey"]
     assert len(said) == 1
     assert why in said[0]
-    assert said[0].endswith(": rae remembers nothing of the steps before")
+    assert said[0].endswith(": rae starts without the state of the steps before")
 
 
 GIVEN = "turnkey.credit.prior=given"
@@ -239,7 +239,7 @@ def test_a_full_disk_says_where_and_how_to_resume(build: Build, tmp_path: Path, 
     said = str(raised.value)
     assert said.startswith(f"the checkpoint {tmp_path}/global_step_2 could not be written (")
     assert re.search(r"\d+\.\d\d GiB are free there", said)
-    assert f"Of the checkpoints in {tmp_path} global_step_1 is the newest whole one" in said
+    assert f"Of the checkpoints in {tmp_path} global_step_1 is the newest complete one" in said
     assert "the same command with trainer.resume_mode=auto" in said
     resumed = build(mode)
     resumed._load_checkpoint()
@@ -260,7 +260,7 @@ def test_a_disk_that_is_full_at_the_last_byte_leaves_the_tracker(build: Build, t
 
     monkeypatch.setattr(torch, "save", last)
     try:
-        with pytest.raises(CheckpointError, match=r"File too large.* global_step_1 is the newest whole one"):
+        with pytest.raises(CheckpointError, match=r"File too large.* global_step_1 is the newest complete one"):
             trainer._save_checkpoint()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -279,7 +279,7 @@ def test_groups_that_all_end_alike_are_reported_and_stop_the_run(queue, build, c
     size = made.config.data.train_batch_size
     with pytest.raises(StarvedError, match=rf"dropped \d+ groups, .*\({batches} batches of {size}\).*none: .*{words}"):
         sample(made, endless(alike))
-    assert f"(1 batch of {size}), and kept none. Further tasks are played" in caplog.text
+    assert f"(1 batch of {size}), and kept none. More tasks are played" in caplog.text
 
 
 def test_a_signal_ends_a_step_that_keeps_no_group(queue, build):

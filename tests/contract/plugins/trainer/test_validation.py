@@ -110,7 +110,7 @@ def test_dead_environments_are_a_share_and_no_short_games(validate, caplog):
     assert metrics["val-aux/lake/reward/mean@1"] == 1.0
     assert metrics["val-aux/num_turns/min"] == 2 * LENGTH
     [record] = caplog.records
-    assert record.getMessage() == f"4 of 10 validation episodes failed; reasons of late:\n  {REASON}"
+    assert record.getMessage() == f"4 of 10 validation episodes failed; latest reasons:\n  {REASON}"
 
 
 def test_tasks_with_fewer_played_episodes_stay_on_the_same_curve(validate):
@@ -160,14 +160,14 @@ def test_a_host_that_dies_costs_a_validation_its_time(validate, pauses, saved, c
     assert metrics["val-aux/lake/failed/mean@1"] == 0.0
     assert pauses == [2, 4]
     assert saved == []
-    assert caplog.text.count("3 of 4 validation episodes failed; reasons of late:") == 2
+    assert caplog.text.count("3 of 4 validation episodes failed; latest reasons:") == 2
     assert not tq.kv_list("val").get("val")  # nothing of the attempts is left for the next
 
 
 def test_failures_that_last_as_long_as_the_patience_stop_the_run(validate, pauses, saved):
     """A fault of the environment's own ends in the same way, after a checkpoint of the step, which is trained."""
     dead = {"lake": [["won"], ["dead"], ["dead"]]}
-    with pytest.raises(StarvedError, match=r"2 of 3 validation episodes failed; reasons of late:\n  .*30 s"):
+    with pytest.raises(StarvedError, match=r"2 of 3 validation episodes failed; latest reasons:\n  .*30 s"):
         validate(dead, "trainer.save_freq=5", "turnkey.env.patience=10")
     assert pauses == [2, 4, 4]
     assert saved == [1]

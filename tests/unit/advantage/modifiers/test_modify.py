@@ -122,7 +122,7 @@ def test_an_estimators_state_may_not_look_like_a_modifiers():
     def greedy(batch, params, state):
         return Credit(batch.score, state={"modify/plus/batches": 1.0})
 
-    with pytest.raises(ValueError, match=r"greedy.*'modify/plus/batches' begins as the state of modifiers"):
+    with pytest.raises(ValueError, match=r"greedy.*'modify/plus/batches' begins like the state of modifiers"):
         compute_credit("greedy", batch())
 
 

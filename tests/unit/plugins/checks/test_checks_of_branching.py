@@ -59,7 +59,7 @@ def test_the_columns_of_a_strategy_are_known():
     check_columns(config(), turnkey(), {"score"}, (), COLUMNS)
     with pytest.raises(ConfigError, match=r"progress needs the column 'extra\.turn_value'"):
         check_columns(config(), turnkey("tree"), {"score"}, (), COLUMNS[:4])
-    with pytest.raises(ConfigError, match="strategy gives the column turn_value, and so does the environment"):
+    with pytest.raises(ConfigError, match="strategy adds the column turn_value, and so does the environment"):
         check_columns(config(), turnkey(), {"turn_value"}, (), COLUMNS)
 
 
@@ -93,9 +93,9 @@ def test_the_columns_of_a_strategy_are_known():
             {"calculate_log_probs": True, "n": 8},
             {"strategy": {"name": "entropy_branch", "trajectories": 8}},
             (),
-            "strategy.trajectories=8 leaves no branch beside actor_rollout_ref.rollout.n=8",
+            "strategy.trajectories=8 leaves no branch besides the actor_rollout_ref.rollout.n=8",
         ),
-        ({}, {}, ("turn_value",), "vine gives the column turn_value, and so does a component of turnkey.rewards"),
+        ({}, {}, ("turn_value",), "vine adds the column turn_value, and so does a component of turnkey.rewards"),
     ],
 )
 def test_a_strategy_that_cannot_work_is_refused(rollout, options, given, said):
@@ -186,7 +186,7 @@ def played(monkeypatch: pytest.MonkeyPatch, rooms: Rooms, seed: int | None, fork
 def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.MonkeyPatch):
     assert played(monkeypatch, Rooms(steady=True, copies=False), 3) == 2
     for rooms, seed, said in (
-        (Rooms(steady=False, copies=False), 3, "came to another state after 0 actions"),
+        (Rooms(steady=False, copies=False), 3, "reached another state after 0 actions"),
         (Rooms(steady=True, copies=False), None, "without a seed cannot be replayed"),
     ):
         with pytest.raises(EnvironmentFailure, match=said) as failure:

@@ -77,7 +77,7 @@ def test_groups_of_one_are_said():
         (
             {"allocation": "variance"},
             {"turnkey": {"rollout": {"strategy": {"name": "entropy_branch", "trajectories": 16}}}},
-            "strategy=entropy_branch counts its trajectories by actor_rollout_ref.rollout.n: take even",
+            "strategy=entropy_branch counts its trajectories by actor_rollout_ref.rollout.n: set turnkey.groups",
         ),
         ({"allocation": "prior"}, {"mode": "sync"}, "trainer.v1.trainer_mode=turnkey_sync"),
     ],
@@ -89,11 +89,9 @@ def test_what_cannot_work_is_refused(groups, changes, said):
 
 
 def test_what_a_method_remembers_of_kept_groups_is_said():
-    with pytest.warns(UserWarning, match="what shrinkage remembers of the batches before is of the kept groups alone"):
+    with pytest.warns(UserWarning, match="shrinkage then remembers only the kept groups of earlier batches"):
         checked({"keep": 0.5}, method="shrinkage")
-    with pytest.warns(
-        UserWarning, match="what shrinkage remembers of the batches before has outcomes with hints in it"
-    ):
+    with pytest.warns(UserWarning, match="what shrinkage remembers of earlier batches includes outcomes with hints"):
         checked({"hint_high": 0.5}, method="shrinkage")
 
 

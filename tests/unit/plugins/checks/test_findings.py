@@ -141,7 +141,7 @@ def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
 
 def test_a_rule_is_read_from_its_message() -> None:
     rule = rules()["bypass-without-log-probs"]
-    assert rule.says.startswith("algorithm.rollout_correction.bypass_mode=true takes the rollout's log-probabilities")
+    assert rule.says.startswith("algorithm.rollout_correction.bypass_mode=true uses the rollout's log-probabilities")
     assert rule.fix == "set actor_rollout_ref.rollout.calculate_log_probs=true"
     assert rules()["allocation-filter-groups"].says.startswith("turnkey.groups.allocation=<allocation> learns from")
     assert rules()["unknown-kl-penalty"].fix == "write one that the message lists"

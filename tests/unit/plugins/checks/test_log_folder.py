@@ -67,7 +67,7 @@ def test_a_run_that_begins_anew_is_warned_of_its_own_log(tmp_path: Path, mode):
     log(tmp_path, NAMES[1])
     [said] = check(run(tmp_path, resume_mode=mode))
     assert f"trajectories={tmp_path}/log" in said
-    assert f"begins anew (trainer.resume_mode={mode})" in said
+    assert f"starts over (trainer.resume_mode={mode})" in said
 
 
 def test_equal_names_with_checkpoints_elsewhere_are_another_run_unless_it_resumes(tmp_path: Path):

@@ -48,7 +48,7 @@ def test_a_state_of_another_method_or_none_says_why(tmp_path: Path):
 )
 def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path: Path, held: str):
     (tmp_path / credit_state.FILE).write_text(held)
-    with pytest.raises(ConfigError, match=r"turnkey_credit.json: expected .*the method begins anew"):
+    with pytest.raises(ConfigError, match=r"turnkey_credit.json: expected .*the method starts over"):
         credit_state.load(tmp_path, "rae")
 
 

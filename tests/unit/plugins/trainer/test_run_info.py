@@ -75,7 +75,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, caplog):
     (tmp_path / "log").write_text("a file where a folder should be")
     write_start(configured(tmp_path / "log"), 0)
     [record] = caplog.records
-    assert "turnkey.log.trajectories does not say what was run: " in record.getMessage()
+    assert "turnkey.log.trajectories lacks the description of the run: " in record.getMessage()
 
 
 def test_about_an_estimator_and_a_loss_of_others():
