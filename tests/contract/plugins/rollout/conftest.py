@@ -9,7 +9,7 @@ from typing import Any
 
 import hydra
 import pytest
-from contract_tools import AWKWARD, Compose
+from contract_tools import AWKWARD, TOOL_ENV, Compose
 from scripted import Script
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
@@ -32,7 +32,7 @@ def hosts(ray_queue) -> Iterator[None]:
         return real(namespace_tag=f"contract{next(tags)}", **options)
 
     def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
-        return pool(modules=(AWKWARD,), **options)
+        return pool(modules=(AWKWARD, TOOL_ENV), **options)
 
     loop_worker.HostPool = shared
     yield
