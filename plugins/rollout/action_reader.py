@@ -127,18 +127,19 @@ class ToolsReader:
     Args:
         parser: see :func:`call_parser`.
         tools: of the episode; None: not known yet, and a tool stands for them.
+        as_json: whether the environment takes JSON, since it has tools of its own; else words are its action.
     """
 
     instruction = INSTRUCTIONS[TOOLS]
 
-    def __init__(self, parser: CallParser, tokenizer: Any, tools: Tools | None = None) -> None:
-        self._parser, self._tokenizer, self._tools = parser, tokenizer, tools
+    def __init__(self, parser: CallParser, tokenizer: Any, tools: Tools | None = None, as_json: bool = True) -> None:
+        self._parser, self._tokenizer, self._tools, self._as_json = parser, tokenizer, tools, as_json
         self.tools = [ACT] if tools is None else tools.schemas
         self.stop_token_ids = parser.stop_token_ids
 
-    def with_tools(self, tools: Sequence[dict[str, Any]]) -> ToolsReader:
+    def with_tools(self, tools: Sequence[dict[str, Any]], as_json: bool = True) -> ToolsReader:
         """The reader of an episode with these tools. Raises ``EnvironmentFailure``: see :class:`Tools`."""
-        return ToolsReader(self._parser, self._tokenizer, Tools(tools))
+        return ToolsReader(self._parser, self._tokenizer, Tools(tools), as_json)
 
     async def read(
         self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
@@ -159,6 +160,8 @@ class ToolsReader:
             return _with_feedback(ParsedAction(None, "the tool call cannot be read", content=content))
         if not content.strip():
             return _with_feedback(ParsedAction(None, "neither a tool call nor any words", content=content))
+        if not self._as_json:
+            return replace(admit(content, admissible, TOOLS), content=content)
         return ParsedAction(words_text(content.strip()), content=content)
 
 

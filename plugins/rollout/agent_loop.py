@@ -35,6 +35,7 @@ from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectories import Trajectory
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.rollout.turn_answer import answer_turn
+from verl_turnkey.plugins.rollout.worker_tools import WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
 
@@ -45,6 +46,8 @@ class EnvAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._verl_tools: list[Any] = getattr(kwargs.get("tools"), "tools", [])
+        self.worker_tools: WorkerTools | None = None
         self.shared = worker.shared(self.config)
         self.options = self.shared.turnkey.rollout
         self.reader = action_reader(self.options.action_format, self.shared.tool_format, self.tokenizer)
@@ -83,6 +86,10 @@ class EnvAgentLoop(AgentLoopBase):
             output of a failed episode.
         """
         episode, task, failed = Episode(), None, None
+        if self._verl_tools and isinstance(self.reader, ToolsReader):
+            self.worker_tools = WorkerTools(
+                self._verl_tools, kwargs.get("tools_kwargs"), self.shared.turnkey.env.step_timeout
+            )
         branching, episodes = self._branching(kwargs), [episode]
         member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
         try:
@@ -195,7 +202,7 @@ class EnvAgentLoop(AgentLoopBase):
             seen, trajectory.prompt = trajectory.seen, None
             parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids)
             started = perf_counter()
-            answer = await answer_turn(trajectory, parsed)
+            answer = await answer_turn(trajectory, parsed, self.worker_tools)
             seconds = perf_counter() - started
             last = t + 1 == trajectory.turns
             trajectory.add(self._played(t, last, prompt, turn, parsed, seen, answer, seconds), answer)
@@ -270,11 +277,12 @@ class EnvAgentLoop(AgentLoopBase):
 
     def _take_tools(self, first: Answer, task: Task) -> list[dict[str, Any]] | None:
         """The tools that the chat template shows in this episode, which the reader then knows."""
-        tools = first.info.get("tools")
+        own = first.info.get("tools") or []
         if isinstance(self.reader, ToolsReader):
+            tools = own if self.worker_tools is None else self.worker_tools.beside(own)
             if not tools:
                 raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")
-            self.reader = self.reader.with_tools(tools)
+            self.reader = self.reader.with_tools(tools, as_json=bool(own))
         return self.reader.tools
 
     def _prompts(self, task: str, tools: list[dict[str, Any]] | None) -> Prompts:

@@ -43,7 +43,14 @@ def tokenizer(name: str) -> Any:
 def shelf(play):
     """``shelf(name, turns, *overrides, **kwargs)``: the steps, rows and script of an episode."""
 
-    def run(name: str, turns: list[str], *overrides: str, prompts: tuple[str, ...] = CONVERSATION, **kwargs: Any):
+    def run(
+        name: str,
+        turns: list[str],
+        *overrides: str,
+        prompts: tuple[str, ...] = CONVERSATION,
+        tools_of_verl: Any = (),
+        **kwargs: Any,
+    ):
         family = REAL[name]
         overrides = (f"actor_rollout_ref.rollout.multi_turn.format={PARSERS[name]}", *overrides)
         rows, script = play(
@@ -56,6 +63,7 @@ def shelf(play):
             *overrides,
             tokenizer=tokenizer(name),
             hf_model_type=family.model_type,
+            tools=tools_of_verl,
         )
         for n, row in enumerate(rows):
             validate_record(row.extra_fields["turnkey"], f"row {n}")
