@@ -23,7 +23,7 @@ from verl_turnkey.envs.prompting.actions import (
 )
 from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
 from verl_turnkey.envs.tool_info import calls_text, words_text
-from verl_turnkey.plugins.rollout.tool_calls import Tools
+from verl_turnkey.plugins.rollout.tool_calls import Tools, tools_of
 from verl_turnkey.plugins.rollout.tool_parsers import CallParser, WrittenCall, call_parser, unread_calls
 
 ACT: dict[str, Any] = {
@@ -139,7 +139,7 @@ class ToolsReader:
 
     def with_tools(self, tools: Sequence[dict[str, Any]], as_json: bool = True) -> ToolsReader:
         """The reader of an episode with these tools. Raises ``EnvironmentFailure``: see :class:`Tools`."""
-        return ToolsReader(self._parser, self._tokenizer, Tools(tools), as_json)
+        return ToolsReader(self._parser, self._tokenizer, tools_of(tools), as_json)
 
     async def read(
         self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -65,6 +66,16 @@ class Tools:
         if errors:
             return refused(f"the arguments of {written.name} do not fit: {'; '.join(errors)}", arguments, readable=True)
         return Call(written.name, arguments, written.id)
+
+
+def tools_of(schemas: Sequence[Mapping[str, Any]]) -> Tools:
+    """The tools of an episode; made once for all episodes that have the same ones."""
+    return _tools(json.dumps(schemas))
+
+
+@lru_cache(maxsize=64)
+def _tools(text: str) -> Tools:
+    return Tools(json.loads(text))
 
 
 def _no_json(constant: str) -> Any:
