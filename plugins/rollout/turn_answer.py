@@ -30,13 +30,12 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     run = [call for call in parsed.calls if call.error is None]
     elsewhere = [call for call in run if tools is not None and tools.has(call)]
     own = [call for call in run if call not in elsewhere]
-    if parsed.action is None and not parsed.calls and not parsed.feedback and seen.info.keys().isdisjoint(_OF_A_TURN):
+    if parsed.action is None and not parsed.calls and not parsed.feedback:
         return Answer(seen.observation, seen.info)
     results = [] if tools is None else [await tools.result(call) for call in elsewhere]
     if parsed.action is None or (elsewhere and not own):
         seen.info.setdefault("extra", {})  # one object for both: the action was not applied
-        answer = Answer(seen.observation, {k: v for k, v in seen.info.items() if k not in _OF_A_TURN})
-        answer.info["invalid"] = False
+        answer = Answer(seen.observation, {**seen.info, "invalid": False})  # results and note: see below
     else:
         shown = calls_text([(call.name, call.arguments) for call in own]) if elsewhere else parsed.action
         answer = await trajectory.step(shown)
@@ -58,10 +57,6 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     if notes:
         answer.info["note"] = "\n".join(notes)
     return answer
-
-
-_OF_A_TURN = ("note", "results")
-"""keys of ``info`` that are about the turn before"""
 
 
 def _results(calls: int, answer: Answer, returned: list[Result] | None) -> list[Result]:

@@ -98,7 +98,7 @@ def test_prompts_of_a_template_show_what_they_gave(shelf, tools):  # noqa: F811
 
 
 def test_an_environment_without_tools_gets_the_words(play, tools):
-    turns = [written("Qwen3", ADD), "win"]
+    turns = ["stumble", written("Qwen3", ADD), "win"]
     rows, script = play(
         turns,
         Task("contract/Awkward-v0", 3),
@@ -109,9 +109,10 @@ def test_an_environment_without_tools_gets_the_words(play, tools):
         tools=tools,
     )
     steps = [step for row in rows for step in row.extra_fields["turnkey"]["steps"]]
-    assert [step["action"] for step in steps] == ['{"calls":[{"arguments":{"a":2,"b":3},"name":"add"}]}', "win"]
-    assert [step["reward"] for step in steps] == [0.0, 0.5]
-    assert "<tool_response>\n5\n</tool_response>" in script.text(1)
+    called = '{"calls":[{"arguments":{"a":2,"b":3},"name":"add"}]}'
+    assert [(step["action"], step["valid"]) for step in steps] == [("stumble", False), (called, True), ("win", True)]
+    assert [step["reward"] for step in steps] == [0.0, 0.0, 0.5]
+    assert "<tool_response>\n5\n</tool_response>" in script.text(2)
 
 
 def test_a_name_that_two_tools_have_fails_the_episode(shelf, tools):  # noqa: F811
