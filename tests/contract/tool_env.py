@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 
-def function(name: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+def function(name: str, required: tuple[str, ...] = (), /, **properties: Any) -> dict[str, Any]:
     parameters = {"type": "object", "properties": properties, "required": [*required]}
     return {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": parameters}}
 

@@ -114,9 +114,8 @@ def test_calls_have_the_ids_of_the_model_or_ones_that_every_template_takes():
 
 
 def test_the_oldest_turns_are_dropped_with_their_results():
-    made = talk("qwen", when_full="drop_oldest", prompt=900, response=300)
-    for n in range(6):
+    made = talk("qwen", when_full="drop_oldest", prompt=1400, response=600)
+    for n in range(5):
         made.call([f"result {n} of a call"] * 2)
-    assert "full" in [prompt.broke for prompt in made.given]
-    assert "result 5 of a call" in made.text(-1)
-    assert "result 0 of a call" not in made.text(-1)
+    assert [prompt.broke for prompt in made.given] == [None] * 5 + ["full"]
+    assert [made.text(-1).count(f"result {n} of a call") for n in range(5)] == [0, 0, 0, 2, 2]
