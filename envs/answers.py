@@ -8,18 +8,20 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
+from verl_turnkey.envs.tool_info import read_results, read_tools
 
 Info = dict[str, Any]
 """``state_key`` (str, int or None), ``admissible`` (list of str or None), ``success`` (bool or None), ``invalid``,
 ``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes), their ``images_key`` (see
-:attr:`Answer.images_key`) and ``extra`` (plain values)"""
+:attr:`Answer.images_key`), ``extra`` (plain values), ``tools`` (of a reset) and ``results`` (of a step), see
+``tool_info``; the agent loop adds a ``note``, see :attr:`Answer.text`"""
 
 _LARGEST = sys.float_info.max
 
@@ -42,6 +44,12 @@ class Answer:
     terminated: bool = False
     truncated: bool = False
     faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What the agent is shown: the observation, and the agent loop's ``note`` on calls that never ran."""
+        note = self.info.get("note")
+        return f"{self.observation}\n{note}" if note else self.observation
 
     @property
     def state_key(self) -> str | int | None:
@@ -79,7 +87,7 @@ def read_reset(answer: Any) -> Answer | Fault:
     """What ``reset`` returned, (observation, info); a fault when it has another form."""
     if not (isinstance(answer, tuple) and len(answer) == 2):
         return Fault("runs", f"reset must return (observation, info), not {shown(answer)}")
-    return _read(answer[0], answer[1])
+    return _read(answer[0], answer[1], ("tools", read_tools))
 
 
 def read_step(answer: Any) -> Answer | Fault:
@@ -89,7 +97,7 @@ def read_step(answer: Any) -> Answer | Fault:
             "runs", f"step must return (observation, reward, terminated, truncated, info), not {shown(answer)}"
         )
     observation, reward, terminated, truncated, info = answer
-    found = _read(observation, info)
+    found = _read(observation, info, ("results", read_results))
     found.reward = _reward(reward, found.faults)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not _is_bool(flag):
@@ -113,12 +121,13 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def _read(observation: Any, info: Any) -> Answer:
+def _read(observation: Any, info: Any, of_tools: tuple[str, Callable[[Any], Any]]) -> Answer:
+    """``of_tools``: the key of ``info`` that is about tools, and its reader."""
     faults: list[Fault] = []
     if not isinstance(observation, str):
         faults.append(Fault("observation", f"an observation must be text, not {shown(observation)}"))
         observation = repr(observation)[:1000]
-    return Answer(plain_text(observation), _info(info, faults), faults=faults)
+    return Answer(plain_text(observation), _info(info, faults, of_tools), faults=faults)
 
 
 def _reward(value: Any, faults: list[Fault]) -> float:
@@ -133,7 +142,7 @@ def _reward(value: Any, faults: list[Fault]) -> float:
     return number
 
 
-def _info(info: Any, faults: list[Fault]) -> Info:
+def _info(info: Any, faults: list[Fault], of_tools: tuple[str, Callable[[Any], Any]]) -> Info:
     """The keys that prompts and credit assignment read, in plain types."""
 
     def fault(what: str, property: str = "info") -> None:
@@ -173,9 +182,10 @@ def _info(info: Any, faults: list[Fault]) -> Info:
         success = won = None
     success = won if success is None else success
     optional: dict[str, Any] = {}
-    for name, read in (("images", _images), ("extra", _extra)):
+    for name, read in (("images", _images), ("extra", _extra), of_tools):
         try:
-            optional[name] = read(info.get(name))
+            if info.get(name) is not None:
+                optional[name] = read(info[name])
         except (TypeError, ValueError) as error:
             fault(str(error))
     if optional.get("images"):

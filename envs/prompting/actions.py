@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,14 +11,17 @@ from verl_turnkey.envs.base import words
 from verl_turnkey.envs.thoughts import after_thoughts
 from verl_turnkey.envs.user_modules import load_function
 
-TOOL_CALL = "json"
-"""the format that only the agent loop can parse: a tool call, which the model's tokenizer and chat template define"""
+TOOL_CALL, TOOLS = "json", "tools"
+CALLS = (TOOL_CALL, TOOLS)
+"""the formats that only the agent loop can parse, since the model's tokenizer and chat template define them: a call of
+the one tool ``act``, and calls of the environment's own tools"""
 
 INSTRUCTIONS = {
     "plain": "Answer with your next action and nothing else.",
     "tags": "Think about the situation inside <think> </think>. Then write one action inside <action> </action>.",
     "boxed": "Think about the situation. Then write one action as \\boxed{action}.",
     TOOL_CALL: "Think about the situation. Then call the tool with one action.",
+    TOOLS: "Think about the situation. Then call the tools that you need, or answer in words.",
 }
 """what the field ``{format}`` of a prompt template says; for a format of your own see :func:`instruction_of`"""
 
@@ -26,8 +29,25 @@ KEY = "turnkey.rollout.action_format"
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call of a tool in a model's turn."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+    """the model's own id of it, in families that write one"""
+    error: str | None = None
+    """why it does not run; None: it does"""
+    kind: Literal["format", "admissible"] = "admissible"
+    """of the error: the arguments are no JSON object, or there is no such tool, or they do not fit its schema"""
+
+
+@dataclass(frozen=True)
 class ParsedAction:
-    """``action`` as the environment spells it; or None, with the ``reason`` and its kind."""
+    """``action`` as the environment spells it; or None, with the ``reason`` and its kind.
+
+    A turn of tool calls may have both: some of its calls run, and the reason says why the others do not.
+    """
 
     action: str | None
     reason: str | None = None
@@ -35,16 +55,20 @@ class ParsedAction:
     """of the reason: there is no action in the text, or one that is not admissible now"""
     content: str | None = field(default=None, repr=False, compare=False)
     """what the turn says after its thoughts, empty if it ends before they do; None: nobody cut them off"""
+    calls: tuple[Call, ...] = ()
+    """all calls of the environment's tools, in order"""
+    feedback: str | None = None
+    """what the model is shown in place of the observation, after a turn without an action"""
 
     def __post_init__(self) -> None:
-        if (self.action is None) == (self.reason is None):
+        if (self.action is None) == (self.reason is None) and (self.action is None or not self.calls):
             raise ValueError(f"an action or the reason why there is none, not {self.action!r} and {self.reason!r}")
         if self.action is not None:  # half a surrogate pair, which JSON can spell, does not travel between processes
             object.__setattr__(self, "action", self.action.encode("utf-8", "replace").decode("utf-8"))
 
     @property
     def valid(self) -> bool:
-        return self.action is not None
+        return self.reason is None
 
 
 UNFINISHED = ParsedAction(None, "no action: the turn ends before its thoughts do", content="")
@@ -89,7 +113,7 @@ def load_parser(fmt: str) -> Parser:
         return lambda text, admissible: _ask(function, fmt, text, admissible)
     raise ValueError(
         f"unknown action format {fmt!r}{did_you_mean(fmt, FORMATS) or '.'} {KEY} takes {', '.join(FORMATS)} and "
-        f"module:function; {TOOL_CALL} works in the agent loop only"
+        f"module:function; {' and '.join(CALLS)} work in the agent loop only"
     )
 
 

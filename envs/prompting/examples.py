@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.actions import TOOL_CALL, load_parser
+from verl_turnkey.envs.prompting.actions import CALLS, TOOL_CALL, TOOLS, load_parser
 from verl_turnkey.envs.prompting.prompts import build_messages, later_template
 
 KEY = "turnkey.rollout.examples"
@@ -52,6 +52,13 @@ def check_examples(turns: Iterable[ExampleTurn], fmt: str) -> None:
         if wrong := [n for n, turn in enumerate(turns) if turn.action is None]:
             raise ConfigError(f"{KEY}[{wrong[0]}]: with turnkey.rollout.action_format={TOOL_CALL} give the action")
         return
+    if fmt == TOOLS:
+        if wrong := [n for n, turn in enumerate(turns) if turn.response is None]:
+            raise ConfigError(
+                f"{KEY}[{wrong[0]}]: with turnkey.rollout.action_format={TOOLS} give the response, the whole text that "
+                "the model should write, calls included"
+            )
+        return
     parser = load_parser(fmt)
     for n, turn in enumerate(turns):
         found = parser(turn.written(fmt), turn.admissible or None)
@@ -83,7 +90,7 @@ class Examples:
     @property
     def text(self) -> str:
         """For the field ``{examples}`` of a template; empty where the examples are turns."""
-        if not self.turns or (self.conversation and self.fmt != TOOL_CALL):
+        if not self.turns or (self.conversation and self.fmt not in CALLS):
             return ""
         shown = [
             "\n".join(
@@ -100,7 +107,7 @@ class Examples:
 
     def messages(self, task: str) -> list[dict[str, Any]]:
         """The turns as messages, for an episode with this task; empty where the examples are text."""
-        if not self.conversation or self.fmt == TOOL_CALL:
+        if not self.conversation or self.fmt in CALLS:
             return []
         messages: list[dict[str, Any]] = []
         step = 0

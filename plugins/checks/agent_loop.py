@@ -69,7 +69,7 @@ def _check_routing(config: DictConfig) -> None:
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     """Check the prompt template, and load the functions and parsers that the agent loop will call."""
-    from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL, instruction_of, load_parser
+    from verl_turnkey.envs.prompting.actions import CALLS, FORMATS, instruction_of, load_parser
     from verl_turnkey.envs.prompting.examples import check_examples
     from verl_turnkey.envs.prompting.prompts import load_template
     from verl_turnkey.envs.user_modules import load_function
@@ -86,8 +86,8 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
                     "prompt-keys-without-effect",
                     f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template",
                 )
-    if options.action_format == TOOL_CALL:
-        from verl_turnkey.plugins.rollout.action_reader import check_tool_parser
+    if options.action_format in CALLS:
+        from verl_turnkey.plugins.rollout.tool_parsers import check_tool_parser
 
         check_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)
     else:
@@ -97,7 +97,7 @@ def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         check_examples(examples, options.action_format)
     except ConfigError as error:
         refuse("examples-invalid", str(error))
-    if options.action_format not in (*FORMATS, TOOL_CALL) and not examples:
+    if options.action_format not in (*FORMATS, *CALLS) and not examples:
         _warn_of_silence(turnkey, template, instruction_of(options.action_format))
     if options.summary is not None:
         load_function(options.summary, "turnkey.rollout.summary")

@@ -21,12 +21,13 @@ from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import fingerprint
 from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
 from verl_turnkey.envs.hosting.process import ProcessWorker
-from verl_turnkey.envs.prompting.actions import TOOL_CALL, instruction_of
+from verl_turnkey.envs.prompting.actions import CALLS, TOOLS, instruction_of
 from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.envs.tool_info import random_call
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
@@ -82,8 +83,16 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
         raise _refusal(task, failure) from None
     if strategy is not None and getattr(strategy[1], "needs_answer", False):
         _check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    others = any(multi_turn.get(key) for key in ("tool_config_path", "function_tool_path"))
+    if turnkey.rollout.action_format == TOOLS and not info.get("tools") and not others:
+        refuse(
+            "tools-missing",
+            f"{task.env_id} gives no info['tools'], which turnkey.rollout.action_format={TOOLS} calls: set tags, or "
+            "json for the one tool act",
+        )
     if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
-        _measure(config, turnkey, observation, info["task"], info["admissible"])
+        _measure(config, turnkey, observation, info)
     return columns_given
 
 
@@ -176,10 +185,13 @@ async def play(
         start = (task.env_id, dict(task.kwargs), task.seed)
         first = await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)
         observation, info = first
+        tools = info.get("tools")
         actions_taken, states = [], [first]
         for _ in range(STEPS):
             actions = info["admissible"] if info["admissible"] is not None else observation.split()[:50]
             action = rng.choice(actions) if actions else "look"
+            if tools:
+                action = random_call(tools, rng)
             if copies:
                 copied = await process.call(
                     "step_clone", (action,), env.step_timeout, f"clone before {action!r}", STEP_KEY
@@ -235,7 +247,7 @@ def preview(config: DictConfig) -> str:
     if file is None:
         return "no prompt to show: there is no training file with tasks on this machine"
     observation, info, _ = asyncio.run(play(turnkey, _configured(first_task(file), turnkey)))
-    measured = _measure(config, turnkey, observation, info["task"], info["admissible"])
+    measured = _measure(config, turnkey, observation, info)
     if measured is None:
         return f"no prompt to show: {config.actor_rollout_ref.model.path} is no folder with a plain tokenizer"
     text, number = measured
@@ -243,9 +255,7 @@ def preview(config: DictConfig) -> str:
     return f"the first prompt, {number} of {limit} tokens (data.max_prompt_length):\n{text}"
 
 
-def _measure(
-    config: DictConfig, turnkey: TurnkeyConfig, observation: str, goal: str, admissible: list[str] | None
-) -> tuple[str, int] | None:
+def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info: Info) -> tuple[str, int] | None:
     """The first prompt as text, and its number of tokens; None if the tokenizer is not a plain local one.
 
     Raises:
@@ -263,16 +273,14 @@ def _measure(
     tokenizer = AutoTokenizer.from_pretrained(path)
     check_spaces(tokenizer)
     kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
-    tools = None
-    if turnkey.rollout.action_format == TOOL_CALL:
+    tools, fmt = None, turnkey.rollout.action_format
+    if fmt in CALLS:
         from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 
-        check_tool_template(tokenizer, **kwargs)
-        tools = [ACT]
-    processors = (
-        "preprocessor_config.json",
-        "processor_config.json",
-    )  # with images the workers check, which have a processor
+        check_tool_template(tokenizer, fmt, **kwargs)
+        tools = info.get("tools") if fmt == TOOLS else [ACT]
+    # With images the workers check, which have a processor.
+    processors = ("preprocessor_config.json", "processor_config.json")
     if not any((path / name).is_file() for name in processors):
         from verl_turnkey.plugins.rollout.turn_tail import learn
         from verl_turnkey.plugins.verl_api.builders import builder_of
@@ -282,7 +290,7 @@ def _measure(
         if turnkey.rollout.prompt == "conversation":
             learn(builder, tokenizer, tools, turnkey.rollout.observation_role)
 
-    template, fmt = load_template(turnkey.rollout.template), turnkey.rollout.action_format
+    template, goal = load_template(turnkey.rollout.template), info["task"]
     instruction = instruction_of(fmt)
     turns = load_examples(turnkey.rollout.examples)
     examples = Examples(turns, fmt, template, instruction, turnkey.rollout.prompt == "conversation")
@@ -295,7 +303,7 @@ def _measure(
             task=goal,
             history=past.turns,
             observation=observation,
-            admissible=admissible,
+            admissible=info["admissible"],
             instruction=instruction,
             examples=examples.text,
         )

@@ -297,9 +297,10 @@ def _warn_turns(config: DictConfig) -> None:
     replacements = {
         "max_assistant_turns": "turnkey.rollout.max_turns",
         "max_user_turns": "turnkey.rollout.max_turns",
-        "tool_config_path": "an environment, which has its own actions",
-        "function_tool_path": "an environment, which has its own actions",
     }
+    if OmegaConf.select(config, "turnkey.rollout.action_format") != "tools":
+        own = "an environment, which has its own actions, unless turnkey.rollout.action_format=tools"
+        replacements |= {"tool_config_path": own, "function_tool_path": own}
     for key, instead in replacements.items():
         if multi_turn.get(key) is not None:
             warn(

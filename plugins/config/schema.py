@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, parse_modify
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
-from verl_turnkey.envs.prompting.actions import FORMATS, TOOL_CALL
+from verl_turnkey.envs.prompting.actions import CALLS, FORMATS
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
@@ -96,7 +96,8 @@ class RolloutConfig:
     invalid_action_penalty: float = 0.1
     """subtracted from the step's own advantage, in its unit, when the action did not parse or apply"""
     action_format: str = "plain"
-    """format of the action in the model's response: plain, tags, boxed, json (a tool call) or module:function"""
+    """format of the action in the model's response: plain, tags, boxed, json (a call of the one tool act), tools (calls
+    of the environment's tools) or module:function"""
     template: str = "default"
     """prompt template: a shipped name or the path of a text file"""
     system: str | None = None
@@ -126,7 +127,7 @@ class RolloutConfig:
             check_fields(self.history_line, LINE_FIELDS, "action", "history_line")
         except ValueError as error:
             raise ConfigError(f"history_line: {error}") from None
-        formats = [*FORMATS, TOOL_CALL]
+        formats = [*FORMATS, *CALLS]
         check(
             self.action_format in formats or ":" in self.action_format,
             "action_format",
@@ -134,9 +135,10 @@ class RolloutConfig:
             self.action_format,
         )
         check(
-            self.observation_role != "tool" or self.action_format == TOOL_CALL,
+            self.observation_role != "tool" or self.action_format in CALLS,
             "observation_role",
-            f"auto or user with action_format={self.action_format}: only a tool call ({TOOL_CALL}) has a tool's answer",
+            f"auto or user with action_format={self.action_format}: only a tool call ({', '.join(CALLS)}) has a tool's "
+            "answer",
             self.observation_role,
         )
         load_examples([] if isinstance(self.examples, str) else self.examples)

@@ -1,4 +1,4 @@
-"""Readers of the action in a turn: a text parser, or one of verl's tool parsers for tool calls."""
+"""Readers of the action in a turn: a text parser, or a tool parser for tool calls."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
-from verl.tools.schemas import OpenAIFunctionToolSchema
-
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.actions import (
     FORMATS,
     INSTRUCTIONS,
     TOOL_CALL,
+    TOOLS,
     UNFINISHED,
+    Call,
     ParsedAction,
     admit,
     instruction_of,
     load_parser,
 )
 from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
-from verl_turnkey.plugins.config.schema import closest
+from verl_turnkey.envs.tool_info import calls_text, words_text
+from verl_turnkey.plugins.rollout.tool_calls import Tools, tools_of
+from verl_turnkey.plugins.rollout.tool_parsers import CallParser, WrittenCall, call_parser, unread_calls
 
 ACT: dict[str, Any] = {
     "type": "function",
@@ -38,18 +39,15 @@ ACT: dict[str, Any] = {
     },
 }
 """the one tool of the format ``json``, as the chat template gets it"""
-
+NO_TOOLS = (
+    f"turnkey.rollout.action_format={TOOLS} calls the tools of the environment; for one without tools set tags, or "
+    f"{TOOL_CALL}, which has the one tool act"
+)
 
 OPENING = 16
 """as many of a prompt's last tokens hold what opens the thoughts"""
 HEADER = r"(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"
 """of an answer in the harmony format, whose control tokens do not part it from the answer"""
-HARMONY_CALL = re.compile(
-    r"(?:<\|start\|>assistant)?(?: to=functions\.([\w.-]+))?<\|channel\|>\w+(?: to=functions\.([\w.-]+))?"
-    r" ?(?:<\|constrain\|>)?(?:json)?<\|message\|>"
-)
-"""how a tool call begins in the harmony format: gpt-oss has the tool's name in the channel or, as in its chat template,
-before it, and the generation prompt has the first ``<|start|>assistant``"""
 
 
 def _answer(tokenizer: Any, ids: list[int], prompt: Sequence[int], header: str = "") -> list[int] | None:
@@ -95,18 +93,15 @@ class ToolCallReader:
     """Reads the last tool call after the thoughts, which must call ``act``; the rest of the turn is ignored.
 
     Args:
-        parser: one of verl's (``actor_rollout_ref.rollout.multi_turn.format``).
+        parser: see :func:`call_parser`.
     """
 
     instruction = INSTRUCTIONS[TOOL_CALL]
 
     def __init__(self, parser: str, tokenizer: Any) -> None:
-        check_tool_parser(parser)
-        self._parser = ToolParser.get_tool_parser(parser, tokenizer)
-        self._harmony = parser == "gpt-oss"
+        self._parser = call_parser(parser, tokenizer)
         self._tokenizer = tokenizer
         self.tools = [ACT]
-        self._schemas = [OpenAIFunctionToolSchema(**ACT)]
         self.stop_token_ids = self._parser.stop_token_ids
 
     async def read(
@@ -120,27 +115,80 @@ class ToolCallReader:
         return replace(await self._call(answer, admissible), content=content)
 
     async def _call(self, ids: list[int], admissible: Sequence[str] | None) -> ParsedAction:
-        if self._harmony:
-            ids = self._tokenizer.encode(_harmony_calls(self._tokenizer.decode(ids)), add_special_tokens=False)
-        try:
-            _, calls = await self._parser.extract_tool_calls(ids, self._schemas)
-        except Exception as error:  # verl's parsers may raise anything on what the model wrote
-            return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
+        calls = await _written(self._parser, ids, self.tools)
+        if isinstance(calls, ParsedAction):
+            return calls
         return _called(calls[-1], admissible) if calls else ParsedAction(None, "no tool call")
 
 
-def _harmony_calls(text: str) -> str:
-    """``text`` with all its calls in the one spelling that verl's parser of gpt-oss reads."""
+class ToolsReader:
+    """Reads all calls of the environment's tools after the thoughts; without one the turn is an action in words.
 
-    def spelled(header: re.Match[str]) -> str:
-        name = header[1] or header[2]
-        call = f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-        return call if name else header[0]
+    Args:
+        parser: see :func:`call_parser`.
+        tools: of the episode; None: not known yet, and a tool stands for them.
+        as_json: whether the environment takes JSON, since it has tools of its own; else words are its action.
+    """
 
-    return HARMONY_CALL.sub(spelled, text)
+    instruction = INSTRUCTIONS[TOOLS]
+
+    def __init__(self, parser: CallParser, tokenizer: Any, tools: Tools | None = None, as_json: bool = True) -> None:
+        self._parser, self._tokenizer, self._tools, self._as_json = parser, tokenizer, tools, as_json
+        self.tools = [ACT] if tools is None else tools.schemas
+        self.stop_token_ids = parser.stop_token_ids
+
+    def with_tools(self, tools: Sequence[dict[str, Any]], as_json: bool = True) -> ToolsReader:
+        """The reader of an episode with these tools. Raises ``EnvironmentFailure``: see :class:`Tools`."""
+        return ToolsReader(self._parser, self._tokenizer, tools_of(tools), as_json)
+
+    async def read(
+        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
+    ) -> ParsedAction:
+        """As :meth:`TextReader.read`. The action is the canonical JSON of ``envs.tool_info``."""
+        assert self._tools is not None
+        answer = _answer(self._tokenizer, ids, prompt)
+        if answer is None:
+            return _with_feedback(UNFINISHED)
+        written = await _written(self._parser, answer, self._tools.schemas)
+        content = self._tokenizer.decode(_answer(self._tokenizer, ids, prompt, HEADER) or [], skip_special_tokens=True)
+        if isinstance(written, ParsedAction):
+            return _with_feedback(replace(written, content=content))
+        unread = unread_calls(self._tokenizer.decode(answer, skip_special_tokens=False), len(written))
+        if written:
+            return replace(_calls([self._tools.check(call) for call in written], unread), content=content)
+        if unread:
+            return _with_feedback(ParsedAction(None, "the tool call cannot be read", content=content))
+        if not content.strip():
+            return _with_feedback(ParsedAction(None, "neither a tool call nor any words", content=content))
+        if not self._as_json:
+            return replace(admit(content, admissible, TOOLS), content=content)
+        return ParsedAction(words_text(content.strip()), content=content)
 
 
-def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedAction:
+def _with_feedback(parsed: ParsedAction) -> ParsedAction:
+    return replace(parsed, feedback=f"Error: {parsed.reason}")
+
+
+def _calls(calls: list[Call], unread: int) -> ParsedAction:
+    run = [(call.name, call.arguments) for call in calls if call.error is None]
+    refused = next((call for call in calls if call.error is not None), None)
+    reason, kind = (None, "format") if refused is None else (refused.error, refused.kind)
+    if unread:
+        reason, kind = f"{unread} of {unread + len(calls)} tool calls cannot be read", "format"
+    return ParsedAction(calls_text(run) if run else None, reason, kind, calls=tuple(calls))
+
+
+async def _written(
+    parser: CallParser, ids: list[int], tools: Sequence[Mapping[str, Any]]
+) -> list[WrittenCall] | ParsedAction:
+    """The calls; or why there is no action, if the parser raised."""
+    try:
+        return await parser.read(ids, tools)
+    except Exception as error:  # parsers may raise anything on what the model wrote
+        return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
+
+
+def _called(call: WrittenCall, admissible: Sequence[str] | None) -> ParsedAction:
     if call.name != "act":
         return ParsedAction(None, f"a call of {call.name[:80]!r}, which is no tool here")
     try:
@@ -155,21 +203,17 @@ def _called(call: FunctionCall, admissible: Sequence[str] | None) -> ParsedActio
     return admit(action, admissible, TOOL_CALL)
 
 
-def action_reader(fmt: str, tool_parser: str, tokenizer: Any) -> TextReader | ToolCallReader:
+ActionReader = TextReader | ToolCallReader | ToolsReader
+
+
+def action_reader(fmt: str, tool_parser: str, tokenizer: Any) -> ActionReader:
     """The reader of ``turnkey.rollout.action_format``."""
+    if fmt == TOOLS:
+        return ToolsReader(call_parser(tool_parser, tokenizer), tokenizer)
     return ToolCallReader(tool_parser, tokenizer) if fmt == TOOL_CALL else TextReader(fmt, tokenizer)
 
 
-def check_tool_parser(name: str) -> None:
-    """Raise ConfigError unless verl has a tool parser of that name."""
-    if name not in ToolParser._registry:
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.multi_turn.format={name} is no tool parser of verl's"
-            f"{closest(name, list(ToolParser._registry))}"
-        )
-
-
-def check_tool_template(tokenizer: Any, **kwargs: Any) -> None:
+def check_tool_template(tokenizer: Any, fmt: str = TOOL_CALL, **kwargs: Any) -> None:
     """Raise ConfigError when the model's chat template does not show tools: no turn could ever call one."""
     without, with_tools = (
         tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False, tools=tools, **kwargs)
@@ -177,6 +221,6 @@ def check_tool_template(tokenizer: Any, **kwargs: Any) -> None:
     )
     if without == with_tools:
         raise ConfigError(
-            f"turnkey.rollout.action_format={TOOL_CALL} needs a model whose chat template shows tools, and this "
+            f"turnkey.rollout.action_format={fmt} needs a model whose chat template shows tools, and this "
             "model's does not: set turnkey.rollout.action_format=tags, or actor_rollout_ref.model.custom_chat_template"
         )

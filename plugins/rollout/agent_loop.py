@@ -7,6 +7,7 @@ fails: a failed episode is exactly one masked row with the reason.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -21,17 +22,20 @@ from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.rewards import GroupMember
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.rollout import hints, worker
-from verl_turnkey.plugins.rollout.action_reader import action_reader
+from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
 from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
+from verl_turnkey.plugins.rollout.images import processed
 from verl_turnkey.plugins.rollout.prompts import Prompts, PromptSettings, TemplatePrompts, guarded
 from verl_turnkey.plugins.rollout.query import Query
 from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectories import Trajectory
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.rollout.turn_answer import answer_turn
+from verl_turnkey.plugins.rollout.worker_tools import WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
 
@@ -42,6 +46,8 @@ class EnvAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._verl_tools: list[Any] = getattr(kwargs.get("tools"), "tools", [])
+        self.worker_tools: WorkerTools | None = None
         self.shared = worker.shared(self.config)
         self.options = self.shared.turnkey.rollout
         self.reader = action_reader(self.options.action_format, self.shared.tool_format, self.tokenizer)
@@ -80,6 +86,10 @@ class EnvAgentLoop(AgentLoopBase):
             output of a failed episode.
         """
         episode, task, failed = Episode(), None, None
+        if self._verl_tools and isinstance(self.reader, ToolsReader):
+            self.worker_tools = WorkerTools(
+                self._verl_tools, kwargs.get("tools_kwargs"), self.shared.turnkey.env.step_timeout
+            )
         branching, episodes = self._branching(kwargs), [episode]
         member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
         try:
@@ -164,7 +174,7 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]
-            prompts = self._prompts(episode.task + hint)
+            prompts = self._prompts(episode.task + hint, self._take_tools(seen, task))
             trajectory = Trajectory(
                 episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running
             )
@@ -192,12 +202,7 @@ class EnvAgentLoop(AgentLoopBase):
             seen, trajectory.prompt = trajectory.seen, None
             parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids)
             started = perf_counter()
-            # Without an action the environment is not called, and its state stays.
-            answer = (
-                await trajectory.step(parsed.action)
-                if parsed.action is not None
-                else Answer(seen.observation, seen.info)
-            )
+            answer = await answer_turn(trajectory, parsed, self.worker_tools)
             seconds = perf_counter() - started
             last = t + 1 == trajectory.turns
             trajectory.add(self._played(t, last, prompt, turn, parsed, seen, answer, seconds), answer)
@@ -211,7 +216,7 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def _prompt(self, trajectory: Trajectory) -> Prompt:
         """The prompt of the next turn."""
-        images = await self._images(trajectory.seen.info.get("images") or [])
+        images = await processed(self, trajectory.seen.info.get("images") or [])
         return await guarded(trajectory.prompts.next, trajectory.seen, images)
 
     async def _ask(self, trajectory: Trajectory, ask: Ask, row: dict[str, Any]) -> float:
@@ -256,8 +261,8 @@ class EnvAgentLoop(AgentLoopBase):
             prompt=prompt,
             turn=turn,
             record=record,
-            observation=seen.observation,
-            answer=answer.observation,
+            observation=seen.text,
+            answer=answer.text,
             invalid=invalid,
             unparsed=not parsed.valid and parsed.kind == "format",
             content=parsed.content,
@@ -270,29 +275,19 @@ class EnvAgentLoop(AgentLoopBase):
         """The key by which methods compare states."""
         return state.anchor if self.options.anchor == "state_key" else state.observation_key
 
-    def _prompts(self, task: str) -> Prompts:
-        return (
-            TemplatePrompts(self.prompt_settings, task)
-            if self.tail is None
-            else ConversationPrompts(self.prompt_settings, task, self.tail)
-        )
+    def _take_tools(self, first: Answer, task: Task) -> list[dict[str, Any]] | None:
+        """The tools that the chat template shows in this episode, which the reader then knows."""
+        own = first.info.get("tools") or []
+        if isinstance(self.reader, ToolsReader):
+            tools = own if self.worker_tools is None else self.worker_tools.beside(own)
+            if not tools:
+                raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")
+            self.reader = self.reader.with_tools(tools, as_json=bool(own))
+        return self.reader.tools
 
-    async def _images(self, arrays: list[Any]) -> list[Any] | None:
-        """The environment's images as verl's processor takes them; None for none."""
-        if not arrays:
-            return None
-        from PIL import Image
-
-        content = [{"type": "image", "image": Image.fromarray(array)} for array in arrays]
-        try:
-            builders.check_takes_images(self)
-            media = await self.process_multi_modal_info([{"role": "user", "content": content}])
-        except Exception as error:  # the model's processor raises its own errors; the message is passed on
-            raise EnvironmentFailure(
-                "images",
-                f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}",
-            ) from error
-        return media["images"]
+    def _prompts(self, task: str, tools: list[dict[str, Any]] | None) -> Prompts:
+        settings = replace(self.prompt_settings, tools=tools)
+        return TemplatePrompts(settings, task) if self.tail is None else ConversationPrompts(settings, task, self.tail)
 
     async def _generate(self, trajectory: Trajectory, prompt: Prompt) -> Generated:
         multi_modal = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}

@@ -8,16 +8,17 @@ ended with a token that begins another message than the one that followed).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import ParsedAction
+from verl_turnkey.envs.prompting.actions import TOOL_CALL, Call, ParsedAction
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import build_messages, later_template
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.prompts import PromptSettings, forked
-from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail
+from verl_turnkey.plugins.rollout.turn_tail import ASKED, CALLED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
 
 
@@ -44,6 +45,7 @@ class ConversationPrompts:
         self._bare: list[bool] = []  # for each of these turns: is the opening of its thoughts cut off?
         self._fresh = 0  # length of _ids when the prompt was last begun anew
         self._role = "user"
+        self._calls: tuple[Call, ...] = ()  # of the last turn
         self._broke: str | None = None
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
@@ -66,8 +68,12 @@ class ConversationPrompts:
         return self._prompt("full")
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
-        self._memory.add(PromptTurn(self._seen[-1].observation, history_text(parsed, turn.text, whole=False)))
-        called = parsed.action is not None or parsed.kind == "admissible"
+        self._memory.add(PromptTurn(self._seen[-1].text, history_text(parsed, turn.text, whole=False)))
+        self._calls = parsed.calls
+        called = bool(parsed.calls) or (
+            self._settings.options.action_format == TOOL_CALL
+            and (parsed.action is not None or parsed.kind == "admissible")
+        )
         self._role = "tool" if called and self._tail.tool is not None else "user"
         self._sampled, self._broke = [*self._ids, *turn.ids], None
         before, ids, bare = self._ids, turn.ids, False
@@ -87,23 +93,47 @@ class ConversationPrompts:
         return Prompt(self._ids, visible or None, broke, cut=len(self._starts) < len(self._seen) - 1)
 
     def _appended(self) -> list[int]:
-        """The ids, followed by a message with the observation and by the generation prompt."""
-        seen, plain = self._seen[-1], self._settings.control.plain
-        (message,) = build_messages(
-            system=None,
-            template=self._later,
-            task="",
-            history=(),
-            observation=plain(seen.observation),
-            admissible=[plain(action) for action in seen.info["admissible"] or ()],
-            step=len(self._seen),
-            images=self._images[-1],
+        """The ids, followed by what answers the last turn and by the generation prompt."""
+        messages = self._answers()
+        called = [(message["name"], message["tool_call_id"]) for message in messages if "tool_call_id" in message]
+        past = [ASKED, self._tail.turn(self._role, called or CALLED)]
+        return builders.appended_tokens(
+            self._settings.builder, past, [*past, *messages], self._ids, self._settings.tools
         )
-        message["role"] = self._role
+
+    def _answers(self) -> list[dict[str, Any]]:
+        """The messages after the last turn: a result per call where the template has such messages, else one."""
+        seen, plain, images = self._seen[-1], self._settings.control.plain, self._images[-1]
+        results = [plain(result["content"]) for result in seen.info.get("results", ())]
+        if results and self._role == "tool" and (self._tail.parallel or len(results) == 1):
+            return [
+                {
+                    "role": "tool",
+                    "name": call.name,
+                    "tool_call_id": call.id or f"c{len(self._seen):04d}{n:04d}",  # Mistral's have nine characters
+                    "content": _content(result, images if n == len(results) - 1 else ()),
+                }
+                for n, (call, result) in enumerate(zip(self._calls, results, strict=True))
+            ]
+        if results:
+            named = zip(self._calls, results, strict=True) if len(results) > 1 else ()
+            text = "\n\n".join(f"{call.name}: {result}" for call, result in named) or results[0]
+            message: dict[str, Any] = {"role": self._role, "content": _content(text, images)}
+        else:
+            (message,) = build_messages(
+                system=None,
+                template=self._later,
+                task="",
+                history=(),
+                observation=plain(seen.observation),
+                admissible=[plain(action) for action in seen.info["admissible"] or ()],
+                step=len(self._seen),
+                images=images,
+            )
+            message["role"] = self._role
         if self._role == "tool":
-            message["name"] = "act"
-        past = [ASKED, self._tail.turn(self._role)]
-        return builders.appended_tokens(self._settings.builder, past, [*past, message], self._ids, self._settings.tools)
+            message["name"] = self._calls[0].name if self._calls else "act"
+        return [message]
 
     def _drop_oldest(self) -> None:
         """Begin anew: the task and as many of the last turns as fit into half of a prompt's budget together."""
@@ -137,3 +167,8 @@ class ConversationPrompts:
         self._starts = [start + moved for start in self._starts[dropped:]] if kept else []
         self._bare = self._bare[dropped:] if kept else []
         self._ids, self._fresh = [*ids, *kept], len(ids) + len(kept)
+
+
+def _content(text: str, images: Sequence[Any]) -> Any:
+    shown = [{"type": "image", "image": image} for image in images]
+    return [*shown, {"type": "text", "text": text}] if shown else text

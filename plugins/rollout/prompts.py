@@ -93,7 +93,7 @@ class PromptSettings:
             history=past.turns,
             summary=self.control.plain(past.summary),
             line=self.options.history_line,
-            observation=self.control.plain(seen.observation),
+            observation=self.control.plain(seen.text),
             admissible=[self.control.plain(action) for action in seen.info["admissible"] or ()],
             instruction=self.instruction,
             examples=self.examples.text,
@@ -116,7 +116,7 @@ class TemplatePrompts:
         self._seen = ""
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
-        self._seen = seen.observation
+        self._seen = seen.text
         step = len(self._memory.turns) + 1
 
         def encode(past: PromptHistory) -> list[int]:

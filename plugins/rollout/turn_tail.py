@@ -24,6 +24,9 @@ ENDS = ("<|return|>", "<|call|>")
 """tokens that end a turn although the template writes another one after past turns"""
 ENDS_BEFORE_NEXT = ("<|user|>", "<|observation|>")
 """tokens that end a turn by beginning the next message, where the template writes nothing after a turn"""
+CALLED = (("act", "call_act0"),)
+"""name and id of a call"""
+SEVERAL = (("act", "call00001"), ("act", "call00002"))
 OTHERWISE = "set turnkey.rollout.prompt=template"
 
 
@@ -37,6 +40,7 @@ class TurnTail:
         generation: ids with which the template begins the model's turn.
         ends: ids that end a turn as the first of ``user`` does.
         text_arguments: whether the template wants the arguments of a past call as JSON text.
+        parallel: whether the template has several calls in a turn, each with a message of its own.
     """
 
     tokenizer: Any
@@ -45,6 +49,7 @@ class TurnTail:
     generation: tuple[int, ...]
     ends: frozenset[int]
     text_arguments: bool = False
+    parallel: bool = False
 
     def close(self, ids: Sequence[int], role: str, bare: bool = False) -> list[int]:
         """What to append to a turn of the model before the message of ``role`` that answers it.
@@ -88,9 +93,12 @@ class TurnTail:
                 return n
         return 0
 
-    def turn(self, role: str) -> dict[str, Any]:
-        """A message that stands for the model's turn which a message of ``role`` answers."""
-        return _call("a", self.text_arguments) if role == "tool" else {"role": "assistant", "content": "a"}
+    def turn(self, role: str, calls: Sequence[tuple[str, str]] = CALLED) -> dict[str, Any]:
+        """A message that stands for the model's turn which messages of ``role`` answer.
+
+        ``calls``: names and ids of its calls, where the role is tool.
+        """
+        return _calls("a", self.text_arguments, calls) if role == "tool" else {"role": "assistant", "content": "a"}
 
 
 def learn(builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None, role: str) -> TurnTail:
@@ -116,21 +124,23 @@ def learn(builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None, role
     past, full = _common_end(
         lambda content: [ASKED, {"role": "assistant", "content": content}, user], builder, tools, family
     )
-    tail = _between(builder, tokenizer, first, past, user, full, tools, family)
+    tail = _between(builder, tokenizer, first, past, [user], full, tools, family)
     generation = _generation(builder, first, tools)
     called: tuple[int, ...] | None = None
-    text_arguments = False
+    text_arguments = parallel = False
     if tools and role != "user":
         try:
             called, text_arguments = _tool_tail(builder, tokenizer, first, tools, tail, family)
         except ConfigError:
             if role == "tool":
                 raise
+        else:
+            parallel = _parallel(builder, tokenizer, first, tools, text_arguments, family)
     vocabulary = tokenizer.get_added_vocab()
     ends = {vocabulary[token] for token in (ENDS if tail else ENDS_BEFORE_NEXT) if token in vocabulary}
     if not tail and tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)
-    return TurnTail(tokenizer, tail, called, generation, frozenset(ends - set(tail[:1])), text_arguments)
+    return TurnTail(tokenizer, tail, called, generation, frozenset(ends - set(tail[:1])), text_arguments, parallel)
 
 
 def _tool_tail(
@@ -139,8 +149,8 @@ def _tool_tail(
     message = {"role": "tool", "name": "act", "content": NEXT}
 
     def rest(as_text: bool) -> tuple[int, ...]:
-        past, full = _common_end(lambda content: [ASKED, _call(content, as_text), message], builder, tools, family)
-        return _between(builder, tokenizer, first, past, message, full, tools, family)
+        past, full = _common_end(lambda content: [ASKED, _calls(content, as_text), message], builder, tools, family)
+        return _between(builder, tokenizer, first, past, [message], full, tools, family)
 
     as_text = False
     try:
@@ -155,11 +165,28 @@ def _tool_tail(
     return (tail if tail and after[-len(tail) :] == tail else ()), as_text
 
 
-def _call(action: str, as_text: bool) -> dict[str, Any]:
+def _parallel(
+    builder: Any, tokenizer: Any, first: list[int], tools: list[dict[str, Any]], as_text: bool, family: str
+) -> bool:
+    """Whether the builder appends the results of two calls as the template writes them."""
+    messages = [{"role": "tool", "name": name, "tool_call_id": id, "content": NEXT} for name, id in SEVERAL]
+    try:
+        past, full = _common_end(
+            lambda content: [ASKED, _calls(content, as_text, SEVERAL), *messages], builder, tools, family, 2
+        )
+        _between(builder, tokenizer, first, past, messages, full, tools, family)
+    except ConfigError:  # Llama's template refuses a second call
+        return False
+    return True
+
+
+def _calls(action: str, as_text: bool, calls: Sequence[tuple[str, str]] = CALLED) -> dict[str, Any]:
     arguments: Any = {"action": action}
-    function = {"name": "act", "arguments": json.dumps(arguments) if as_text else arguments}
-    call = {"id": "call_act0", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    written = json.dumps(arguments) if as_text else arguments
+    tool_calls = [
+        {"id": id, "type": "function", "function": {"name": name, "arguments": written}} for name, id in calls
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
 def _render(builder: Any, messages: list[dict[str, Any]], tools: Any, family: str) -> list[int]:
@@ -174,14 +201,17 @@ def _render(builder: Any, messages: list[dict[str, Any]], tools: Any, family: st
 
 
 def _common_end(
-    messages: Callable[[str], list[dict[str, Any]]], builder: Any, tools: Any, family: str
+    messages: Callable[[str], list[dict[str, Any]]], builder: Any, tools: Any, family: str, after: int = 1
 ) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-    """Messages up to the model's turn, and the ids that renders with two different turns have in common at the end."""
+    """Messages up to the model's turn, and the ids that renders with two different turns have in common at the end.
+
+    ``after``: how many messages come after the turn.
+    """
     one, other = (_render(builder, messages(content), tools, family) for content in ("a", "b"))
     n = 0
     while n < min(len(one), len(other)) and one[-n - 1] == other[-n - 1]:
         n += 1
-    return messages("a")[:-1], tuple(one[len(one) - n :])
+    return messages("a")[:-after], tuple(one[len(one) - n :])
 
 
 def _between(
@@ -189,15 +219,15 @@ def _between(
     tokenizer: Any,
     first: list[int],
     past: list[dict[str, Any]],
-    message: dict[str, Any],
+    messages: list[dict[str, Any]],
     full: tuple[int, ...],
     tools: Any,
     family: str,
 ) -> tuple[int, ...]:
     """The ids of a whole render after the model's turn that the builder leaves to whoever wrote the turn."""
-    runtime = [*first, *tokenizer.encode("a", add_special_tokens=False)]
+    message, runtime = messages[-1], [*first, *tokenizer.encode("a", add_special_tokens=False)]
     try:
-        merged = builders.appended_tokens(builder, past, [*past, message], runtime, tools)
+        merged = builders.appended_tokens(builder, past, [*past, *messages], runtime, tools)
     except Exception as error:
         raise ConfigError(
             f"turnkey.rollout.prompt=conversation: verl's {family} cannot append a {message['role']} message with this "

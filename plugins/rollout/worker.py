@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
-from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, TOOL_CALL
+from verl_turnkey.envs.prompting.actions import CALLS, INSTRUCTIONS
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.prompts import load_template
@@ -33,6 +33,7 @@ from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
 from verl_turnkey.plugins.rollout.spaces import check_spaces
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
+from verl_turnkey.plugins.rollout.tool_parsers import call_parser
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
 from verl_turnkey.plugins.verl_api import builders, ledger
@@ -163,8 +164,8 @@ def prepare(worker: Any) -> None:
     Raises:
         RuntimeError: the plugin is not loaded in this worker.
         ConfigError: the tokenizer loses spaces; or the action is a tool call, and the model's chat template shows no
-            tools; or prompts are a conversation, which the template or verl's builder cannot append to, or which
-            exceeds the model's positions.
+            tools, or the parser does not suit the tokenizer; or prompts are a conversation, which the template or
+            verl's builder cannot append to, or which exceeds the model's positions.
     """
     ledger.verify(("agent_loop",), ("turnkey_env",))
     if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
@@ -176,9 +177,11 @@ def prepare(worker: Any) -> None:
     if ours:
         _ = process.pool  # the hosts start now, not with the first episode
     check_spaces(worker.tokenizer)
-    tools = [ACT] if process.turnkey.rollout.action_format == TOOL_CALL else None
+    fmt = process.turnkey.rollout.action_format
+    tools = [ACT] if fmt in CALLS else None  # it stands for those of environments: only their episodes know them
     if tools:
-        check_tool_template(worker.tokenizer, **worker.config.data.get("apply_chat_template_kwargs", {}))
+        call_parser(process.tool_format, worker.tokenizer)
+        check_tool_template(worker.tokenizer, fmt, **worker.config.data.get("apply_chat_template_kwargs", {}))
     builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
     if process.turnkey.rollout.prompt == "conversation":
         _check_positions(worker)

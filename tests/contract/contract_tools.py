@@ -26,6 +26,7 @@ from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.plugins.config.command_line import check as check_line
 
 AWKWARD = str(Path(__file__).parent / "awkward_env.py")
+TOOL_ENV = str(Path(__file__).parent / "tool_env.py")
 
 Compose = Callable[..., DictConfig]
 """``compose("+turnkey=gigpo", ...)``: the configuration that ``main_ppo`` composes for these overrides."""

@@ -5,6 +5,8 @@ STEP, ROWS = f"{C}/credit/test_advantage_step.py", f"{C}/credit/test_rows_withou
 TOKENS = "tests/unit/plugins/credit/test_credit_of_tokens.py"
 LOOP, READER = f"{C}/rollout/test_agent_loop.py", f"{C}/rollout/test_action_reader.py"
 TALK = f"{C}/rollout/test_conversation.py"
+TOOLS, RESULTS = f"{C}/rollout/test_tools.py", f"{C}/rollout/test_results.py"
+WORKER_TOOLS = f"{C}/rollout/test_worker_tools.py"
 LOSSES, PHASES = f"{C}/actor/test_policy_losses.py", f"{C}/actor/test_phases.py"
 TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_batches.py"
 TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
@@ -29,6 +31,10 @@ TESTS = {
     "plugins/rollout/conversation.py": TALK,
     "plugins/rollout/prompts.py": f"{TALK} {LOOP}",
     "plugins/rollout/turn_tail.py": TALK,
+    "plugins/rollout/turn_answer.py": TOOLS,
+    "plugins/rollout/tool_calls.py": f"{C}/rollout/test_tool_calls.py",
+    "plugins/rollout/tool_parsers.py": f"{C}/rollout/test_tool_parsers.py",
+    "plugins/rollout/worker_tools.py": WORKER_TOOLS,
     "plugins/rollout/worker.py": LOOP,
     "plugins/checks/limits.py": CONFIG,
     "plugins/actor/loss.py": LOSSES,
@@ -271,12 +277,25 @@ MUTATIONS = [
     ("plugins/rollout/conversation.py", "before[:-opened] if bare else before", "before"),
     (
         "plugins/rollout/conversation.py",
-        'called = parsed.action is not None or parsed.kind == "admissible"',
-        "called = True",
+        'and (parsed.action is not None or parsed.kind == "admissible")',
+        "and True",
     ),
     ("plugins/rollout/conversation.py", "*self._tail.close(ids, self._role, bare)", "*()"),
-    ("plugins/rollout/prompts.py", "observation=self.control.plain(seen.observation)", "observation=seen.observation"),
+    ("plugins/rollout/prompts.py", "observation=self.control.plain(seen.text)", "observation=seen.text"),
     ("plugins/rollout/turn_tail.py", "thoughts = [] if written else", "thoughts = [] if True else"),
+    ("plugins/rollout/turn_tail.py", "    return True\n\n\ndef _calls", "    return False\n\n\ndef _calls", RESULTS),
+    ("plugins/rollout/turn_answer.py", "if call.error is not None\n", "if False\n"),
+    ("plugins/rollout/turn_answer.py", '{**seen.info, "invalid": False}', "{**seen.info}", WORKER_TOOLS),
+    ("plugins/rollout/tool_calls.py", "return other if of_value.is_valid(other) else value", "return value"),
+    ("plugins/rollout/tool_calls.py", "if of_value.is_valid(value):", "if False:"),
+    ("plugins/rollout/tool_parsers.py", "return max(0, len(BEGINS.findall(text)) - read)", "return 0"),
+    ("plugins/rollout/worker_tools.py", "await tool.release(instance)", "pass"),
+    (
+        "plugins/rollout/action_reader.py",
+        "assert self._tools is not None\n        answer = _answer(self._tokenizer, ids, prompt)",
+        "assert self._tools is not None\n        answer = ids",
+        TOOLS,
+    ),
     ("plugins/rollout/turn_tail.py", "return list(tail[1:])", "return list(tail)"),
     ("plugins/rollout/turn_tail.py", "if not tail and tokenizer.eos_token_id is not None:", "if False:"),
     ("plugins/rollout/turn_tail.py", "or full[-len(added) :] != added", ""),

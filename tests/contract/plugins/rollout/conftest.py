@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import hydra
 import pytest
-from contract_tools import AWKWARD, Compose
+from contract_tools import AWKWARD, TOOL_ENV, Compose
 from scripted import Script
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
@@ -32,7 +32,7 @@ def hosts(ray_queue) -> Iterator[None]:
         return real(namespace_tag=f"contract{next(tags)}", **options)
 
     def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
-        return pool(modules=(AWKWARD,), **options)
+        return pool(modules=(AWKWARD, TOOL_ENV), **options)
 
     loop_worker.HostPool = shared
     yield
@@ -44,8 +44,8 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
     """``play(turns, task, *overrides)``: the rows of one episode, and the script that was asked for its turns.
 
     ``sessions``: of so many rollouts of the task, which play at the same time; then the rows of each. ``fresh``: in a
-    new worker process, as it were. ``fields``: further ones of the data row. Other keywords replace the tokenizer and
-    what else there is of the model.
+    new worker process, as it were. ``fields``: further ones of the data row. ``tools``: verl's. Other keywords replace
+    the tokenizer and what else there is of the model.
     """
 
     def run(
@@ -57,6 +57,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         fresh: bool = True,
         cached: int | None = None,
         fields: dict[str, Any] | None = None,
+        tools: Sequence[Any] = (),
         **model: Any,
     ) -> tuple[list[Any], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
@@ -75,7 +76,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
                 server_manager=script,
                 **{"dataset_cls": RLHFDataset, **model},
                 data_config=DictConfigWrap(config.data),
-                tools=ToolListWrap([]),
+                tools=ToolListWrap(tools),
             )
             assert type(loop) is agent_loop.EnvAgentLoop
             row = {

@@ -533,7 +533,9 @@ def test_a_tokenizer_that_loses_spaces_stops_the_run(compose, hosts, monkeypatch
         model = SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type))
         worker = SimpleNamespace(config=config, tokenizer=hf_tokenizer(tmp_path), processor=None, model_config=model)
         for check in (
-            lambda config=config: probe._measure(config, turnkey_config(config), "a room", "go", None),
+            lambda config=config: probe._measure(
+                config, turnkey_config(config), "a room", {"task": "go", "admissible": None}
+            ),
             lambda worker=worker: loop_worker.prepare(worker),
         ):
             with nullcontext() if right else pytest.raises(ConfigError, match="loses spaces"):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from verl_turnkey.envs import ModuleImportError
 from verl_turnkey.envs.prompting.actions import (
+    CALLS,
     FORMATS,
     INSTRUCTIONS,
-    TOOL_CALL,
     ParsedAction,
     load_parser,
     parse_action,
@@ -101,7 +101,7 @@ def test_unknown_format():
 
 
 def test_every_format_has_an_instruction_that_it_understands():
-    assert INSTRUCTIONS.keys() == {*FORMATS, TOOL_CALL}
+    assert INSTRUCTIONS.keys() == {*FORMATS, *CALLS}
     assert parse_action("<think>a</think> <action>turn left</action>", "tags", WORDS).valid
     for fmt, sign in (("tags", "<action> </action>"), ("boxed", "\\boxed{")):
         assert sign in INSTRUCTIONS[fmt]

@@ -1,0 +1,70 @@
+"""verl's own tools (``multi_turn.function_tool_path``, ``tool_config_path``), which run in the agent-loop worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.prompting.actions import Call
+from verl_turnkey.envs.tool_info import read_tools
+
+
+class WorkerTools:
+    """The tools of one episode that are not its environment's. A tool that raises gives an error as its result.
+
+    Args:
+        tools: verl's, as its agent-loop worker has loaded them.
+        tools_kwargs: of the data row: per name of a tool, its ``create_kwargs``.
+        timeout: seconds that a call may take.
+    """
+
+    def __init__(self, tools: Sequence[Any], tools_kwargs: Mapping[str, Any] | None, timeout: float) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._kwargs, self._timeout = tools_kwargs or {}, timeout
+        self._episode = SimpleNamespace(tools_kwargs=self._kwargs, extra_fields={})
+        schemas = [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
+        self.schemas = read_tools(schemas)
+
+    def beside(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """All tools of an episode whose environment has the tools ``own``.
+
+        Raises:
+            EnvironmentFailure: a name has two tools.
+        """
+        if clash := sorted(self._tools.keys() & {tool["function"]["name"] for tool in own}):
+            raise EnvironmentFailure("tools", f"both the environment and verl's configuration have a tool {clash[0]!r}")
+        return [*own, *self.schemas]
+
+    def has(self, call: Call) -> bool:
+        return call.name in self._tools
+
+    async def result(self, call: Call) -> dict[str, Any]:
+        """What the call gives, as ``{"content", "is_error"}``."""
+        try:
+            content = await asyncio.wait_for(self._run(call), self._timeout)
+        except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
+            return {"content": f"Error: {call.name} took more than {self._timeout:g} seconds", "is_error": True}
+        except Exception as error:  # a tool of the user's may raise anything
+            return {
+                "content": f"Error: {call.name} raised {type(error).__name__}: {str(error)[:300]}",
+                "is_error": True,
+            }
+        return {"content": content, "is_error": False}
+
+    async def _run(self, call: Call) -> str:
+        from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
+
+        tool, arguments = self._tools[call.name], dict(call.arguments)
+        if isinstance(tool, FunctionTool):
+            response, _, _ = normalize_function_tool_return(await tool.call(arguments))
+            return response.text or ""
+        kwargs = self._kwargs.get(call.name) or {}
+        instance, _ = await tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
+        try:
+            response, _, _ = await tool.execute(instance, arguments, agent_data=self._episode)
+        finally:
+            await tool.release(instance)
+        return response.text or ""
