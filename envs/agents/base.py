@@ -160,3 +160,7 @@ class Runner(Protocol):
             AgentFailure: the agent could not be started, or its verifier gave no reward.
         """
         ...
+
+    async def close(self) -> None:
+        """End what waits for further episodes."""
+        ...

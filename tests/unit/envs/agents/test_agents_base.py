@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, SyncAgentHandle
 from verl_turnkey.envs.errors import EnvironmentFailure
 
