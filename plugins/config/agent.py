@@ -40,8 +40,8 @@ class AgentConfig:
     ends with status 0; none: turnkey.rewards alone"""
     state: str = "history"
     """key of the state before a turn; history: all messages so far; observation: the new messages; call: the last
-    calls with their results; workspace: the files of the episode's folder (agent.workspace); or module:function. A key that the agent posts to /state
-    overrides it"""
+    calls with their results; workspace: the files of the episode's folder (agent.workspace); or module:function. A key
+    that the agent posts to /state overrides it"""
     thinking: Literal["keep", "as_sent"] = "keep"
     """keep: the model goes on seeing its own past thoughts, which many agents do not send back; as_sent: it sees what
     the agent sends, and each turn with thoughts is a row of its own"""

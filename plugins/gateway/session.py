@@ -173,7 +173,7 @@ class Session:
         try:
             ids = None
             if parent is not None and self.limits.thinking == "keep":
-                                whole = parent.prompt.ids, parent.generated.ids
+                whole = parent.prompt.ids, parent.generated.ids
                 ids = await guarded(self.codec.continued, *whole, parent.reply.calls, match.new, tools)
                 held = len(parent.prompt.ids) + len(parent.generated.ids)
                 if ids is not None and ids[:held] != [*parent.prompt.ids, *parent.generated.ids]:
@@ -293,4 +293,3 @@ class Session:
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1
-

@@ -1,4 +1,4 @@
-"""What the tests of the gateway share and is no fixture: a scripted model behind a real server, asked by real clients."""
+"""What tests of the gateway share and is no fixture: a scripted model behind a real server, for real clients."""
 
 from __future__ import annotations
 
