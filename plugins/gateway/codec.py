@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -118,11 +119,7 @@ class Codec:
             tools: that its prompt shows; without any, calls are text.
             stop: strings that ended the turn, which its text does not include.
         """
-        opened = opens_thoughts(self.tokenizer.decode(prompt[-OPENING:], skip_special_tokens=False))
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        thoughts, answer = split_thoughts(text, opened)
-        if thoughts is not None:
-            thoughts = self._plain(thoughts).strip()
+        text, thoughts, answer = await asyncio.to_thread(self.split, ids, prompt)
         if answer is None:
             return Parsed("", reasoning=thoughts)
         plain = self._text(answer, stop, stripped=thoughts is not None)
@@ -134,6 +131,13 @@ class Codec:
         if not calls:
             return Parsed(plain, reasoning=thoughts, unparsed=unparsed)
         return Parsed(self._text(content, stop, stripped=True).rstrip(), tuple(calls), thoughts, unparsed)
+
+    def split(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[str, str | None, str | None]:
+        """The text of a turn, its thoughts, and what follows them; None: it has no thoughts, or nothing else."""
+        opened = opens_thoughts(self.tokenizer.decode(prompt[-OPENING:], skip_special_tokens=False))
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        thoughts, answer = split_thoughts(text, opened)
+        return text, None if thoughts is None else self._plain(thoughts).strip(), answer
 
     def ended(self, ids: Sequence[int]) -> bool:
         """Whether a turn ends with a token that ends turns."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from verl_turnkey.advantage import make_step
+from verl_turnkey.advantage import RecordError, make_step
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
 from verl_turnkey.plugins.gateway.session import Session, Turn
@@ -51,7 +51,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
         raise AgentFailure(session.failed)
     if not session.turns:
         refused = f"; the last answer of the gateway was: {session.refused}" if session.refused else ""
-        raise AgentFailure(outcome.reason or f"the agent made no request{refused}")
+        raise AgentFailure(session.too_long or outcome.reason or f"the agent made no request{refused}")
     rewards = {**outcome.turn_rewards, **session.turn_rewards}
     whole = outcome.reward if outcome.reward is not None else session.reward
     if whole is None and not rewards and (not options.components or outcome.reason):
@@ -185,10 +185,10 @@ def _step(
         else None
     )
     columns: dict[str, Any] = {
-        "next_anchor": END if after is None else _anchor(after, options),
         **countable(extra, next_extra, options.before),
+        "next_anchor": END if after is None else _anchor(after, options),
     }
-    record = make_step(
+    record = _record(
         step=t,
         reward=reward,
         anchor=_anchor(turn, options),
@@ -213,6 +213,13 @@ def _step(
         next_extra=next_extra,
         content=turn.reply.text,
     )
+
+
+def _record(**fields: Any) -> dict[str, Any]:
+    try:
+        return make_step(**fields)
+    except RecordError as error:  # of what the agent gave as reward or in `extra`
+        raise AgentFailure(f"the agent's result: {error}") from error
 
 
 def _place(turn: Turn) -> tuple[int, int]:

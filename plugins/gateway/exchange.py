@@ -40,7 +40,7 @@ class Exchange:
         while True:
             try:
                 message = await asyncio.wait_for(self._receive(), BODY_SECONDS)
-            except TimeoutError:
+            except (asyncio.TimeoutError, TimeoutError):
                 raise GatewayError(408, "invalid_request", "the body did not arrive in time") from None
             if message["type"] == "http.disconnect":
                 raise Gone

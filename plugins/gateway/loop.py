@@ -45,13 +45,10 @@ class UserAgentLoop(AgentLoopBase):
         self.shared = worker.shared(self.config)
         self.agents: AgentProcess = shared(self.config, self.tokenizer, builders.builder_of_loop(self))
         self._image_token = get_processor_token_id(self.processor, "image")
-        self.rows = RowBuilder(
-            self.tokenizer.eos_token_id or 0,
-            self.shared.log_probs,
-            self.shared.rewards.labels,
-            self.shared.turnkey.rollout.layout == "merged",
-            self.shared.response_length,
-        )
+        merged = self.shared.turnkey.rollout.layout == "merged"
+        # No budget for what follows the first prompt: prompts and turns together fit into what a row may have.
+        labels = self.shared.rewards.labels
+        self.rows = RowBuilder(self.tokenizer.eos_token_id or 0, self.shared.log_probs, labels, merged)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Let the agent play one episode.

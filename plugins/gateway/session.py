@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
-from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.plugins.gateway.codec import Codec, Parsed
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, ToolCall
 from verl_turnkey.plugins.gateway.tree import Match, Tree
@@ -58,6 +57,8 @@ class Session:
     closed: bool = False
     failed: str | None = None
     """why the episode cannot be trained, whatever the agent returns"""
+    too_long: str | None = None
+    """why it has no turn, if its first prompt does not fit"""
     refused: str | None = None
     """the last error that the agent got"""
     full: bool = False
@@ -153,7 +154,7 @@ class Session:
         stop = sampling.get("stop") or ()
         tools = request.tools if self.codec.shows_tools else ()
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
-        reply = self._reply(number, request, prompt, generated, parsed, sampling["max_tokens"])
+        reply = self._reply(number, request, prompt, generated, parsed, sampling)
         return Turn(
             number, request, match, prompt, generated, reply, parsed.unparsed, began, state=state, request_id=request_id
         )
@@ -190,8 +191,8 @@ class Session:
                 f"{len(ids)} tokens, which leaves no room for an answer of {self.limits.turn}"
             )
             if not self.turns:
-                self.failed = (
-                    f"{PromptTooLongError.__name__}: the agent's first prompt takes {len(ids)} tokens, and a turn of "
+                self.too_long = (
+                    f"the agent's first prompt takes {len(ids)} tokens, and a turn of "
                     f"{self.limits.turn} (turnkey.rollout.max_tokens_per_turn) must fit into {self.limits.room} "
                     "with it (data.max_prompt_length + data.max_response_length, or rollout.max_model_len)"
                 )
@@ -210,11 +211,19 @@ class Session:
         return params
 
     def _reply(
-        self, number: int, request: Request, prompt: Prompt, generated: Generated, parsed: Parsed, allowed: int
+        self,
+        number: int,
+        request: Request,
+        prompt: Prompt,
+        generated: Generated,
+        parsed: Parsed,
+        sampling: Mapping[str, Any],
     ) -> Reply:
         turn = f"{self.tag}_{number}"
         calls = tuple(ToolCall(call.name, call.arguments, f"call_{turn}_{j}") for j, call in enumerate(parsed.calls))
-        stopped = self.codec.ended(generated.ids) or any(string in generated.text for string in request.stop)
+        stopped = self.codec.ended(generated.ids) or any(
+            string in generated.text for string in sampling.get("stop") or ()
+        )
         log_probs: list[tuple[str, float]] = []
         if request.log_probs and generated.log_probs is not None:
             log_probs = [(self.codec.token(i), p) for i, p in zip(generated.ids, generated.log_probs, strict=True)]
@@ -223,7 +232,7 @@ class Session:
             text=parsed.text,
             calls=calls,
             reasoning=parsed.reasoning,
-            finish="length" if len(generated.ids) >= allowed and not stopped else "stop",
+            finish="length" if len(generated.ids) >= sampling["max_tokens"] and not stopped else "stop",
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(generated.ids),
             log_probs=log_probs,

@@ -20,7 +20,7 @@ from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.turns import Limits
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, Prompt, RowBuilder
 
-LOOK: dict[str, Any] = {
+LOOK: Any = {
     "type": "function",
     "function": {
         "name": "look",

@@ -32,9 +32,8 @@ def test_an_agent_with_tools_is_one_row(stream: bool) -> None:
         async with openai(url) as client:
             for _ in turns:
                 if stream:
-                    async with client.chat.completions.stream(
-                        model="policy", messages=messages, tools=[LOOK]
-                    ) as events:
+                    sending = client.chat.completions.stream(model="policy", messages=messages, tools=[LOOK])
+                    async with sending as events:
                         reply = (await events.get_final_completion()).choices[0]
                 else:
                     sent = await client.chat.completions.create(model="policy", messages=messages, tools=[LOOK])
