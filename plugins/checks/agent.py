@@ -8,12 +8,13 @@ from collections.abc import Collection
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage.registry import FROM_TRAINER
+from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.rewards import LOOPS_OWN
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.agent_loop import check_routing
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.sizes import AGENT
-from verl_turnkey.plugins.config.agent import COLUMNS, OWN_REWARD, STATES
+from verl_turnkey.plugins.config.agent import COLUMNS, OWN_REWARD, STATES, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
 
 LOCAL = ("127.", "localhost", "::1")
@@ -75,6 +76,7 @@ def check_agent(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[st
 
 def _check_run(turnkey: TurnkeyConfig) -> None:
     agent = turnkey.agent
+    assert agent.run is not None
     if isinstance(agent.run, str):
         load_function(agent.run, "turnkey.agent.run")
         if agent.reward == "exit_code":
@@ -90,7 +92,12 @@ def _check_run(turnkey: TurnkeyConfig) -> None:
             "turnkey.agent.in_process=true calls a function in the worker, and turnkey.agent.run is a command: set it "
             "to false",
         )
-    if agent.run and "{" not in agent.run[0] and shutil.which(agent.run[0]) is None:
+    try:
+        sandbox = sandbox_of(agent)
+    except SandboxError as error:
+        refuse("agent-sandbox", f"{error}: set turnkey.agent.sandbox=none, or install what is missing on every node")
+        return
+    if sandbox.name == "none" and "{" not in agent.run[0] and shutil.which(agent.run[0]) is None:
         refuse(
             "agent-command-missing",
             f"turnkey.agent.run: there is no command {agent.run[0]!r} on this machine: give its path, or install it on "

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from verl_turnkey.advantage.params import check, did_you_mean
+
+if TYPE_CHECKING:
+    from verl_turnkey.envs.agents.jobs import Sandbox
 
 COLUMNS = ("chain", "depth", "tool_calls", "tool_errors", "seconds_tools")
 """columns ``extra.<name>`` of every turn of an agent: which conversation of the episode it belongs to, the turns before
@@ -20,11 +24,22 @@ class AgentConfig:
     """Which agent plays the episodes, and what it may do. With ``run`` set the agent loop is ``turnkey_agent``."""
 
     run: str | list[str] | None = None
-    """module:function, called with the task and an object that holds base URL, key and client; null: no agent"""
+    """module:function, called with the task and an object that holds base URL, key and client; or a command as a list,
+    in which {instruction} and other fields of the task are filled in; null: no agent"""
     env: dict[str, str] = field(default_factory=dict)
     """environment variables of the agent's process"""
+    files: dict[str, str] = field(default_factory=dict)
+    """command: files in the agent's HOME, by name, with their text"""
     cwd: str | None = None
-    """folder in which the agent works; null: an empty one for each episode"""
+    """folder in which the agents of all episodes work; null: a command has an empty one for each episode"""
+    sandbox: Literal["auto", "none", "bwrap", "docker"] = "auto"
+    """command: what it runs in; auto: docker, with an image and where a daemon answers, else bwrap; none: no sandbox"""
+    network: Literal["gateway", "host"] = "gateway"
+    """sandbox: gateway lets the command reach the model and nothing else; host: whatever this machine reaches"""
+    image: str | None = None
+    """docker: the image that the command runs in"""
+    rootfs: str | None = None
+    """bwrap: folder with an unpacked image as the command's root; null: /usr and /etc of this machine, read-only"""
     in_process: bool = False
     """call the function in the agent-loop worker: no process to start, but a busy loop of one episode stops all"""
     timeout: float = 1800.0
@@ -67,3 +82,15 @@ class AgentConfig:
     def places(self) -> int:
         """Agents that run at the same time in a worker."""
         return 64 if self.at_once == "auto" else self.at_once
+
+
+def sandbox_of(agent: AgentConfig) -> Sandbox:
+    """What a command runs in.
+
+    Raises:
+        SandboxError: it cannot be used on this machine.
+    """
+    from verl_turnkey.envs.agents.sandbox import choose
+
+    rootfs = None if agent.rootfs is None else Path(agent.rootfs)
+    return choose(agent.sandbox, image=agent.image, rootfs=rootfs, network=agent.network)

@@ -52,9 +52,9 @@ def absolute_paths(config: DictConfig) -> Change | None:
         paths["reward.custom_reward_function.path"] = _absolute(function)
     if turnkey.modules:
         paths["turnkey.modules"] = [_absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
-    for key in ("run", "state", "cwd"):
+    for key in ("run", "state", "cwd", "rootfs"):
         path = getattr(turnkey.agent, key)
-        if isinstance(path, str) and (key == "cwd" or ".py:" in path):
+        if isinstance(path, str) and (key in ("cwd", "rootfs") or ".py:" in path):
             paths[f"turnkey.agent.{key}"] = _absolute(path)
     for key in ("action_format", "summary"):
         if ".py:" in (path := getattr(turnkey.rollout, key) or ""):

@@ -15,6 +15,8 @@ from verl_turnkey.plugins.gateway.session import Session, Turn
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 from verl_turnkey.plugins.rollout.extra_columns import countable
 
+LONGEST_TEXT = 200
+"""characters of a text in `extra` that estimators can read; reward components get all of it"""
 END = "(end)"
 """``next_anchor`` of a turn after which the agent asked nothing more in its conversation"""
 
@@ -185,7 +187,7 @@ def _step(
         else None
     )
     columns: dict[str, Any] = {
-        **countable(extra, next_extra, options.before),
+        **{name: value for name, value in countable(extra, next_extra, options.before).items() if _short(value)},
         "next_anchor": END if after is None else _anchor(after, options),
     }
     record = _record(
@@ -213,6 +215,11 @@ def _step(
         next_extra=next_extra,
         content=turn.reply.text,
     )
+
+
+def _short(value: Any) -> bool:
+    """Whether a value of `extra` becomes a column: every turn of the episode carries it."""
+    return not isinstance(value, str) or len(value) <= LONGEST_TEXT
 
 
 def _record(**fields: Any) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class UserAgentLoop(AgentLoopBase):
             server.add(session)
             try:
                 with self.agents.workspace(session) as workspace:
-                    return await self._run(session, task, self.agents.handle(server, session, workspace))
+                    return await self._run(session, task, await self.agents.handle(server, session, workspace))
             finally:
                 server.remove(session)
                 await session.close(options.grace)

@@ -12,7 +12,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.agents.base import AgentHandle, Runner
-from verl_turnkey.plugins.config.agent import OWN_REWARD
+from verl_turnkey.envs.agents.command import CommandRunner
+from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
+from verl_turnkey.plugins.config.agent import OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.episode import StepOptions
@@ -51,20 +53,23 @@ class AgentProcess:
 
     @contextmanager
     def workspace(self, session: Session) -> Iterator[Path | None]:
-        """A folder for the episode, whose files are the key of its states; None: states are made of messages."""
-        if self.turnkey.agent.state != "workspace":
-            yield None
+        """The folder that the agent works in; None: the runner makes one."""
+        agent = self.turnkey.agent
+        if agent.state != "workspace":
+            yield None if agent.cwd is None else Path(agent.cwd)
             return
         with TemporaryDirectory(prefix="turnkey-agent-", ignore_cleanup_errors=True) as folder:
             session.observe = Workspace(Path(folder)).key
             yield Path(folder)
 
-    def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:
+    async def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:
         """The session as the agent sees it."""
         host = self.turnkey.agent.listen
         here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         url = f"http://{here}:{server.port}/{session.secret}/v1"
-        return AgentHandle(base_url=url, key=session.secret, model=session.model, workspace=workspace)
+        command = isinstance(self.runner, CommandRunner) and self.runner.sandbox.name != "none"
+        socket = await server.unix_socket() if command else None
+        return AgentHandle(url, session.secret, session.model, workspace, socket)
 
     def step_options(self, recorded: Any) -> StepOptions:
         """``recorded``: what the method reads of records, as ``keep_texts`` and ``before``."""
@@ -79,10 +84,17 @@ class AgentProcess:
 
 def runner_of(turnkey: TurnkeyConfig) -> Runner:
     """The runner of ``turnkey.agent.run``."""
-    from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
-
     agent = turnkey.agent
-    assert isinstance(agent.run, str)
+    assert agent.run is not None
+    if not isinstance(agent.run, str):
+        return CommandRunner(
+            agent.run,
+            timeout=agent.timeout,
+            sandbox=sandbox_of(agent),
+            env=agent.env,
+            files=agent.files,
+            reward="exit_code" if agent.reward == "exit_code" else "result",
+        )
     if agent.in_process:
         return InProcessFunctionRunner(agent.run, timeout=agent.timeout)
     return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env)

@@ -15,12 +15,14 @@ An episode's secret is in the path of its URL. Where a client drops the path, th
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import json
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from verl_turnkey.plugins.gateway.dialects import DIALECTS
@@ -44,6 +46,7 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._servers: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._socket: asyncio.Future[str] | None = None
         self.port = 0
 
     def add(self, session: Session) -> None:
@@ -62,15 +65,20 @@ class Gateway:
         self.port = listener.getsockname()[1]
         return self.port
 
-    async def listen_on(self, path: str | Path) -> None:
-        """Listen on a unix socket, too, which can be bound into a sandbox without a network.
+    async def unix_socket(self) -> str:
+        """The path of a socket on which it listens, too; it can be bound into a sandbox that has no network."""
+        if self._socket is None:
+            self._socket = asyncio.ensure_future(self._listen_on_socket())
+        return await asyncio.shield(self._socket)
 
-        Raises:
-            OSError: the path has more than 107 bytes, or its folder does not exist.
-        """
+    async def _listen_on_socket(self) -> str:
+        folder = tempfile.mkdtemp(prefix="tk-")  # for its owner alone, and short: such paths have at most 107 bytes
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = f"{folder}/gateway.sock"
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
+        listener.bind(path)
         await self._serve(listener)
+        return path
 
     async def _serve(self, listener: socket.socket) -> None:
         import uvicorn
