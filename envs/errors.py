@@ -47,3 +47,7 @@ class EnvironmentFailure(RuntimeError):
 
     def __str__(self) -> str:
         return f"environment failure ({self.kind}): {self.message}"
+
+
+class SandboxError(RuntimeError):
+    """The sandbox that was chosen for agents cannot be used on this machine."""

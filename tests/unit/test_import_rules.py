@@ -32,6 +32,7 @@ PACKAGES = {
     "recipe": "|",
     "envs": "numpy gymnasium | pandas scipy",
     "envs.hosting": "gymnasium | ray",
+    "envs.agents": "numpy | openai tomli",
 }
 ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
 
