@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from verl_turnkey.advantage import RecordError, make_step
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
-from verl_turnkey.plugins.gateway.session import Session, Turn
+from verl_turnkey.plugins.gateway.session import Session
+from verl_turnkey.plugins.gateway.states import StateKey
+from verl_turnkey.plugins.gateway.turns import Turn
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 from verl_turnkey.plugins.rollout.extra_columns import countable
 
@@ -33,7 +35,7 @@ class StepOptions:
         components: whether ``turnkey.rewards`` has components other than the agent's own reward.
     """
 
-    state: Callable[[Request], str | None]
+    state: StateKey
     penalty: float = 0.0
     texts: bool = False
     before: Collection[str] = ()
@@ -238,10 +240,7 @@ def _place(turn: Turn) -> tuple[int, int]:
 def _anchor(turn: Turn, options: StepOptions) -> str:
     if turn.state is not None:
         return turn.state
-    try:
-        state = options.state(turn.request)
-    except Exception as error:  # of a function of the user's own
-        raise AgentFailure(f"turnkey.agent.state raised {type(error).__name__}: {error}") from error
+    state = options.state(turn.request, turn.files)
     return f"(no other) {turn.reply.id}" if state is None else state
 
 

@@ -20,9 +20,9 @@ from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.episode import StepOptions
 from verl_turnkey.plugins.gateway.server import Gateway
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.states import state_key
+from verl_turnkey.plugins.gateway.states import StateKey, state_key
 from verl_turnkey.plugins.gateway.turns import Generate, Limits
-from verl_turnkey.plugins.gateway.workspace import Workspace
+from verl_turnkey.plugins.gateway.workspace import Workspace, workspace_key
 
 
 class AgentProcess:
@@ -43,7 +43,7 @@ class AgentProcess:
         )
         self.runner: Runner = runner_of(self.turnkey)
         state = self.turnkey.agent.state
-        self._state = state_key("history" if state == "workspace" else state)
+        self._state: StateKey = workspace_key if state == "workspace" else state_key(state)
         self.places = asyncio.Semaphore(agent.places)
         paid = [entry["name"] for entry in reward_entries(config, self.turnkey) if entry.get("column") is None]
         self._components = any(name != OWN_REWARD for name in paid)
@@ -55,11 +55,12 @@ class AgentProcess:
     def workspace(self, session: Session) -> Iterator[Path | None]:
         """The folder that the agent works in; None: the runner makes one."""
         agent = self.turnkey.agent
-        if agent.state != "workspace":
+        looked_at = agent.state == "workspace" or (":" in agent.state and not isinstance(agent.run, str))
+        if agent.cwd is not None or not looked_at:
             yield None if agent.cwd is None else Path(agent.cwd)
             return
         with TemporaryDirectory(prefix="turnkey-agent-", ignore_cleanup_errors=True) as folder:
-            session.observe = Workspace(Path(folder)).key
+            session.observe = Workspace(Path(folder)).files
             yield Path(folder)
 
     async def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:

@@ -33,7 +33,7 @@ class Session:
         limits: what the episode may use.
         model: the policy's name for agents.
         observe: called when a request has come and before the model is asked, as the agent waits then; its result is
-            kept as ``Turn.state`` unless the agent gives a key itself. It may block.
+            kept as ``Turn.files``. It may block.
     """
 
     codec: Codec
@@ -41,7 +41,7 @@ class Session:
     sampling: Mapping[str, Any]
     limits: Limits
     model: str = "policy"
-    observe: Callable[[Request], str | None] | None = None
+    observe: Callable[[], Mapping[str, str]] | None = None
 
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(18))
     tag: str = field(default_factory=lambda: secrets.token_hex(4))
@@ -139,8 +139,7 @@ class Session:
         began = perf_counter()
         request = self._tree.whole(request)
         state, self._next_state = self._next_state, None
-        if state is None and self.observe is not None:
-            state = await asyncio.to_thread(self.observe, request)
+        files = None if self.observe is None else await asyncio.to_thread(self.observe)
         match = self._tree.match(request)
         prompt, match = await self._prompt(request, match)
         sampling = self._sampling(request, len(prompt.ids))
@@ -155,9 +154,7 @@ class Session:
         tools = request.tools if self.codec.shows_tools else ()
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
         reply = self._reply(number, request, prompt, generated, parsed, sampling)
-        return Turn(
-            number, request, match, prompt, generated, reply, parsed.unparsed, began, state=state, request_id=request_id
-        )
+        return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, files, request_id)
 
     async def _prompt(self, request: Request, match: Match) -> tuple[Prompt, Match]:
         """The prompt of a request, and the turn that it goes on after."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,11 +55,13 @@ class Turn:
     unparsed: bool
     began: float
     """seconds of a clock, when the request came"""
-    replied: float = 0.0
-    """when it was answered"""
     state: str | None = None
     """the key that the agent gave to its state before it"""
+    files: Mapping[str, str] | None = None
+    """path -> key of the content of the agent's files before it, where they are looked at"""
+    request_id: str = ""
+    replied: float = 0.0
+    """when it was answered"""
     parent: Turn | None = None
     node: Node | None = None
     """its place in the tree, once the agent has the reply"""
-    request_id: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -13,6 +14,16 @@ MOST_FILES = 20_000
 """of a workspace that are read"""
 LARGEST = 2**20
 """bytes of a file up to which its content counts; of larger ones size and time of the last change"""
+
+
+def workspace_key(request: Request, files: Mapping[str, str] | None = None) -> str:
+    """The key of the files before a turn, and of the tools of the turn before it."""
+    calls: list[str] = []
+    for message in reversed(request.messages):
+        if message.role == "assistant":
+            calls = [call.name for call in message.calls]
+            break
+    return digest(calls, sorted((files or {}).items()))
 
 
 class Workspace:
@@ -26,16 +37,8 @@ class Workspace:
         self._folder = folder
         self._known: dict[str, tuple[tuple[int, int], str]] = {}
 
-    def key(self, request: Request) -> str:
-        """The key of the files now and of the tools of the model's last turn. Reads files, so it may block."""
-        calls: list[str] = []
-        for message in reversed(request.messages):
-            if message.role == "assistant":
-                calls = [call.name for call in message.calls]
-                break
-        return digest([calls, sorted(self._files().items())])
-
-    def _files(self) -> dict[str, str]:
+    def files(self) -> dict[str, str]:
+        """Path -> key of the content of each file now. Reads files, so it may block."""
         contents: dict[str, str] = {}
         for folder, folders, names in os.walk(self._folder):
             folders.sort()

@@ -154,7 +154,7 @@ async def play(
 
 def rows(session: Session, outcome: Outcome, merged: bool = True) -> list[Any]:
     episode = Episode()
-    options = episodes.StepOptions(state=lambda request: str(len(request.messages)))
+    options = episodes.StepOptions(state=lambda request, files=None: str(len(request.messages)))
     order = episodes.played(session, outcome, options, episode)
     for step in episode.steps:
         step.record["composed_reward"] = step.record["reward"]
