@@ -28,10 +28,10 @@ from verl_turnkey.plugins.gateway.workspace import Workspace, workspace_key
 class AgentProcess:
     """Built before the first rollout of a worker process."""
 
-    def __init__(self, config: DictConfig, tokenizer: Any, builder: Any) -> None:
+    def __init__(self, config: DictConfig, codec: Codec) -> None:
         self.turnkey: TurnkeyConfig = turnkey_config(config)
         agent, rollout, theirs = self.turnkey.agent, self.turnkey.rollout, config.actor_rollout_ref.rollout
-        self.codec = Codec(tokenizer, builder, theirs.multi_turn.format, rollout.stop_token_ids)
+        self.codec = codec
         whole = theirs.prompt_length + theirs.response_length
         self.limits = Limits(
             room=min(whole, theirs.max_model_len or whole),
@@ -107,7 +107,9 @@ _process: AgentProcess | None = None
 def shared(config: DictConfig, tokenizer: Any, builder: Any) -> AgentProcess:
     global _process
     if _process is None:
-        _process = AgentProcess(config, tokenizer, builder)
+        tool_format = config.actor_rollout_ref.rollout.multi_turn.format
+        stop_token_ids = turnkey_config(config).rollout.stop_token_ids
+        _process = AgentProcess(config, Codec(tokenizer, builder, tool_format, stop_token_ids))
     return _process
 
 
