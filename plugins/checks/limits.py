@@ -85,7 +85,8 @@ def check_turns(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[st
         if turn is None:
             refuse(
                 "turn-tokens-missing",
-                "turnkey.rollout.prompt=conversation needs the tokens of one turn: set "
+                f"{'turnkey.agent' if 'turnkey_agent' in loops else 'turnkey.rollout.prompt=conversation'} needs the "
+                "tokens of one turn: set "
                 f"turnkey.rollout.max_tokens_per_turn, at most data.max_response_length={response}, which is what "
                 "a conversation may grow by",
             )

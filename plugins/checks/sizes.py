@@ -17,6 +17,7 @@ from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
 
 OURS = "turnkey_env"
+AGENT = "turnkey_agent"
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,20 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     even = groups.allocation != "even" or rollouts == Span(n, n)
     episodes = Span(tasks * n, tasks * n) if even else rollouts * tasks
     kept, most_kept = Span(tasks, tasks), episodes.most
-    ours = str(config.trainer.v1.trainer_mode).startswith("turnkey_")
-    if ours and groups.keep < 1:
+    our_trainer = str(config.trainer.v1.trainer_mode).startswith("turnkey_")
+    if our_trainer and groups.keep < 1:
         number = updates * max(1, groups.kept(tasks / updates))
         kept = Span(number, number) if groups.keep_by == "groups" else Span(updates, tasks)
         most_kept = min(episodes.most, kept.most * rollouts.most)
-    drawn = updates * min(groups.buffer, tasks // updates) if ours else 0
-    stored = (tasks * groups.replay if ours else 0) + drawn * rollouts.most
+    drawn = updates * min(groups.buffer, tasks // updates) if our_trainer else 0
+    stored = (tasks * groups.replay if our_trainer else 0) + drawn * rollouts.most
     fewest = episodes.low if kept.low == tasks else min(episodes.low, kept.low * rollouts.low)
-    if {*loops} - {OURS, *VERLS_LOOPS}:
+    if {*loops} - {OURS, AGENT, *VERLS_LOOPS}:
         return Sizes(tasks, rollouts, episodes, kept, stored, Span(fewest, None), None, 0)
-    turns = turnkey.rollout.max_turns if OURS in loops else 1
+    ours = bool({OURS, AGENT} & {*loops})
+    turns = turnkey.rollout.max_turns if ours else 1
     of_group = n if even else rollouts.most
-    group = _group(config, turnkey, of_group, turns) if OURS in loops else Most(of_group, of_group, 0)
+    group = _group(config, turnkey, of_group, turns) if ours else Most(of_group, of_group, 0)
     trajectories, trained = most_kept, most_kept * turns
     if group.trajectories != of_group:  # with trained branches all groups are kept
         trajectories, trained = times(tasks, group.trajectories), times(tasks, group.turns)

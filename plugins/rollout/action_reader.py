@@ -121,7 +121,7 @@ class ToolCallReader:
 
     async def _call(self, ids: list[int], admissible: Sequence[str] | None) -> ParsedAction:
         if self._harmony:
-            ids = self._tokenizer.encode(_harmony_calls(self._tokenizer.decode(ids)), add_special_tokens=False)
+            ids = self._tokenizer.encode(harmony_calls(self._tokenizer.decode(ids)), add_special_tokens=False)
         try:
             _, calls = await self._parser.extract_tool_calls(ids, self._schemas)
         except Exception as error:  # verl's parsers may raise anything on what the model wrote
@@ -129,7 +129,7 @@ class ToolCallReader:
         return _called(calls[-1], admissible) if calls else ParsedAction(None, "no tool call")
 
 
-def _harmony_calls(text: str) -> str:
+def harmony_calls(text: str) -> str:
     """``text`` with all its calls in the one spelling that verl's parser of gpt-oss reads."""
 
     def spelled(header: re.Match[str]) -> str:

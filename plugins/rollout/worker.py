@@ -162,8 +162,12 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
     keep_texts, before = texts, of_state
     if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
         return
-    ours = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
-    if not ours and turnkey_config(worker.config).rollout.prompt != "conversation":
+    loop = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop == "turnkey_agent":  # whose codec learns the model's turns itself
+        _check_positions(worker)
+        check_spaces(worker.tokenizer)
+        return
+    if loop != "turnkey_env" and turnkey_config(worker.config).rollout.prompt != "conversation":
         return
     process = shared(worker.config)
     check_spaces(worker.tokenizer)

@@ -26,6 +26,7 @@ from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 from verl_turnkey.plugins.verl_api.one_trip import OneTrip, penalties_of
 
 #: verl's estimators that compare a row with the others of its group.
@@ -49,7 +50,7 @@ class AdvantageStep:
         self._columns = () if self.estimator is None else self.estimator.columns(self.params, self.modify)
         self.remembering = remembering(self.estimator, self.params, self.modify)
         """what of the method goes on from batch to batch: names of estimator and modifiers"""
-        self._foreign_loops = training_loops(self._config) != {"turnkey_env"}  # whose records others write
+        self._foreign_loops = not training_loops(self._config) <= {*AGENT_LOOPS}  # whose records others write
         self.state: Mapping[str, float] = {}
         """``Credit.state`` of the newest batch: what the next one begins with"""
         self.table: Rows | None = None

@@ -43,6 +43,7 @@ FLOORS = (
     ("view",),
     ("credit",),
     ("cpu", "rollout", "actor"),
+    ("gateway",),
     ("registries",),
     ("checks",),
     ("trainer", "eval"),  # above the checks, whose probe they play
