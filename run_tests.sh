@@ -14,10 +14,11 @@ venv="${TURNKEY_VENV:-.venv}"
 parts="${*:-unit fast}"
 [ "$parts" = all ] && parts="unit fast rest openenv"
 
-# Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++.
+# Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++, sandboxes of agents.
 debian_packages() {
     local missing=() command
-    for command in g++:g++ make:make java:default-jre-headless chromium:chromium chromedriver:chromium-driver; do
+    for command in g++:g++ make:make java:default-jre-headless chromium:chromium chromedriver:chromium-driver \
+        bwrap:bubblewrap; do
         command -v "${command%%:*}" >/dev/null || missing+=("${command##*:}")
     done
     [ ${#missing[@]} -eq 0 ] && return

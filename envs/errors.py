@@ -49,5 +49,5 @@ class EnvironmentFailure(RuntimeError):
         return f"environment failure ({self.kind}): {self.message}"
 
 
-class SandboxError(RuntimeError):
+class SandboxError(ValueError):
     """The sandbox that was chosen for agents cannot be used on this machine."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
 from verl_turnkey.envs.agents.jobs import (
-    APP,
     HOME,
     PATH,
     Job,
@@ -58,16 +58,23 @@ class Bubblewrap:
         options += [*self._root(job), "--proc", "/proc", "--dev", "/dev"]
         if self.network == "host":
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
-        mounts = [Mount(job.workspace, APP, True), Mount(job.folder / "home", HOME, True)]
-        mounts += [Mount(job.folder / "tmp", "/tmp", True), *job.mounts]
-        command = list(job.command)
+        command, own = ([*job.command], []) if self.rootfs else _program(job.command)
+        mounts = [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True)]
+        mounts.append(Mount(job.folder / "tmp", "/tmp", True))
+        readable = [path for path in dict.fromkeys([*own, *self.readable]) if not path.is_relative_to("/usr")]
+        mounts += [Mount(path, str(path)) for path in readable]  # after /tmp, in which some of them may lie
+        mounts += job.mounts
+        program = Path(command[0])
+        # The folder of its program comes last: an agent's own interpreter must not replace the task's.
+        path = f"{PATH}:{program.parent}" if own and program.is_absolute() else PATH
         if self.network == "gateway" and job.socket is not None:
             mounts += relay_mounts(job.socket)
             command = through_relay(sys.executable if self.rootfs is None else "python3", command)
         for mount in mounts:
             options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
         # The environment comes with the process: options would show the key of the gateway to every user.
-        return Launch([*options, "--chdir", job.cwd, "--", *command], _variables(job))
+        env = {"PATH": path, "HOME": HOME, "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
+        return Launch([*options, "--chdir", job.cwd, "--", *command], env)
 
     def _root(self, job: Job) -> list[str]:
         if self.rootfs is not None:
@@ -84,13 +91,10 @@ class Bubblewrap:
         for name, text in _users().items():
             (job.folder / name).write_text(text, encoding="ascii")
             options += ["--ro-bind", str(job.folder / name), f"/etc/{name}"]
-        own = [*installation(Path(sys.executable)), *_programs(job.command[0]), *self.readable]
-        for path in dict.fromkeys(path for path in own if not path.is_relative_to("/usr")):
-            options += ["--ro-bind", str(path), str(path)]
         return options
 
-    def inside(self, agent: AgentHandle) -> AgentHandle:
-        return seen_inside(agent, self.network)
+    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
+        return seen_inside(agent, self.network, cwd)
 
 
 def installation(program: Path) -> list[Path]:
@@ -120,9 +124,13 @@ def _is_installation(prefix: Path) -> bool:
     return any((prefix / mark).exists() for mark in marks) or prefix in (Path(sys.base_prefix), Path(sys.prefix))
 
 
-def _programs(name: str) -> list[Path]:
-    program = shutil.which(name)
-    return [] if program is None else installation(Path(program).absolute())
+def _program(command: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """``command`` with the path of its program where that is not the system's, and the folders that it needs."""
+    program = shutil.which(command[0])
+    own = installation(Path(sys.executable))
+    if program is None or (path := Path(program).absolute()).is_relative_to("/usr") or path.parent == Path("/bin"):
+        return [*command], own
+    return [str(path), *command[1:]], [*own, *installation(path)]
 
 
 def _entries(rootfs: Path) -> list[str]:
@@ -134,10 +142,6 @@ def _entries(rootfs: Path) -> list[str]:
         elif path.name not in _NOT_OF_AN_IMAGE:
             options += ["--ro-bind", str(path), f"/{path.name}"]
     return options
-
-
-def _variables(job: Job) -> dict[str, str]:
-    return {"PATH": PATH, "HOME": HOME, "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
 
 
 def _users() -> dict[str, str]:

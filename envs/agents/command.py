@@ -7,20 +7,18 @@ stays as ``{name}``.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
 from verl_turnkey.envs.agents.folders import episode_folder
-from verl_turnkey.envs.agents.jobs import Job, NoSandbox, Sandbox
+from verl_turnkey.envs.agents.jobs import APP, Job, NoSandbox, Sandbox
 from verl_turnkey.envs.agents.processes import AgentProcess, model_variables
 
 OUTPUT_CHARS = 4000
@@ -79,12 +77,11 @@ class CommandRunner:
         reward: Literal["result", "exit_code"] = "result",
     ) -> None:
         self.command, self.timeout, self.sandbox = list(command), timeout, sandbox or NoSandbox()
-        self._env, self._files, self._reward = dict(env or {}), dict(files or {}), reward
+        self.env, self.files, self._reward = dict(env or {}), dict(files or {}), reward
 
     async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
         """As ``Runner.run``."""
-        with ExitStack() as folders:
-            folder = await asyncio.to_thread(folders.enter_context, episode_folder())
+        async with episode_folder() as folder:
             workspace = agent.workspace or folder / "app"
             job = self.job(task, agent, folder, workspace)
             ended = await run_job(self.sandbox, job, self.timeout)
@@ -93,24 +90,28 @@ class CommandRunner:
     async def close(self) -> None:
         """Nothing to end."""
 
-    def job(self, task: Mapping[str, Any], agent: AgentHandle, folder: Path, workspace: Path) -> Job:
-        """The command for ``task``. Raises AgentFailure: a placeholder has no value."""
-        seen = self.sandbox.inside(agent)
+    def job(self, task: Mapping[str, Any], agent: AgentHandle, folder: Path, workspace: Path, cwd: str = APP) -> Job:
+        """The command for ``task``. ``cwd``: where a sandbox shows ``workspace``.
+
+        Raises:
+            AgentFailure: a placeholder has no value.
+        """
+        seen = self.sandbox.inside(replace(agent, workspace=workspace), cwd)
         fields = {
             **{name: value if isinstance(value, str) else json.dumps(value) for name, value in task.items()},
             "task": json.dumps(dict(task)),
             "base_url": seen.base_url,
             "key": seen.key,
             "model": seen.model,
-            "workspace": str(seen.workspace or workspace),
+            "workspace": str(seen.workspace),
         }
-        for name, text in self._files.items():
+        for name, text in self.files.items():
             path = folder / "home" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(filled(text, fields), encoding="utf-8")
-        env = model_variables(seen) | {name: filled(value, fields) for name, value in self._env.items()}
+        env = model_variables(seen) | {name: filled(value, fields) for name, value in self.env.items()}
         command = [filled(argument, fields) for argument in self.command]
-        return Job(command, folder, workspace, env, socket=agent.socket)
+        return Job(command, folder, workspace, env, socket=agent.socket, cwd=cwd)
 
     def outcome(self, ended: Ended) -> Outcome:
         """What the end of the command says about the episode."""

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 from verl_turnkey.envs.agents.base import AgentHandle
 from verl_turnkey.envs.agents.jobs import (
-    APP,
     HOME,
     PATH,
     Job,
@@ -36,7 +35,7 @@ class Docker:
         command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir", job.cwd]
         command += ["--user", f"{os.getuid()}:{os.getgid()}"]  # files that it writes can be removed by this user
         command += ["--network", "none" if self.network == "gateway" else "host"]
-        mounts = [Mount(job.workspace, APP, True), Mount(job.folder / "home", HOME, True), *job.mounts]
+        mounts = [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True), *job.mounts]
         run = list(job.command)
         if self.network == "gateway" and job.socket is not None:
             mounts += relay_mounts(job.socket)
@@ -52,5 +51,5 @@ class Docker:
             env["DOCKER_HOST"] = os.environ["DOCKER_HOST"]
         return Launch([*command, self.image, *run], env, cleanup=["docker", "rm", "--force", container])
 
-    def inside(self, agent: AgentHandle) -> AgentHandle:
-        return seen_inside(agent, self.network)
+    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
+        return seen_inside(agent, self.network, cwd)

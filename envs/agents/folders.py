@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 
-@contextmanager
-def episode_folder() -> Iterator[Path]:
+@asynccontextmanager
+async def episode_folder() -> AsyncIterator[Path]:
     """A new folder with empty ``app``, ``home`` and ``tmp`` in it, for its owner alone; removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="turnkey-agent-"))
     try:
@@ -21,18 +22,15 @@ def episode_folder() -> Iterator[Path]:
             (folder / name).mkdir()
         yield folder
     finally:
-        shutil.rmtree(folder, onerror=_make_writable)
+        await asyncio.to_thread(shutil.rmtree, folder, onerror=_remove_all_the_same)
 
 
-def _make_writable(function: Any, path: str, _: Any) -> None:
+def _remove_all_the_same(_function: Any, path: str, _error: Any) -> None:
     """Remove what is in a folder that the agent has made read-only; what cannot be removed stays."""
-    parent = os.path.dirname(path)
-    try:
-        os.chmod(parent, stat.S_IRWXU)
-        os.chmod(path, stat.S_IRWXU)
+    with suppress(OSError):
+        os.chmod(os.path.dirname(path), stat.S_IRWXU)
         if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, stat.S_IRWXU)
             shutil.rmtree(path, ignore_errors=True)
         else:
             os.unlink(path)
-    except OSError:
-        pass

@@ -42,7 +42,7 @@ class Job:
     socket: str | None = None
     """the gateway's; None: the command reaches no model"""
     cwd: str = APP
-    """where the command starts, seen from inside"""
+    """where the working folder is, seen from inside; the command starts there"""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Sandbox(Protocol):
         """Raises AgentFailure: the job cannot be run in it."""
         ...
 
-    def inside(self, agent: AgentHandle) -> AgentHandle:
-        """``agent`` as the command sees it: the address of its gateway, and its working folder."""
+    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
+        """``agent`` as the command sees it: the address of its gateway, and its working folder ``cwd``."""
         ...
 
 
@@ -83,7 +83,7 @@ class NoSandbox:
         own = {"HOME": str(job.folder / "home"), "TMPDIR": str(job.folder / "tmp")}
         return Launch(list(job.command), {**inherited, **own, **job.env}, job.workspace)
 
-    def inside(self, agent: AgentHandle) -> AgentHandle:
+    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
         return agent
 
 
@@ -97,9 +97,9 @@ def relay_mounts(socket: str) -> list[Mount]:
     return [Mount(Path(socket), SOCKET, True), Mount(Path(relay.__file__), RELAY)]
 
 
-def seen_inside(agent: AgentHandle, network: Network) -> AgentHandle:
+def seen_inside(agent: AgentHandle, network: Network, cwd: str) -> AgentHandle:
     """``agent`` as a command in a sandbox sees it."""
     if network == "host":
-        return replace(agent, workspace=Path(APP))
+        return replace(agent, workspace=Path(cwd))
     path = agent.base_url.split("://", 1)[1].partition("/")[2]
-    return replace(agent, base_url=f"http://127.0.0.1:{PORT}/{path}", workspace=Path(APP), socket=SOCKET)
+    return replace(agent, base_url=f"http://127.0.0.1:{PORT}/{path}", workspace=Path(cwd), socket=SOCKET)

@@ -190,6 +190,26 @@ def test_what_an_interpreter_needs(tmp_path: Path) -> None:
     assert installation(base / "bin/python3") == [base]
 
 
+def test_a_program_of_ones_own_is_found_and_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also below /tmp, where the sandbox has a folder of its own."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    for name, text in (
+        ("agent", "helper; python3 -c 'print(7)'; echo $PATH"),
+        ("helper", "echo helps"),
+        ("python3", ""),
+    ):
+        (venv / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (venv / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{venv}/bin:{os.environ['PATH']}")
+    outcome = asyncio.run(CommandRunner(["agent"], timeout=30.0, sandbox=Bubblewrap()).run({}, HANDLE))
+    helps, seven, path = outcome.extra["output"].split()
+    assert (helps, seven) == ("helps", "7"), outcome.reason
+    assert path.split(":")[-1] == f"{venv}/bin"
+    assert "." not in printed("echo $PATH")[0].split(":")
+
+
 # --- the choice -------------------------------------------------------------------------------------------------------
 
 
