@@ -55,6 +55,8 @@ class AgentConfig:
     reward: Literal["result", "exit_code", "none"] = "result"
     """where the reward comes from; result: what the agent returns, or posts to /reward; exit_code: 1 for a command that
     ends with status 0; none: turnkey.rewards alone"""
+    reward_key: str = "reward"
+    """the reward in the reward.json of a Harbor task, where it holds several numbers"""
     state: str = "history"
     """key of the state before a turn; history: all messages so far; observation: the new messages; call: the last
     calls with their results; workspace: the files of the episode's folder (agent.workspace); or module:function. A key

@@ -240,7 +240,7 @@ def _place(turn: Turn) -> tuple[int, int]:
 def _anchor(turn: Turn, options: StepOptions) -> str:
     if turn.state is not None:
         return turn.state
-    state = options.state(turn.request, turn.files)
+    state = options.state(turn.request)
     return f"(no other) {turn.reply.id}" if state is None else state
 
 

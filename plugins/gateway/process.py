@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any
 
 from omegaconf import DictConfig
@@ -14,24 +15,26 @@ from omegaconf import DictConfig
 from verl_turnkey.envs.agents.base import AgentHandle, Runner
 from verl_turnkey.envs.agents.command import CommandRunner
 from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
+from verl_turnkey.envs.agents.harbor_runner import HarborRunner
+from verl_turnkey.envs.agents.states import WorkspaceState
 from verl_turnkey.plugins.config.agent import OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.episode import StepOptions
+from verl_turnkey.plugins.gateway.messages import Request
 from verl_turnkey.plugins.gateway.server import Gateway
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.states import StateKey, state_key
+from verl_turnkey.plugins.gateway.states import StateKey, View, state_key
 from verl_turnkey.plugins.gateway.turns import Generate, Limits
-from verl_turnkey.plugins.gateway.workspace import Workspace, workspace_key
 
 
 class AgentProcess:
     """Built before the first rollout of a worker process."""
 
-    def __init__(self, config: DictConfig, tokenizer: Any, builder: Any) -> None:
+    def __init__(self, config: DictConfig, codec: Codec) -> None:
         self.turnkey: TurnkeyConfig = turnkey_config(config)
         agent, rollout, theirs = self.turnkey.agent, self.turnkey.rollout, config.actor_rollout_ref.rollout
-        self.codec = Codec(tokenizer, builder, theirs.multi_turn.format, rollout.stop_token_ids)
+        self.codec = codec
         whole = theirs.prompt_length + theirs.response_length
         self.limits = Limits(
             room=min(whole, theirs.max_model_len or whole),
@@ -43,7 +46,7 @@ class AgentProcess:
         )
         self.runner: Runner = runner_of(self.turnkey)
         state = self.turnkey.agent.state
-        self._state: StateKey = workspace_key if state == "workspace" else state_key(state)
+        self._state: StateKey = state_key("history" if state == "workspace" else state)
         self.places = asyncio.Semaphore(agent.places)
         paid = [entry["name"] for entry in reward_entries(config, self.turnkey) if entry.get("column") is None]
         self._components = any(name != OWN_REWARD for name in paid)
@@ -55,12 +58,11 @@ class AgentProcess:
     def workspace(self, session: Session) -> Iterator[Path | None]:
         """The folder that the agent works in; None: the runner makes one."""
         agent = self.turnkey.agent
-        looked_at = agent.state == "workspace" or (":" in agent.state and not isinstance(agent.run, str))
-        if agent.cwd is not None or not looked_at:
+        if agent.state != "workspace":
             yield None if agent.cwd is None else Path(agent.cwd)
             return
         with TemporaryDirectory(prefix="turnkey-agent-", ignore_cleanup_errors=True) as folder:
-            session.observe = Workspace(Path(folder)).files
+            session.observe = _observer(WorkspaceState(Path(folder)))
             yield Path(folder)
 
     async def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:
@@ -83,13 +85,26 @@ class AgentProcess:
         )
 
 
+def _observer(files: WorkspaceState) -> Callable[[Request], str | None]:
+    """The key of the state before a turn, from the files and the model's last call."""
+    lock = Lock()
+
+    def observe(request: Request) -> str | None:
+        last = View(request.messages).last
+        with lock:  # requests of an episode may come at the same time
+            return files.key(last.calls[-1].name if last is not None and last.calls else None)
+
+    return observe
+
+
 def runner_of(turnkey: TurnkeyConfig) -> Runner:
     """The runner of ``turnkey.agent.run``."""
     agent = turnkey.agent
     assert agent.run is not None
     if not isinstance(agent.run, str):
-        return CommandRunner(
+        return HarborRunner(
             agent.run,
+            reward_key=agent.reward_key,
             timeout=agent.timeout,
             sandbox=sandbox_of(agent),
             env=agent.env,
@@ -107,7 +122,9 @@ _process: AgentProcess | None = None
 def shared(config: DictConfig, tokenizer: Any, builder: Any) -> AgentProcess:
     global _process
     if _process is None:
-        _process = AgentProcess(config, tokenizer, builder)
+        tool_format = config.actor_rollout_ref.rollout.multi_turn.format
+        stop_token_ids = turnkey_config(config).rollout.stop_token_ids
+        _process = AgentProcess(config, Codec(tokenizer, builder, tool_format, stop_token_ids))
     return _process
 
 

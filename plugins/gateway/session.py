@@ -32,8 +32,8 @@ class Session:
         sampling: parameters that the policy is sampled with; those of a request are ignored.
         limits: what the episode may use.
         model: the policy's name for agents.
-        observe: called when a request has come and before the model is asked, as the agent waits then; its result is
-            kept as ``Turn.files``. It may block.
+        observe: the key of the agent's state, called when a request has come and before the model is asked, as the
+            agent waits then; None: no other state is like it. It may block.
     """
 
     codec: Codec
@@ -41,7 +41,7 @@ class Session:
     sampling: Mapping[str, Any]
     limits: Limits
     model: str = "policy"
-    observe: Callable[[], Mapping[str, str]] | None = None
+    observe: Callable[[Request], str | None] | None = None
 
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(18))
     tag: str = field(default_factory=lambda: secrets.token_hex(4))
@@ -139,7 +139,8 @@ class Session:
         began = perf_counter()
         request = self._tree.whole(request)
         state, self._next_state = self._next_state, None
-        files = None if self.observe is None else await asyncio.to_thread(self.observe)
+        if state is None and self.observe is not None:
+            state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
         match = self._tree.match(request)
         prompt, match = await self._prompt(request, match)
         sampling = self._sampling(request, len(prompt.ids))
@@ -154,7 +155,7 @@ class Session:
         tools = request.tools if self.codec.shows_tools else ()
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
         reply = self._reply(number, request, prompt, generated, parsed, sampling)
-        return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, files, request_id)
+        return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, request_id)
 
     async def _prompt(self, request: Request, match: Match) -> tuple[Prompt, Match]:
         """The prompt of a request, and the turn that it goes on after."""

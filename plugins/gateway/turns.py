@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,9 +56,7 @@ class Turn:
     began: float
     """seconds of a clock, when the request came"""
     state: str | None = None
-    """the key that the agent gave to its state before it"""
-    files: Mapping[str, str] | None = None
-    """path -> key of the content of the agent's files before it, where they are looked at"""
+    """the key of the state before it, where the agent gave one or its files are looked at"""
     request_id: str = ""
     replied: float = 0.0
     """when it was answered"""
