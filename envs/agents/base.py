@@ -59,6 +59,8 @@ class Outcome:
     """further plain values by name, for reward components and estimators"""
     truncated: bool = False
     """the agent was stopped before it ended by itself"""
+    verified: bool = False
+    """the reward is from tests that the agent cannot reach: rewards that it reported itself do not count"""
     reason: str = ""
     """what went wrong with the agent, at most 300 characters; an episode without any reward fails with it"""
 

@@ -94,7 +94,7 @@ class HarborRunner(CommandRunner):
             how = f"exit status {ended.status}: {ended.last_line}"
             raise AgentFailure(cut(f"the verifier of {task.folder.name}: {error} ({how})")) from None
         extra = {**outcome.extra, **({"rewards": rewards} if rewards else {})}
-        return replace(outcome, reward=reward, success=reward >= 1.0, extra=extra)
+        return replace(outcome, reward=reward, success=reward >= 1.0, extra=extra, verified=True)
 
 
 def sandbox_for(task: HarborTask, sandbox: Sandbox) -> Sandbox:

@@ -12,9 +12,11 @@ from omegaconf import DictConfig
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.checks.agent import check_harbor
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 
@@ -125,11 +127,14 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
                 f"{key}={file}, row {number - 1}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
                 f"{closest(str(loop), list(loops))}",
             )
+        where = f"{key}={file}, row {number - 1}"
+        if loop == AGENT and COLUMN in row and turnkey.agent.run is not None:
+            check_harbor(turnkey.agent, where, row[COLUMN])
         if loop != "turnkey_env":
             continue
         if COLUMN not in row:
             raise without_tasks(file, held)
-        _check_task(turnkey, f"{key}={file}, row {number - 1}", row[COLUMN], seen)
+        _check_task(turnkey, where, row[COLUMN], seen)
     return number
 
 

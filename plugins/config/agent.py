@@ -40,6 +40,8 @@ class AgentConfig:
     """docker: the image that the command runs in"""
     rootfs: str | None = None
     """bwrap: folder with an unpacked image as the command's root; null: /usr and /etc of this machine, read-only"""
+    readable: list[str] = field(default_factory=list)
+    """bwrap: further files and folders of this machine that the command sees, read-only, such as its own code"""
     in_process: bool = False
     """call the function in the agent-loop worker: no process to start, but a busy loop of one episode stops all"""
     timeout: float = 1800.0
@@ -95,4 +97,5 @@ def sandbox_of(agent: AgentConfig) -> Sandbox:
     from verl_turnkey.envs.agents.sandbox import choose
 
     rootfs = None if agent.rootfs is None else Path(agent.rootfs)
-    return choose(agent.sandbox, image=agent.image, rootfs=rootfs, network=agent.network)
+    readable = [Path(path).expanduser().absolute() for path in agent.readable]
+    return choose(agent.sandbox, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network)

@@ -187,6 +187,20 @@ def test_all_calls_of_another_name_are_trained() -> None:
     assert len(run(agent, ["Here."]).rows) == 1
 
 
+def test_what_an_agent_reports_does_not_count_beside_tests_of_its_work() -> None:
+    async def cheats(url: str) -> None:
+        async with openai(url) as client, httpx.AsyncClient(base_url=url.removesuffix("/v1")) as http:
+            await ask(client)
+            for body in ({"reward": 1.0}, {"reward": 5.0, "turn": 0}):
+                assert (await http.post("/reward", json=body)).status_code == 200
+
+    session = run(cheats, ["Here."]).session
+    for verified, reward in ((False, 5.0), (True, 0.0)):
+        (row,) = rows(session, Outcome(reward=0.0, verified=verified))
+        (step,) = row.extra_fields["turnkey"]["steps"]
+        assert step["reward"] == reward
+
+
 def test_without_requests_or_a_reward_an_episode_fails() -> None:
     async def nothing(url: str) -> None: ...
 

@@ -45,7 +45,7 @@ def task(tmp_path: Path) -> Path:
 
 def test_an_agent_that_repairs_and_one_that_does_nothing() -> None:
     outcome = play(f"ls; {SOLUTION}")
-    assert (outcome.reward, outcome.success) == (1.0, True)
+    assert (outcome.reward, outcome.success, outcome.verified) == (1.0, True, True)
     assert outcome.extra == {"output": "middle.py\n", "exit_code": 0}
     outcome = play("true")
     assert (outcome.reward, outcome.success, outcome.reason) == (0.0, False, "")
