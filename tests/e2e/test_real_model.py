@@ -22,8 +22,9 @@ GREEDY = ["--override", "actor_rollout_ref.rollout.val_kwargs.do_sample=false"]
 
 
 def quickstart(out: Path, *options: str) -> Path:
-    """A run of the quickstart with SmolLM2-135M on errands."""
-    command = [sys.executable, QUICKSTART, "--out", out, "--n-val", str(TASKS), *options]
+    """A run of the quickstart with SmolLM2-135M on errands, which computes log-probabilities on both sides."""
+    both = ["--override", "algorithm.rollout_correction.bypass_mode=false"]
+    command = [sys.executable, QUICKSTART, "--out", out, "--n-val", str(TASKS), *both, *options]
     result = subprocess.run(command, text=True, stdout=subprocess.PIPE)
     assert result.returncode == 0, result.stdout[-4000:]
     return out
