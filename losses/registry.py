@@ -193,6 +193,8 @@ def weight_share(
 
 def weighs(spec: LossSpec, params: Any) -> bool:
     """Whether the loss has weights of its own with these params, found by calling it on two tokens."""
+    if spec.weight is None:
+        return False
     two = torch.zeros(1, 2)
     given = {"old_log_prob": two, "advantages": two}
     extra = {key: torch.zeros(1) for key in spec.inputs}

@@ -21,7 +21,7 @@ MT_GRPO_EPSILON = 1e-4  # added to its standard deviations
 class TurnNormParams:
     """Parameters of ``turn_norm``."""
 
-    rule: Literal["gtpo", "mt_grpo"] = "gtpo"  # whose
+    rule: Literal["gtpo", "mt_grpo"] = "gtpo"  # the paper whose rule is used
     gamma: float = 0.9  # of gtpo: discount of the turn returns
     over: Literal["group", "batch"] = "group"
     """of gtpo: what the returns are compared with, the turns of the group or of the whole batch"""

@@ -184,14 +184,21 @@ def as_text() -> str:
 
 
 def markdown() -> str:
-    """The table of the documentation."""
+    """The tables of the documentation: the rules, then the range of each key."""
     rows = ["| id | level | message | fix |", "|---|---|---|---|"]
+    ranges = ["| key | expected |", "|---|---|"]
     for rule in rules().values():
         says, fix = (_escaped(text) for text in (rule.says, rule.fix))
+        if rule.id.startswith(RANGE):
+            ranges.append(f"| `{rule.id.removeprefix(RANGE)}` | {fix.removeprefix('expected ')} |")
+            continue
         verl = f" (verl {_escaped(rule.verl)})" if rule.verl else ""
         rows.append(f"| `{rule.id}` | {rule.level}{verl} | {says} | {fix} |")
-    return "\n".join(rows) + "\n"
+    heading = f"## Ranges\n\nThe id of such a rule is `{RANGE}<key>`, its level `error`."
+    return "\n".join([*rows, "", heading, "", *ranges]) + "\n"
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\|*<>`\[\]~]|(?<![a-z0-9])_|_(?![a-z0-9]))", r"\\\1", text)
+    """Markdown that shows ``text``; both code hosts and the site's builder know entities, but not every backslash."""
+    entities = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("~", "&#126;")
+    return re.sub(r"([\\|*`\[\]]|(?<![a-z0-9])_|_(?![a-z0-9]))", r"\\\1", entities)

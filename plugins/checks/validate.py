@@ -39,6 +39,7 @@ from verl_turnkey.plugins.checks.update import check_update, warn_ignored
 from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
+from verl_turnkey.plugins.config.machine import visible_accelerator
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     closest,
@@ -289,13 +290,9 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
 
 def _hint_without_gpu(config: DictConfig) -> None:
     """Hint at the CPU mode: verl's error comes late and names Ray resources. A cluster's head node may have no GPU."""
-    import torch
-
     from verl_turnkey.plugins import cpu
 
-    npu = getattr(torch, "npu", None)
-    accelerator = torch.cuda.is_available() or (npu is not None and npu.is_available())
-    if not accelerator and not joins_cluster(config) and not cpu.opted_in():
+    if not visible_accelerator() and not joins_cluster(config) and not cpu.opted_in():
         print(
             "verl-turnkey: no accelerator is visible here. On a machine without one add +turnkey/device=cpu; "
             "on the head node of a GPU cluster this line can be ignored.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,28 @@ from verl_turnkey.plugins.checks.selection import uses_us
 from verl_turnkey.plugins.config.command_line import refuse
 from verl_turnkey.plugins.config.composing import verls_config_dir
 
+WHOLE = "TURNKEY_CHECK_WITH_VERL"
+"""variable of a process that checks with all of verl"""
 # No folder and no log file of Hydra: a check leaves nothing behind.
 _NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
+
+
+def quick_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
+    """As :func:`dry_run`, for a program of its own: without torch, unless a check needs it.
+
+    Then the program starts again, with all of verl.
+    """
+    from verl_turnkey.plugins.cli import without_torch
+
+    if WHOLE in os.environ or not without_torch.possible(arguments):
+        return dry_run(arguments, prompt=prompt)
+    gc.disable()  # the program is short, and looks through what it imports in vain
+    without_torch.install()
+    try:
+        return dry_run(arguments, prompt=prompt)
+    except without_torch.NeedsVerl:
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, WHOLE: "1"})
 
 
 def dry_run(arguments: Sequence[str], *, prompt: bool = False) -> int:

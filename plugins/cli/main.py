@@ -84,10 +84,10 @@ def check(context: typer.Context) -> None:
 
         typer.echo(rule_table.as_json() if "--json" in context.args else rule_table.as_text())
         return
-    from verl_turnkey.plugins.cli.dry_run import dry_run
+    from verl_turnkey.plugins.cli.dry_run import quick_run
 
     words = [word for word in context.args if word != "--prompt"]
-    raise typer.Exit(dry_run(words, prompt=words != context.args))
+    raise typer.Exit(quick_run(words, prompt=words != context.args))
 
 
 @app.command()

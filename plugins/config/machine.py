@@ -1,4 +1,4 @@
-"""What ``+turnkey/device=cpu`` chooses by the machine and the model: precision and threads."""
+"""What the machine has: accelerators, and what ``+turnkey/device=cpu`` chooses by it, precision and threads."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ CHOSEN = (
     "actor_rollout_ref.rollout.dtype",
     "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS",
 )
+
+
+def visible_accelerator() -> bool:
+    """Whether this process sees a GPU or an NPU; told from the files of their drivers, since torch takes seconds."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*"))
 
 
 def register() -> None:

@@ -108,7 +108,7 @@ class RolloutConfig:
     anchor: Literal["state_key", "observation"] = "state_key"
     """what identifies a state: the environment's key of the full state, or the observation (text and images)"""
     stop: list[str] = field(default_factory=list)
-    """strings that end a turn, besides the tokenizer's end of turn"""
+    """strings that end a turn, in addition to the tokenizer's end of turn"""
     stop_token_ids: list[int] = field(default_factory=list)
     """token ids that end a turn"""
     strategy: str | dict[str, Any] = "independent"
@@ -177,7 +177,7 @@ class LogConfig:
     episodes_per_step: int | None = 256
     """about how many episodes of a step are logged, in whole groups: lowers share for large batches; null: no bound"""
     keep_texts: int | None = 20
-    """last steps whose prompts, responses and observations stay, beside those of every tenth step; null: all"""
+    """number of last steps that keep their texts, in addition to every tenth step; null: all steps"""
     segment: str | None = None
     """set by the driver: the name of this start of the trainer, which the log's files begin with"""
     validation_tasks: int | None = None

@@ -21,7 +21,7 @@ class UpdateConfig:
     """reverse_turns: the policy in the denominator of the ratios, before the turn's update (SeeUPO's code) or at the
     beginning of the step (its paper)"""
     weight_by: Literal["token", "step", "episode", "task"] = "token"
-    """what weighs alike in the losses of actor and critic; token: as loss_agg_mode says"""
+    """unit of equal weight in the losses of actor and critic; token: set by loss_agg_mode"""
     ratio_clip: float = 0.2
     """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
 

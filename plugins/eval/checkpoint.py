@@ -81,7 +81,7 @@ def find(checkpoint: Path) -> tuple[Path, str | None]:
     if (backend := _backend(folder)) is None:
         raise ConfigError(
             f"--checkpoint {checkpoint}: neither a Hugging Face folder (config.json and *.safetensors) nor a "
-            "checkpoint of verl's (global_step_N with actor/model_world_size_*.pt)"
+            "verl checkpoint (global_step_N with actor/model_world_size_*.pt)"
         )
     return folder, backend
 

@@ -84,7 +84,8 @@ def guarded(run_ppo: Callable[..., None]) -> Callable[..., None]:
             ending.end()
             if ours:
                 with _on_signals(files.stop_cleaning), suppress(Exception):  # neither changes how the run ended
-                    time.sleep(LAST_LINES_SECONDS)
+                    if ray.is_initialized():
+                        time.sleep(LAST_LINES_SECONDS)
                     ray.shutdown()
                     files.clean()
 

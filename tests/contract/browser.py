@@ -1,35 +1,16 @@
-"""Chromium without a window, on a page that ``turnkey view`` wrote."""
+"""Chromium without a window: on a page that ``turnkey view`` wrote, or on one of the site."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from verl_turnkey.plugins.view.join import Run
-
 SECONDS = 60
-
-
-def pictures(browser: Browser, address: str, run: Run, folder: Path) -> Iterator[Path]:
-    """``view-episode.png``, ``view-group.png``: of groups of mixed outcomes the solved episode with the worst turn."""
-    mixed = run.episodes.groupby("group")["success"].transform(
-        lambda won: len(won) > 7 and 0.3 < won.eq(True).mean() < 0.7
-    )
-    worst = run.turns.groupby("at")["advantage"].min()[run.episodes["success"].eq(True) & mixed]
-    key, group = run.episodes.loc[worst.idxmin(), ["episode", "group"]]
-    browser.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-    for name, where in (("episode", f"episode/{key}"), ("group", f"group/{group}")):
-        browser.size(1200, 1000 if name == "group" else 860)
-        browser.open(address, f"#/{where}?theme=light")
-        path = folder / f"view-{name}.png"
-        assert browser.driver.save_screenshot(str(path))
-        yield path
 
 
 class Browser:

@@ -47,6 +47,18 @@ def test_importing_environments_is_light() -> None:
     assert answer.stdout.strip() == "[]"
 
 
+def test_the_container_installs_what_the_tests_install() -> None:
+    """The same pinned lists, and every Debian package that ``run_tests.sh`` would fetch."""
+    container, tests = ((ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "run_tests.sh"))
+    command = r"bash examples/install_cpu\.sh \S+ (.+)"
+    lists = re.findall(command, tests)
+    assert len(lists) == 1
+    assert re.findall(command, container) == lists
+    debian = {name for names in re.findall(r"for command in (.+); do", tests) for name in re.findall(r":(\S+)", names)}
+    assert len(debian) == 5
+    assert debian <= set(container.split())
+
+
 def test_versions_that_stand_twice_are_the_same() -> None:
     def found(file: str, pattern: str) -> set[str]:
         return set(re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))

@@ -135,6 +135,14 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     return {name: str(folder / path) for name, path in placeholders.items()}
 
 
+def filled(line: str, files: dict[str, str]) -> str:
+    """``BASE`` and the line, with the paths of the files."""
+    text = f"{BASE} {line}"
+    for name, path in files.items():
+        text = text.replace(f"{{{name}}}", path)
+    return text
+
+
 GIGPO = "+turnkey=gigpo +turnkey/env=babyai"
 
 SWITCHES = [

@@ -556,7 +556,7 @@ def test_no_gpu_and_no_opt_in_is_a_hint(compose: Compose, monkeypatch, capsys):
     checked(config)
     assert "turnkey/device=cpu" not in capsys.readouterr().err
     monkeypatch.delenv("TURNKEY_DEVICE")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # the same on a machine that has one
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the same on a machine that has one
     checked(config)
     assert "add +turnkey/device=cpu" in capsys.readouterr().err
 

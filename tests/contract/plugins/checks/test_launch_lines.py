@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from copy import deepcopy
-from io import StringIO
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import verl.trainer.main_ppo as main_ppo
+from driving import Driver, driving
 from further_lines import BARE, QUIET
 from further_lines import REFUSED as FURTHER_REFUSED
 from further_lines import WARNED as FURTHER_WARNED
-from hydra import compose, initialize_config_module
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from launch_lines import BASE, REFUSED, STARTS, WARNED, write_files
+from launch_lines import REFUSED, STARTS, WARNED, filled, write_files
 from line_pairs import REFUSED_OR_NOT, WARNED_OR_NOT
-from omegaconf import DictConfig, OmegaConf
-
-from verl_turnkey.plugins.checks import validate
-from verl_turnkey.plugins.config import command_line
-
-Driver = Callable[[str], str]
 
 FURTHER = [*REFUSED, ("+turnkey=gigpo", FURTHER_REFUSED), ("", BARE)]
 LINES = [(f"{start} {line}".strip(), words) for start, lines in FURTHER for line, words in lines]
@@ -36,50 +21,8 @@ LINES = [(f"{start} {line}".strip(), words) for start, lines in FURTHER for line
 def driver(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """``driver(line)`` does what ``main_ppo`` does with ``BASE`` and the line; returns what it says."""
     files = write_files(tmp_path_factory.mktemp("lines"), model_dir)
-    argv, composed, check = sys.argv, {}, validate.check
-
-    def frozen(config: DictConfig, *, use_critic: bool) -> None:
-        """The checks on a configuration that cannot be written to."""
-        OmegaConf.set_readonly(config, True)
-        check(config, use_critic=use_critic)
-        OmegaConf.set_readonly(config, None)
-
-    validate.check = frozen
-
-    def compose_line(words: list[str]) -> DictConfig:
-        """As Hydra composes: the files that the groups choose, once for all lines, and then the line's values."""
-        groups = [word for word in words if word.lstrip("+").startswith("turnkey") and "." not in word.split("=")[0]]
-        key = tuple(groups)
-        if key not in composed:
-            composed[key] = compose("ppo_trainer", overrides=groups)
-        config = deepcopy(composed[key])
-        values = OverridesParser.create().parse_overrides([word for word in words if word not in groups])
-        ConfigLoaderImpl._apply_overrides_to_config(values, config)
-        return config
-
-    def drive(line: str) -> str:
-        typed = f"{BASE} {line}"
-        for name, path in files.items():
-            typed = typed.replace(f"{{{name}}}", path)
-        sys.argv = ["main_ppo", *shlex.split(typed)]
-        printed = StringIO()
-        with warnings.catch_warnings(record=True) as caught, redirect_stdout(printed):
-            warnings.simplefilter("always")
-            command_line.check(sys.argv[1:])  # as our search path does when Hydra asks for it
-            config = compose_line(sys.argv[1:])
-            main_ppo.auto_set_device(config)
-            main_ppo.validate_config(
-                config=config,
-                use_reference_policy=main_ppo.need_reference_policy(config),
-                use_critic=main_ppo.need_critic(config),
-            )
-        return "\n".join([printed.getvalue(), *(str(warning.message) for warning in caught)])
-
-    try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            yield drive
-    finally:
-        sys.argv, validate.check = argv, check
+    with driving() as drive:
+        yield lambda line: drive(filled(line, files))
 
 
 def test_the_table_is_long_enough():

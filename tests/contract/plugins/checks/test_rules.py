@@ -16,7 +16,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from launch_lines import BASE, write_files
+from launch_lines import filled, write_files
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic
 
@@ -90,10 +90,7 @@ def ids(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[I
 
     def tripped(line: str) -> set[str]:
         if line not in known:
-            text = f"{BASE} {line}"
-            for name, path in files.items():
-                text = text.replace(f"{{{name}}}", path)
-            known[line] = ids_of(composed_line(shlex.split(text)))
+            known[line] = ids_of(composed_line(shlex.split(filled(line, files))))
         return known[line]
 
     validate.check, OmegaConf.load = frozen, load_once

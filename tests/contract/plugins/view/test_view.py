@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import synthetic_run
-from browser import Browser, pictures
+from browser import Browser
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
@@ -429,13 +429,6 @@ def test_a_hundred_thousand_turns(browser, large):
     assert browser.texts(".turn .action")
     browser.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
     assert browser.run("return performance.memory.usedJSHeapSize") < 250e6
-
-
-def test_pictures_for_the_documentation(browser, page, tmp_path):
-    """The script that made those in docs/, of a trained run, on an invented one."""
-    for path in pictures(browser, page.address, page.run, tmp_path):
-        assert 10_000 < path.stat().st_size < 200_000
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["view-episode.png", "view-group.png"]
 
 
 def test_states_with_keys_that_do_not_read_are_named_after_what_is_seen_there(browser, tmp_path):

@@ -1,0 +1,158 @@
+"""The pictures of real runs in README and docs/: ``quickstart.png`` and every ``view-NAME.png``.
+
+::
+
+    python benchmarks/pictures.py run      # train what is missing below runs/pictures (half an hour on 2 cores), draw
+    python benchmarks/pictures.py draw     # draw from the runs that are there
+    python benchmarks/pictures.py draw --quickstart RUN --healthy RUN --collapsed RUN     # from runs elsewhere
+
+A picture keeps the labels that are in it, as text of the PNG file; a test compares them with the labels of the viewer.
+Other pictures: ``evidence/tables.py`` draws evidence.png, ``long_run.py`` long-run.png, ``stability.py`` stability.png.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "tests/contract"), str(ROOT / "examples/quickstart")]
+
+from browser import Browser  # noqa: E402
+from quickstart_runs import train_missing  # noqa: E402
+from report import draw as draw_curve  # noqa: E402
+from report import read_metrics  # noqa: E402
+
+from verl_turnkey.plugins.view.join import Run, load  # noqa: E402
+from verl_turnkey.plugins.view.page import blocks, html  # noqa: E402
+
+RUNS = ROOT / "runs" / "pictures"
+DOCS = ROOT / "docs"
+TOO_LARGE = "actor_rollout_ref.actor.optim.lr=2e-2"
+LABELS = (
+    ".bar nav a, .part-choice span, .filters label span, .facts dt, h2:not(.action), .said h3, .cost span, "
+    ".evidence th[scope=col]"
+)
+VISIBLE = """
+    return [...document.querySelectorAll(arguments[0])].filter((e) => {
+        const box = e.getBoundingClientRect();
+        return box.width > 0 && box.top >= 0 && box.bottom <= innerHeight;
+    }).map((e) => e.textContent)
+"""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.command()
+def run() -> None:
+    """Train what is missing, then draw."""
+    train_missing(RUNS / "quickstart", method="gigpo", seed=0, steps=10, options=("--model", "smollm2"))
+    train_missing(RUNS / "healthy", method="gigpo", seed=0, steps=12)
+    train_missing(RUNS / "collapsed", method="gigpo", seed=0, steps=12, options=("--override", TOO_LARGE))
+    draw()
+
+
+@app.command()
+def draw(
+    quickstart: Annotated[Path, typer.Option(help="a run of examples/quickstart.sh")] = RUNS / "quickstart",
+    healthy: Annotated[Path, typer.Option(help="a run that learned")] = RUNS / "healthy",
+    collapsed: Annotated[Path, typer.Option(help="a run that lost its success")] = RUNS / "collapsed",
+    out: Annotated[Path, typer.Option(help="folder of the pictures")] = DOCS,
+) -> None:
+    """Draw the pictures whose runs are there."""
+    with chromium() as browser:
+        for path in of_runs(browser, quickstart, healthy, collapsed, out):
+            typer.echo(path)
+
+
+def of_runs(browser: Browser, quickstart: Path, healthy: Path, collapsed: Path, out: Path) -> Iterator[Path]:
+    """Draw the pictures whose runs are there; yields their paths."""
+    if (quickstart / "summary.json").exists():
+        summary = json.loads((quickstart / "summary.json").read_text(encoding="utf-8"))
+        summary["validation"] = {int(step): rate for step, rate in summary["validation"].items()}  # JSON has text keys
+        draw_curve(read_metrics(quickstart), summary, out / "quickstart.png")
+        yield out / "quickstart.png"
+    if (quickstart / "turnkey_log").is_dir():
+        yield from credit(browser, quickstart, out)
+    if (healthy / "turnkey_log").is_dir() and (collapsed / "turnkey_log").is_dir():
+        yield side_by_side(browser, [collapsed, healthy], out / "view-collapse.png")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    browser = Browser()
+    browser.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+@contextmanager
+def page(run: Run) -> Iterator[str]:
+    """The address of the page that ``turnkey view`` writes of a run."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "page.html")
+        path.write_text(html(blocks([run]), live=False), encoding="utf-8")
+        yield path.as_uri()
+
+
+def credit(browser: Browser, folder: Path, out: Path) -> Iterator[Path]:
+    """``view-episode.png``, ``view-group.png``: of groups of mixed outcomes the solved episode with the worst turn."""
+    run = load(folder)
+    mixed = run.episodes.groupby("group")["success"].transform(
+        lambda won: len(won) > 7 and 0.3 < won.eq(True).mean() < 0.7
+    )
+    worst = run.turns.groupby("at")["advantage"].min()[run.episodes["success"].eq(True) & mixed]
+    key, group = run.episodes.loc[worst.idxmin(), ["episode", "group"]]
+    with page(run) as address:
+        for name, height, where in (("episode", 860, f"episode/{key}"), ("group", 800, f"group/{group}")):
+            picture, labels = screenshot(browser, address, f"#/{where}?theme=light", 1200, height)
+            yield save(picture, labels, out / f"view-{name}.png")
+
+
+def side_by_side(browser: Browser, folders: list[Path], path: Path, *, width: int = 680, height: int = 1000) -> Path:
+    """The first pages of runs, from left to right."""
+    whole, every = Image.new("RGB", (width * len(folders), height)), set()
+    for i, folder in enumerate(folders):
+        with page(load(folder)) as address:
+            picture, labels = screenshot(browser, address, "#/run?theme=light", width, height)
+        whole.paste(picture, (i * width, 0))
+        every |= labels
+    return save(whole, every, path)
+
+
+def screenshot(browser: Browser, address: str, fragment: str, width: int, height: int) -> tuple[Image.Image, set[str]]:
+    """A picture of a page, and the labels in it: the words before a label's first number."""
+    browser.size(width, height)
+    browser.open(address, fragment)
+    labels = {re.split(r"[\d–−=]", text)[0].strip() for text in browser.run(VISIBLE, LABELS)}
+    return Image.open(io.BytesIO(browser.driver.get_screenshot_as_png())).convert("RGB"), labels - {""}
+
+
+def save(picture: Image.Image, labels: set[str], path: Path) -> Path:
+    text = PngInfo()
+    text.add_text("labels", json.dumps(sorted(labels)))
+    picture.quantize(128, dither=Image.Dither.NONE).save(path, pnginfo=text, optimize=True)
+    return path
+
+
+def labels_in(path: Path) -> set[str]:
+    """The labels that a picture keeps; none of one that :func:`save` did not write."""
+    with Image.open(path) as picture:
+        return set(json.loads(picture.info.get("labels", "[]")))
+
+
+if __name__ == "__main__":
+    app()
