@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -44,10 +45,8 @@ class WorkerProcess:
     """What all loops of one worker process share; built before the first rollout."""
 
     def __init__(self, config: DictConfig) -> None:
-        import ray
-
         self.turnkey: TurnkeyConfig = turnkey_config(config)
-        env, rollout = self.turnkey.env, self.turnkey.rollout
+        rollout = self.turnkey.rollout
         # Read once: most are interpolations, which cost a millisecond each, and every episode has a loop of its own.
         theirs = config.actor_rollout_ref.rollout
         self.prompt_length: int = theirs.prompt_length
@@ -73,21 +72,30 @@ class WorkerProcess:
         self.invalid_actions = InvalidActions(rollout.action_format, INSTRUCTIONS.get(rollout.action_format))
         self.log = TrajectoryLog(config, self.turnkey.log)
         self.times: deque[dict[str, float]] = deque(maxlen=10_000)  # seconds of the episodes that ended since asked
-        self.pool = HostPool(
+        self._most_clones = 0 if selected is None else most_clones(*selected, theirs.n, rollout.branches_at_once)
+        self._sharers = _workers_per_node(config)
+        self._control: ControlTokens | None = None
+        self._tail: TurnTail | None = None
+
+    @cached_property
+    def pool(self) -> HostPool:
+        """The hosts of environments; they start with the first use, which agents of users never make."""
+        import ray
+
+        env = self.turnkey.env
+        return HostPool(
             hosts=env.hosts,
             # Hosts are shared by the rollouts of one worker, under its id: its episodes end with its process.
             namespace_tag=ray.get_runtime_context().get_actor_id() or uuid4().hex,
             places=env.instances_per_host,
             calls=env.calls_per_host,
-            sharers=_workers_per_node(config),
+            sharers=self._sharers,
             restarts=env.restarts,
             step_timeout=env.step_timeout,
             reset_timeout=env.reset_timeout,
             modules=self.turnkey.modules,
-            clones=0 if selected is None else most_clones(*selected, theirs.n, rollout.branches_at_once),
+            clones=self._most_clones,
         )
-        self._control: ControlTokens | None = None
-        self._tail: TurnTail | None = None
 
     def allowance(self, group: str) -> Allowance:
         """What trained branches are left to a group, as long as one of its rollouts plays."""
@@ -170,6 +178,7 @@ def prepare(worker: Any, texts: bool, of_state: Collection[str] = ()) -> None:
     if loop != "turnkey_env" and turnkey_config(worker.config).rollout.prompt != "conversation":
         return
     process = shared(worker.config)
+    _ = process.pool  # its hosts start now, before the first episode
     check_spaces(worker.tokenizer)
     tools = [ACT] if process.turnkey.rollout.action_format == TOOL_CALL else None
     if tools:
@@ -206,7 +215,8 @@ def measure(worker: Any) -> tuple[list[Any], list[dict[str, float]]]:
         return [], []
     times = list(_process.times)
     _process.times.clear()
-    return _process.pool.measure(), times
+    pool = vars(_process).get("pool")
+    return [] if pool is None else pool.measure(), times
 
 
 def log_counts(worker: Any) -> Counts:

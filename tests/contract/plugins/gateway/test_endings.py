@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -274,6 +275,27 @@ def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
     assert (len(ada.turns), len(bob.turns)) == (4, 5)
     ids = [turn.reply.id for session in (ada, bob) for turn in session.turns]
     assert len(set(ids)) == len(ids)
+
+
+def test_a_sandbox_reaches_it_by_a_socket_of_its_owner_alone() -> None:
+    async def over_socket() -> Any:
+        model = codec()
+        server, session = Gateway(), Session(model, Script(model, ["Here."]), {}, LIMITS)
+        await server.start()
+        server.add(session)
+        path = await server.unix_socket()
+        assert path == await server.unix_socket()
+        assert Path(path).parent.stat().st_mode & 0o077 == 0
+        transport = httpx.AsyncHTTPTransport(uds=path)
+        async with (
+            httpx.AsyncClient(transport=transport) as web,
+            openai(f"http://127.0.0.1:8000/{session.secret}/v1", http_client=web) as client,
+        ):
+            reply = await ask(client)
+        await server.stop()
+        return reply
+
+    assert asyncio.run(over_socket()).message.content == "Here."
 
 
 def test_calls_that_run_at_the_end_are_dropped() -> None:
