@@ -82,8 +82,9 @@ class AgentHandle:
 
     def client(self, **kwargs: Any) -> AsyncOpenAI:
         """An asynchronous client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+        kwargs.setdefault("http_client", DefaultAsyncHttpxClient(trust_env=False))  # no proxy reaches this machine
         return AsyncOpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
     async def state(self, key: str) -> None:
@@ -132,8 +133,9 @@ class SyncAgentHandle:
 
     def client(self, **kwargs: Any) -> OpenAI:
         """A client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
 
+        kwargs.setdefault("http_client", DefaultHttpxClient(trust_env=False))
         return OpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
     def state(self, key: str) -> None:

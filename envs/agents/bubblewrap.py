@@ -64,9 +64,7 @@ class Bubblewrap:
         readable = [path for path in dict.fromkeys([*own, *self.readable]) if not path.is_relative_to("/usr")]
         mounts += [Mount(path, str(path)) for path in readable]  # after /tmp, in which some of them may lie
         mounts += job.mounts
-        program = Path(command[0])
-        # The folder of its program comes last: an agent's own interpreter must not replace the task's.
-        path = f"{PATH}:{program.parent}" if own and program.is_absolute() else PATH
+        path = _search_path(Path(command[0])) if own else PATH
         if self.network == "gateway" and job.socket is not None:
             mounts += relay_mounts(job.socket)
             command = through_relay(sys.executable if self.rootfs is None else "python3", command)
@@ -100,12 +98,15 @@ class Bubblewrap:
 def installation(program: Path) -> list[Path]:
     """Folders without which ``program`` does not run: its virtual environment and the Python behind it.
 
-    A program that is in no virtual environment, conda environment or installation of node counts alone: the folder
-    around it may be a user's home.
+    A program that is in no virtual environment, conda environment, installation of node or folder of its packages
+    counts alone: the folder around it may be a user's home.
     """
     found: list[Path] = []
     for path in dict.fromkeys((program, program.resolve())):
         prefix = path.parent.parent
+        if "node_modules" in path.parts:
+            found += [Path(*path.parts[: path.parts.index("node_modules") + 1])]
+            continue
         if path.parent.name != "bin" or not _is_installation(prefix):
             found.append(path)
             continue
@@ -131,6 +132,18 @@ def _program(command: Sequence[str]) -> tuple[list[str], list[Path]]:
     if program is None or (path := Path(program).absolute()).is_relative_to("/usr") or path.parent == Path("/bin"):
         return [*command], own
     return [str(path), *command[1:]], [*own, *installation(path)]
+
+
+def _search_path(program: Path) -> str:
+    """Where programs are looked for.
+
+    The folder of an agent's program comes last: its own Python must not replace the task's. That of one for node comes
+    first, since it is started by the node beside it.
+    """
+    if not program.is_absolute():
+        return PATH
+    first = "node_modules" in program.resolve().parts
+    return f"{program.parent}:{PATH}" if first else f"{PATH}:{program.parent}"
 
 
 def _entries(rootfs: Path) -> list[str]:

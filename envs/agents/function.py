@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
 from verl_turnkey.envs.agents.calls import KEY, call
-from verl_turnkey.envs.agents.processes import AgentProcess, scrubbed
+from verl_turnkey.envs.agents.processes import AgentProcess, scrubbed, without_proxy
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.user_modules import load_function
 
@@ -88,7 +88,7 @@ class _FunctionProcess:
     @classmethod
     async def start(cls, path: str, env: Mapping[str, str]) -> _FunctionProcess:
         """Start it and wait until the function is loaded. Raises AgentFailure."""
-        variables = scrubbed(os.environ) | {"CUDA_VISIBLE_DEVICES": ""} | dict(env)
+        variables = scrubbed(os.environ) | without_proxy() | {"CUDA_VISIBLE_DEVICES": ""} | dict(env)
         variables.setdefault("OMP_NUM_THREADS", "1")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

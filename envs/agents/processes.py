@@ -38,7 +38,6 @@ def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
 def model_variables(agent: AgentHandle) -> dict[str, str]:
     """Where clients of OpenAI and Anthropic find the gateway; ``TURNKEY_URL``: where rewards and states are posted."""
     root = agent.base_url.rstrip("/").removesuffix("/v1")
-    here = "127.0.0.1,localhost"  # no proxy reaches these
     return {
         "OPENAI_BASE_URL": agent.base_url,
         "OPENAI_API_KEY": agent.key,
@@ -48,9 +47,15 @@ def model_variables(agent: AgentHandle) -> dict[str, str]:
         "ANTHROPIC_AUTH_TOKEN": agent.key,
         "ANTHROPIC_MODEL": agent.model,
         "TURNKEY_URL": root,
-        "NO_PROXY": here,
-        "no_proxy": here,
+        **without_proxy(),
     }
+
+
+def without_proxy() -> dict[str, str]:
+    """Variables by which clients ask servers on this machine themselves: a proxy cannot reach them."""
+    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    value = ",".join(filter(None, (others, "127.0.0.1,localhost")))
+    return {"NO_PROXY": value, "no_proxy": value}
 
 
 class _Output:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection
-from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage.registry import FROM_TRAINER
-from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask
-from verl_turnkey.envs.agents.harbor_runner import sandbox_for
-from verl_turnkey.envs.errors import SandboxError, TaskFormatError
+from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.rewards import LOOPS_OWN
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.agent_loop import check_routing
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.sizes import AGENT
-from verl_turnkey.plugins.config.agent import COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
+from verl_turnkey.plugins.config.agent import COLUMNS, OWN_REWARD, STATES, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
 
 LOCAL = ("127.", "localhost", "::1")
@@ -107,38 +103,6 @@ def _check_run(turnkey: TurnkeyConfig) -> None:
             f"turnkey.agent.run: there is no command {agent.run[0]!r} on this machine: give its path, or install it on "
             "every node",
         )
-
-
-def check_harbor(agent: AgentConfig, where: str, text: Any) -> None:
-    """Refuse a Harbor task that cannot be run; other tasks are the agent's own business.
-
-    ``where``: file and row, for errors. ``text``: the row's task.
-    """
-    try:
-        task = json.loads(text)
-        if not isinstance(task, dict) or task.get("env_id") != ENV_ID:
-            return
-    except (TypeError, ValueError):
-        return
-    if isinstance(agent.run, str):
-        refuse(
-            "harbor-needs-command",
-            f"{where}: a Harbor task is for a command in a sandbox, and turnkey.agent.run={agent.run} is a function: "
-            "set turnkey.agent.run=[command, ...]",
-        )
-        return
-    if agent.cwd is not None:
-        refuse(
-            "harbor-working-folder",
-            f"{where}: a Harbor task fills the working folder with its files, and turnkey.agent.cwd={agent.cwd} is "
-            "shared by all episodes: set it to null",
-        )
-    try:
-        sandbox_for(HarborTask.load(**task.get("kwargs") or {}), sandbox_of(agent))
-    except SandboxError:  # check_agent says so
-        pass
-    except (TaskFormatError, TypeError) as error:
-        refuse("harbor-task", f"{where}: {error}")
 
 
 def _check_states(turnkey: TurnkeyConfig) -> None:

@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.checks.agent import check_harbor
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.checks.harbor import check_harbor
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.config.overrides import override

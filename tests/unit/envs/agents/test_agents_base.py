@@ -65,6 +65,23 @@ def test_clients_have_address_and_key() -> None:
         assert (str(client.base_url), client.api_key, client.max_retries) == (f"{handle.base_url}/", "key", 0)
 
 
+def test_a_proxy_is_not_asked(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    handle, reports = gateway
+
+    async def ask() -> None:
+        async with handle.client(max_retries=0) as client:
+            await client.post("/hello", body={}, cast_to=object)
+
+    asyncio.run(ask())
+    with SyncAgentHandle(handle).client(max_retries=0) as client:
+        client.post("/hello", body={}, cast_to=object)
+    assert [path for path, _ in reports] == ["/s3cret/v1/hello"] * 2
+
+
 def test_a_failure_is_short_and_survives_pickling() -> None:
     failure = pickle.loads(pickle.dumps(AgentFailure("x" * 1000)))
     assert isinstance(failure, AgentFailure)

@@ -57,6 +57,7 @@ def test_what_a_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "theirs")
     monkeypatch.setenv("OPENAI_API_KEY", "theirs")
     monkeypatch.setenv("HARMLESS", "yes")
+    monkeypatch.setenv("NO_PROXY", "example.org")
     task = {"instruction": 'fix $(touch /tmp/x) `id` "it\'s"', "n": 3, "files": ["a"]}
     command = [sys.executable, "-c", DUMP, "--task={instruction}", "{n}", "{files}", "{{n}}", '{"a": {"b": 1}}']
     outcome = play(command, task, env={"MODEL": "openai/{model}"})
@@ -74,6 +75,7 @@ def test_what_a_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         "TURNKEY_URL": "http://127.0.0.1:9/s3cret",
         "MODEL": "openai/policy",
         "HARMLESS": "yes",
+        "NO_PROXY": "example.org,127.0.0.1,localhost",
     }
     assert wanted.items() <= dump["env"].items()
     assert dump["files"] == dump["home"] == []
