@@ -3,6 +3,7 @@
 FROM python:3.11-slim-bookworm
 RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends git g++ make default-jre-headless chromium chromium-driver \
+    bubblewrap \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /verl-turnkey
 COPY . .

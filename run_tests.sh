@@ -14,10 +14,10 @@ venv="${TURNKEY_VENV:-.venv}"
 parts="${*:-unit fast}"
 [ "$parts" = all ] && parts="unit fast rest openenv"
 
-# Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++.
+# Install Debian's packages for commands that are missing; each argument is COMMAND:PACKAGE.
 debian_packages() {
     local missing=() command
-    for command in g++:g++ make:make java:default-jre-headless chromium:chromium chromedriver:chromium-driver; do
+    for command in "$@"; do
         command -v "${command%%:*}" >/dev/null || missing+=("${command##*:}")
     done
     [ ${#missing[@]} -eq 0 ] && return
@@ -54,7 +54,12 @@ against_verl() {
     "$venv/bin/python" -m pytest --durations=5 tests/contract/plugins/{test_registration.py,verl_api,credit,actor,rollout,trainer,shutdown,checks}
 }
 
-case "$parts" in *fast* | *rest* | *contract* | *e2e* | long) debian_packages ;; esac
+# Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++, sandboxes of agents.
+programs=(g++:g++ make:make java:default-jre-headless chromium:chromium chromedriver:chromium-driver bwrap:bubblewrap)
+case "$parts" in
+    *fast* | *rest* | *contract* | *e2e* | long) debian_packages "${programs[@]}" ;;
+    *unit*) debian_packages bwrap:bubblewrap ;;
+esac
 bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/docs.txt
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .

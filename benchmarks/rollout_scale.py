@@ -322,7 +322,7 @@ def play_waves(config: Any, tokenizer: Any, settings: Settings, count: int, wave
 
 def left_behind() -> int:
     """Processes of this run's environments, marked as the reaper marks them, that still run."""
-    from verl_turnkey.envs.hosting import reaper
+    from verl_turnkey.envs import reaper
 
     mark, run = f"{reaper.MARK}=".encode(), f"{RUN}={os.environ[RUN]}".encode()
     found = map(reaper._variables, reaper._pids())

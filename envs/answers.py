@@ -132,13 +132,22 @@ def _read(observation: Any, info: Any, of_tools: tuple[str, Callable[[Any], Any]
 
 def _reward(value: Any, faults: list[Fault]) -> float:
     try:
+        return finite_reward(value, "a reward")
+    except ValueError as error:
+        faults.append(Fault("reward", str(error)))
+        return math.nan
+
+
+def finite_reward(value: Any, what: str) -> float:
+    """A reward as a float. Raises ValueError, which calls it ``what``."""
+    try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        faults.append(Fault("reward", f"a reward must be a finite number, not {shown(value)}"))
-    elif abs(number) > LARGEST_REWARD:
-        faults.append(Fault("reward", f"a reward must be at most 1e18 in size, not {shown(value)}"))
+        raise ValueError(f"{what} must be a finite number, not {shown(value)}")
+    if abs(number) > LARGEST_REWARD:
+        raise ValueError(f"{what} must be at most 1e18 in size, not {shown(value)}")
     return number
 
 
@@ -224,23 +233,31 @@ def _images_key(images: list[np.ndarray]) -> str:
 
 
 def _extra(value: Any) -> dict[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise TypeError(f"info['extra'] must be a dict, not {shown(value)}")
-    return _plain(value or {})
+    return plain_values({} if value is None else value, "info['extra']")
 
 
-def _plain(value: Any) -> Any:
-    """What the environment tells reward functions, as JSON would hold it: no class of the environment's gets out."""
+def plain_values(value: Any, what: str) -> dict[str, Any]:
+    """What reward functions are told, as JSON would hold it: no class of the environment's gets out.
+
+    Raises:
+        TypeError: it is not a mapping of plain values; calls it ``what``.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a dict, not {shown(value)}")
+    return _plain(value, what)
+
+
+def _plain(value: Any, what: str) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if type(value) in (int, float) and not -_LARGEST <= value <= _LARGEST:  # nan neither
-        raise TypeError(f"info['extra'] must hold finite numbers, not {shown(value)}")
+        raise TypeError(f"{what} must hold finite numbers, not {shown(value)}")
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
         return plain_text(value)
     if isinstance(value, Mapping):
-        return {plain_text(key): _plain(item) for key, item in value.items()}
+        return {plain_text(key): _plain(item, what) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    raise TypeError(f"info['extra'] must hold numbers, texts, lists and dicts, not {shown(value)}")
+        return [_plain(item, what) for item in value]
+    raise TypeError(f"{what} must hold numbers, texts, lists and dicts, not {shown(value)}")

@@ -52,3 +52,7 @@ class EnvironmentFailure(RuntimeError):
 
     def __str__(self) -> str:
         return f"environment failure ({self.kind}): {self.message}"
+
+
+class SandboxError(ValueError):
+    """The sandbox that was chosen for agents cannot be used on this machine."""

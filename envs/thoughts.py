@@ -53,6 +53,15 @@ def after_thoughts(text: str, opened: bool = False) -> str | None:
     return None if ends else text[start:]
 
 
+def split_thoughts(text: str, opened: bool = False) -> tuple[str | None, str | None]:
+    """A turn's thoughts without their marks, None if it has none, and what :func:`after_thoughts` says of it."""
+    answer = after_thoughts(text, opened)
+    if answer == text and not opened:
+        return None, answer
+    before = text if answer is None else text[: len(text) - len(answer)]
+    return _MARK.sub("", before), answer
+
+
 def after_first_thoughts(text: str) -> str | None:
     """``text`` without the thoughts that it begins with; None if it ends before they do.
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import IO
 from uuid import uuid4
 
-from verl_turnkey.envs.hosting import reaper
+from verl_turnkey.envs import reaper
 
 BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
 EXIT_SECONDS = 1.0

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_turnkey.envs import reaper
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting import reaper
 from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, Fresh, new_mark, start
 from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
 from verl_turnkey.envs.hosting.template import Copy, Templates

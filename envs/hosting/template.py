@@ -20,7 +20,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from verl_turnkey.envs.hosting import process_main, reaper
+from verl_turnkey.envs import reaper
+from verl_turnkey.envs.hosting import process_main
 from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, EXIT_SECONDS, Fresh, new_mark, start
 
 MOST_BYTES = 1 << 16  # of a message; each has its own bounds on a socket of this type

@@ -23,7 +23,7 @@ def check_agent_loop(
     ``reward_columns``, ``strategy_columns``: the columns that reward components and the rollout strategy add.
     """
     rollout = config.actor_rollout_ref.rollout
-    _check_routing(config)
+    check_routing(config, "turnkey_env")
     budget = rollout.response_length
     limit = turnkey.rollout.max_tokens_per_turn
     if limit is not None and limit > budget:
@@ -57,14 +57,14 @@ def _warn_of_silence(turnkey: TurnkeyConfig, template: str, instruction: str) ->
         )
 
 
-def _check_routing(config: DictConfig) -> None:
-    """Refuse replay of routed experts: the rows of turnkey_env do not carry them."""
+def check_routing(config: DictConfig, loop: str) -> None:
+    """Refuse replay of routed experts: the rows of our agent loops do not carry them."""
     replayed = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": "false"}
     replayed |= {f"actor_rollout_ref.actor.{engine}.router_replay.mode": "R2" for engine in ("megatron", "veomni")}
     if active := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
         instead = " and ".join(f"{key}={replayed[key]}" for key in active)
         more = " (R2 records routes in the trainer)" if "R2" in instead else ""
-        refuse("routed-experts", f"the agent loop turnkey_env does not carry routed experts: set {instead}{more}")
+        refuse("routed-experts", f"the agent loop {loop} does not carry routed experts: set {instead}{more}")
 
 
 def _check_prompts(config: DictConfig, turnkey: TurnkeyConfig) -> None:

@@ -14,6 +14,7 @@ from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.resolve import CORRECTION, LOSS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {
@@ -172,10 +173,10 @@ def _check_filter(config: DictConfig, loops: Collection[str]) -> None:
             "filter-metric-missing",
             f"{FILTER}.enable=true compares a metric of the episodes: set {FILTER}.metric={known[0]}",
         )
-    if {*loops} == {"turnkey_env"} and metric not in known and not str(metric).startswith("composed_return."):
+    if {*loops} <= {*AGENT_LOOPS} and metric not in known and not str(metric).startswith("composed_return."):
         refuse(
             "unknown-filter-metric",
-            f"there is no {FILTER}.metric={metric!r} with the agent loop turnkey_env and verl "
+            f"there is no {FILTER}.metric={metric!r} with the agent loop {min(loops)} and verl "
             f"{internals.verl_version()}{closest(str(metric), known)}; choices: {', '.join(known)}, "
             "composed_return.<component>",
         )
@@ -200,14 +201,14 @@ def _check_kl_control(config: DictConfig, turnkey: TurnkeyConfig, loops: Collect
     key, kind = "algorithm.kl_ctrl.type", str(config.algorithm.kl_ctrl.type)
     if kind not in KL_CONTROLLERS:
         refuse("unknown-kl-controller", f"there is no {key}={kind!r}{closest(kind, list(KL_CONTROLLERS))}")
-    if kind != "adaptive" or "turnkey_env" not in loops or turnkey.rollout.rows_hold_turns:
+    if kind != "adaptive" or not {*AGENT_LOOPS} & {*loops} or turnkey.rollout.rows_hold_turns:
         return
     # verl multiplies the coefficient by 1 +- 0.2 x rows / horizon, which must stay positive.
     horizon = config.algorithm.kl_ctrl.horizon
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n * turnkey.rollout.max_turns
     problem = (
         f"{key}=adaptive moves the coefficient by up to 0.2 x rows / algorithm.kl_ctrl.horizon={horizon} a step, and "
-        f"turnkey_env writes a row per turn, up to {rows}"
+        f"{min({*AGENT_LOOPS} & {*loops})} writes a row per turn, up to {rows}"
     )
     if rows >= 5 * horizon:
         refuse("kl-horizon", f"{problem}: its sign may change. Set kl_ctrl.horizon={10 * rows}, or {key}=fixed")

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from verl_turnkey.plugins.checks.findings import warn
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
 from verl_turnkey.plugins.rollout.strategies import read_strategy
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 # verl's estimators that treat each row as a rollout, and our method that makes the same comparison by steps.
 # Under grpo verl itself takes the last row of an episode; gae works on tokens.
@@ -44,9 +45,9 @@ def warn_of_combinations(config: DictConfig, turnkey: TurnkeyConfig, loops: Coll
 
 def _rows(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Iterator[str]:
     name = str(config.algorithm.adv_estimator)
-    if name in BY_ROWS and "turnkey_env" in loops and not turnkey.rollout.rows_hold_turns:
+    if name in BY_ROWS and (ours := {*AGENT_LOOPS} & {*loops}) and not turnkey.rollout.rows_hold_turns:
         yield (
-            f"algorithm.adv_estimator={name} treats each row as a rollout, and turnkey_env writes a row per step: a "
+            f"algorithm.adv_estimator={name} treats each row as a rollout, and {min(ours)} writes a row per step: a "
             f"long episode counts as often as it has steps. To compare episodes use +turnkey={BY_ROWS[name]}"
         )
 

@@ -14,7 +14,9 @@ from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.checks.harbor import check_harbor
 from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.verl_api.internals import own_manager
@@ -122,18 +124,19 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
     number = 0
     for number, values in enumerate(rows(file, read_columns or file_columns[:1]), start=1):
         row = dict(zip(read_columns, values, strict=False))
-        loop = row.get(LOOP_COLUMN, default)
+        loop, where = row.get(LOOP_COLUMN, default), f"{key}={file}, row {number - 1}"
         if loop not in loops and not own_loops:
             refuse(
                 "unknown-agent-name",
-                f"{key}={file}, row {number - 1}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
-                f"{closest(str(loop), list(loops))}",
+                f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r}){closest(str(loop), list(loops))}",
             )
+        if loop == AGENT and COLUMN in row and turnkey.agent.run is not None:
+            check_harbor(turnkey.agent, where, row[COLUMN])
         if loop != "turnkey_env":
             continue
         if COLUMN not in row:
             raise without_tasks(file, file_columns)
-        _check_task(turnkey, f"{key}={file}, row {number - 1}", row[COLUMN], checked)
+        _check_task(turnkey, where, row[COLUMN], checked)
     return number
 
 

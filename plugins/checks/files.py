@@ -127,7 +127,9 @@ def task_environments(config: DictConfig) -> Counter[str]:
 
 
 def _of_config(config: DictConfig, key: str) -> list[tuple[str, str, int]]:
-    """:func:`_starts` of ``data.<key>``."""
+    """:func:`_starts` of ``data.<key>``; none where an agent plays, whose tasks are its own."""
+    if OmegaConf.select(config, "actor_rollout_ref.rollout.agent.default_agent_loop") == "turnkey_agent":
+        return []
     node = OmegaConf.select(config, "turnkey.env") or {}
     kwargs = json.dumps(OmegaConf.to_container(node.get("kwargs") or OmegaConf.create()), sort_keys=True)
     return _starts(_local(config, key), node.get("id"), kwargs)

@@ -12,7 +12,7 @@ from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.checks.files import shared_tasks, task_environments, tasks
 from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
-from verl_turnkey.plugins.checks.sizes import OURS
+from verl_turnkey.plugins.checks.sizes import AGENT, OURS
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import estimator_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
@@ -28,9 +28,17 @@ def _agent_loops(run: Run) -> str:
 def _agent_loop(loop: str, run: Run) -> str:
     if loop == OURS:
         return f"{loop}: a row per {'conversation' if run.turnkey.rollout.rows_hold_turns else 'step'}"
+    if loop == AGENT:
+        rows = "a row per conversation" if run.turnkey.rollout.rows_hold_turns else "a row per turn"
+        return f"{loop}: {rows} of the agent {_run(run)}, at most {plural(run.turnkey.rollout.max_turns, 'turn')}"
     if loop in VERLS_LOOPS:
         return f"{loop} (verl's): a row per episode, with turns separated by the response mask"
     return f"{loop} (your own): rows as in its records"
+
+
+def _run(run: Run) -> str:
+    agent = run.turnkey.agent.run
+    return agent if isinstance(agent, str) else " ".join(agent or ())
 
 
 def _environment(run: Run) -> str:
@@ -82,7 +90,7 @@ def _per_step(run: Run) -> str:
     if not by and size.rollouts.low != size.rollouts.high:
         by = ", by the column __rollout_n__,"
     trained = "rows as the loop makes them" if size.rows is None else f"{size.rows} rows"
-    merged = run.loops == [OURS] and run.turnkey.rollout.rows_hold_turns
+    merged = {*run.loops} <= {OURS, AGENT} and run.turnkey.rollout.rows_hold_turns
     once = " (one per trajectory where all turns merge)" if merged else ""
     return f"{size.tasks} tasks x {size.rollouts}{by} = {size.episodes} episodes, {trained}{once}"
 
@@ -144,13 +152,13 @@ def _hints(run: Run) -> str:
 
 def _reward(run: Run) -> str:
     rows_own = "from the rows: records of the loop, or verl's reward per token"
-    if not run.our_loop:
+    if not run.our_loop and AGENT not in run.loops:
         return rows_own
     text = " + ".join(_weighted(entry) for entry in run.turnkey.rewards if not entry.get("column"))
     penalty = run.turnkey.rollout.invalid_action_penalty
     if penalty and estimator_of(run.config) is not None:  # verl's estimators never see it
         text += f", -{penalty} per invalid action"
-    return text if run.loops == [OURS] else f"{OURS}: {text}; other loops: {rows_own}"
+    return text if {*run.loops} <= {OURS, AGENT} else f"{OURS}: {text}; other loops: {rows_own}"
 
 
 def _columns(run: Run) -> str:

@@ -10,7 +10,7 @@ from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.header_run import Lines, Run, plural
 from verl_turnkey.plugins.checks.limits import updates_of_a_step
-from verl_turnkey.plugins.checks.sizes import OURS, optimizer_steps
+from verl_turnkey.plugins.checks.sizes import AGENT, OURS, optimizer_steps
 from verl_turnkey.plugins.config.schema import RolloutConfig, loss_of, loss_params
 
 MEANS = {
@@ -103,7 +103,7 @@ def ignored(run: Run) -> Iterator[str]:
     if not run.our_loop:
         if env.id:
             yield f"turnkey.env.id={env.id}: {run.loops[0]} plays no environment of this package"
-        if run.turnkey.rollout != RolloutConfig():
+        if run.turnkey.rollout != RolloutConfig() and AGENT not in run.loops:
             yield f"turnkey.rollout.*: only {OURS} reads it"
     if run.our_trainer and run.turnkey.update.mini_batches is not None:
         key = "actor_rollout_ref.actor.ppo_mini_batch_size"

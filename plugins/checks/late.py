@@ -14,6 +14,7 @@ from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.lora import FSDP
 from verl_turnkey.plugins.checks.paths import absent, model_config
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
@@ -49,7 +50,7 @@ def _check_reward_code(config: DictConfig, loops: Collection[str]) -> None:
             f"{', '.join(REWARD_MANAGER)}",
         )
     path = OmegaConf.select(config, f"{FUNCTION}.path")
-    if not path or "://" in path or {*loops} == {"turnkey_env"}:  # which does not call it, or as a component
+    if not path or "://" in path or {*loops} <= {*AGENT_LOOPS}:  # which does not call it, or as a component
         return
     if not Path(path).expanduser().is_file():
         absent(config, f"{FUNCTION}.path={path}: there is no such file")
@@ -117,7 +118,7 @@ def _check_queue(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[s
     if size is None or OmegaConf.select(config, "transfer_queue.backend.storage_backend") != "SimpleStorage":
         return
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    rows *= turnkey.rollout.max_turns if "turnkey_env" in loops else 1
+    rows *= turnkey.rollout.max_turns if {*AGENT_LOOPS} & {*loops} else 1
     if rows > size:
         refuse(
             "queue-too-small",

@@ -87,7 +87,8 @@ def check_turns(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[st
         if turn is None:
             refuse(
                 "turn-tokens-missing",
-                "turnkey.rollout.prompt=conversation needs a limit for one turn: set "
+                f"{'turnkey.agent' if 'turnkey_agent' in loops else 'turnkey.rollout.prompt=conversation'} needs a "
+                "limit for one turn: set "
                 f"turnkey.rollout.max_tokens_per_turn, at most data.max_response_length={response}, the limit for all "
                 "that follows the first prompt",
             )

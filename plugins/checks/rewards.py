@@ -21,6 +21,7 @@ from verl_turnkey.plugins.config.schema import (
 )
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
 from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY, read_strategy
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 FUNCTION = "reward.custom_reward_function.path"
 
@@ -33,8 +34,8 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
     Raises:
         ConfigError: names the key to change and the way out.
     """
-    if {*loops} == {"turnkey_env"}:
-        _check_verls(config, turnkey)
+    if {*loops} <= {*AGENT_LOOPS}:
+        _check_verls(config, turnkey, min(loops))
     _check_distillation(config)
     composition = compose(reward_entries(config, turnkey))
     spec = estimator_of(config)
@@ -179,33 +180,33 @@ def check_columns(
             check_supplied([reader], {*needed} - {f"extra.{name}" for name in (*env_columns, *reward_columns)})
 
 
-def _check_verls(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def _check_verls(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> None:
     function = OmegaConf.select(config, FUNCTION)
     calls_function = any(entry.get("name") == "verl" for entry in turnkey.rewards)
     if function and not calls_function:
         refuse(
             "reward-function-uncalled",
-            f"{FUNCTION}={function} is not called: the rewards of the agent loop turnkey_env are turnkey.rewards. Add "
+            f"{FUNCTION}={function} is not called: the rewards of the agent loop {loop} are turnkey.rewards. Add "
             "its value to them with 'turnkey.rewards=[{name: step},{name: verl}]', or drop it",
         )
     if config.reward.reward_model.enable:
         refuse(
             "reward-model-uncalled",
-            "reward.reward_model.enable=true has no effect on the agent loop turnkey_env, whose rewards are "
+            f"reward.reward_model.enable=true has no effect on the agent loop {loop}, whose rewards are "
             "turnkey.rewards: set it to false and ask the model with the component judge "
             "(turnkey.rewards=[{name: judge, url: ..., model: ...}]) or with a function of your own",
         )
     if url := OmegaConf.select(config, "reward.sandbox_fusion.url"):
         warn(
             "sandbox-uncalled",
-            f"reward.sandbox_fusion.url={url} has no effect with the agent loop turnkey_env, whose rewards are "
+            f"reward.sandbox_fusion.url={url} has no effect with the agent loop {loop}, whose rewards are "
             "turnkey.rewards",
         )
     manager = config.reward.reward_manager
     if manager.name != "naive" or manager.source != "register":
         warn(
             "reward-manager-uncalled",
-            f"reward.reward_manager.name={manager.name} has no effect with the agent loop turnkey_env, whose "
+            f"reward.reward_manager.name={manager.name} has no effect with the agent loop {loop}, whose "
             "rewards are turnkey.rewards",
         )
 

@@ -17,6 +17,7 @@ from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 from verl_turnkey.plugins.verl_api.internals import own_manager
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
@@ -175,7 +176,7 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
                     f"it to false, or {instead}",
                 )
     short = turnkey.rollout.max_tokens_per_turn
-    if name == "trtllm" and "turnkey_env" in loops and short not in (None, rollout.response_length):
+    if name == "trtllm" and {*AGENT_LOOPS} & {*loops} and short not in (None, rollout.response_length):
         lower = "" if turnkey.rollout.prompt == "conversation" else "lower that instead, or "
         refuse(
             "turn-tokens-without-effect",

@@ -17,6 +17,7 @@ from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
 
 OURS = "turnkey_env"
+AGENT = "turnkey_agent"
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,12 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     drawn = updates * min(groups.buffer, tasks // updates) if our_trainer else 0
     stored = (tasks * groups.replay if our_trainer else 0) + drawn * rollouts.most
     fewest_rows = episodes.low if trained_groups.low == tasks else min(episodes.low, trained_groups.low * rollouts.low)
-    if {*loops} - {OURS, *VERLS_LOOPS}:
+    if {*loops} - {OURS, AGENT, *VERLS_LOOPS}:
         return Sizes(tasks, rollouts, episodes, trained_groups, stored, Span(fewest_rows, None), None, 0)
-    turns = turnkey.rollout.max_turns if OURS in loops else 1
+    our_loop = bool({OURS, AGENT} & {*loops})
+    turns = turnkey.rollout.max_turns if our_loop else 1
     of_group = n if even else rollouts.most
-    group = _group(config, turnkey, of_group, turns) if OURS in loops else Most(of_group, of_group, 0)
+    group = _group(config, turnkey, of_group, turns) if our_loop else Most(of_group, of_group, 0)
     trajectories, trained = most_trained, most_trained * turns
     if group.trajectories != of_group:  # with trained branches all groups are kept
         trajectories, trained = times(tasks, group.trajectories), times(tasks, group.turns)

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.files import steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
@@ -49,10 +50,11 @@ def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool
             "checkpoints are only in trainer.default_local_dir. Set that to a persistent folder, and "
             "trainer.default_hdfs_dir=null",
         )
-    if OmegaConf.select(config, "skip.rollout_tq.enable") and "turnkey_env" in loops:
+    if OmegaConf.select(config, "skip.rollout_tq.enable") and (ours := {*AGENT_LOOPS} & {*loops}):
         refuse(
             "rollout-skip",
-            "skip.rollout_tq.enable=true plays stored rows again as if each were an episode, and turnkey_env makes "
+            "skip.rollout_tq.enable=true plays stored rows again as if each were an episode, and "
+            f"{min(ours)} makes "
             "several of an episode: set it to false",
         )
 

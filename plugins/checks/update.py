@@ -20,6 +20,7 @@ from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, estimator_of, loss_of, loss_params
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.verl_api import ledger
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 # verl's losses with one importance ratio per row, and its estimators whose advantages differ within a turn.
 RATIO_PER_ROW = ("gspo", "geo_mean")
@@ -204,7 +205,7 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
             f"{key} needs a row per turn, but the agent loop {min(verl_loops)} (default_agent_loop, or the data's "
             "column agent_name) gives one row per episode: use turnkey_env, or turnkey.update.order=batch",
         )
-    if "turnkey_env" in loops and turnkey.rollout.rows_hold_turns:
+    if {*AGENT_LOOPS} & {*loops} and turnkey.rollout.rows_hold_turns:
         refuse(
             "order-merged-rows",
             f"{key} needs a row per turn, but turnkey.rollout.prompt=conversation with turnkey.rollout.layout=merged "
@@ -263,7 +264,7 @@ def _warn_levels(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[s
     """Warn of pairs of importance ratio and advantage that hardly fit together; they are chosen separately."""
     name = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
     estimator = str(config.algorithm.adv_estimator)
-    several = {*loops} & {*VERLS_LOOPS, *(("turnkey_env",) if turnkey.rollout.rows_hold_turns else ())}
+    several = {*loops} & {*VERLS_LOOPS, *(AGENT_LOOPS if turnkey.rollout.rows_hold_turns else ())}
     if name in RATIO_PER_ROW and several and estimator_of(config) is not None:
         warn(
             "ratio-of-merged-rows",

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins import registries
+from verl_turnkey.plugins.checks.agent import check_agent
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
@@ -148,18 +149,21 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         run(warn_of_shared, config)
     run(check_steps, config)
     run(check_groups, config, turnkey, mode, files, loops)
-    if "turnkey_env" not in loops and turnkey.rewards != TurnkeyConfig().rewards:
+    ours = {*ledger.AGENT_LOOPS} & loops
+    if not ours and turnkey.rewards != TurnkeyConfig().rewards:
         warn(
             "rewards-without-effect",
-            f"turnkey.rewards has no effect with the agent loop {min(loops)}: only turnkey_env reads it",
+            f"turnkey.rewards has no effect with the agent loop {min(loops)}: "
+            f"only {' and '.join(ledger.AGENT_LOOPS)} read it",
         )
     reward_columns: tuple[str, ...] = ()
-    if "turnkey_env" in loops and (rewards := run(check_rewards, config, turnkey, loops)) is not None:
+    if ours and (rewards := run(check_rewards, config, turnkey, loops)) is not None:
         run(check_compared, config, turnkey, rewards)
         reward_columns = rewards.columns
     strategy_columns = run(check_branching, config, turnkey, reward_columns, loops) or ()
     if ours:
         run(_check_recorded, config, turnkey, loops)
+    run(check_agent, config, turnkey, loops)
     if "turnkey_env" in loops and not findings.errors:
         check_agent_loop(config, turnkey, files if loops == {"turnkey_env"} else [], reward_columns, strategy_columns)
     _hint_without_gpu(config)
@@ -255,11 +259,11 @@ def _check_warm_up(config: DictConfig, use_critic: bool) -> None:
 def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
     """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
     without = sorted({*loops} & {*VERLS_LOOPS})
-    if without and "turnkey_env" in loops:
+    if without and (ours := {*ledger.AGENT_LOOPS} & {*loops}):
         refuse(
             "mixed-agent-loops",
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a record in all rows of a batch, or in "
-            f"none, but the training data (column {LOOP_COLUMN!r}) name the agent loop turnkey_env, which writes "
+            f"none, but the training data (column {LOOP_COLUMN!r}) name the agent loop {min(ours)}, which writes "
             f"one, and {without[0]}, which writes none: train the rows of each in a run of their own",
         )
     for loop in without:

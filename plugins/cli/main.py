@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from verl_turnkey.plugins.cli import evaluate, listing, tasks, train, view
+from verl_turnkey.plugins.cli import agent, evaluate, listing, tasks, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
@@ -20,6 +20,7 @@ app.add_typer(tasks.app)
 app.add_typer(view.app)
 app.add_typer(train.app)
 app.add_typer(evaluate.app)
+app.add_typer(agent.app)
 
 
 def _version(asked: bool) -> None:
@@ -101,13 +102,20 @@ def env_check(
     step_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.step_timeout")] = 30.0,
     reset_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.reset_timeout")] = 120.0,
     all_installed: Annotated[bool, typer.Option(help="a table of all our environments that are installed")] = False,
+    harbor: Annotated[Path | None, typer.Option(help="a Harbor task, or a folder of them, instead")] = None,
+    ignore_dockerfile: Annotated[bool, typer.Option(help="Harbor tasks run on this machine's programs")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Look for faults in an environment. Plays it; exit 1 when it lacks a property that training needs."""
+    if (env is not None) + all_installed + (harbor is not None) != 1:
+        raise typer.BadParameter("give either the id of an environment, --all-installed or --harbor")
+    if harbor is not None:
+        from verl_turnkey.plugins.cli.harbor import check_tasks
+
+        right = check_tasks(harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo)
+        raise typer.Exit(0 if right else 1)
     from verl_turnkey.envs.checking.report import check, check_installed, table
 
-    if all_installed == (env is not None):
-        raise typer.BadParameter("give either the id of an environment or --all-installed")
     budget = {"modules": module or [], "seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
     budget |= {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
     if env is not None:

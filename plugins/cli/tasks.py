@@ -20,7 +20,7 @@ NUMBERS = {"train": 1024, "val": 128}
 @app.command()
 def tasks(
     out: Annotated[Path, typer.Argument(help="folder for train.parquet and val.parquet")],
-    env: Annotated[str, typer.Option(help="gymnasium id of the environment")],
+    env: Annotated[str | None, typer.Option(help="gymnasium id of the environment")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
     source: Annotated[
@@ -33,8 +33,23 @@ def tasks(
     seed: Annotated[int, typer.Option(help="draws the tasks' seeds; training and validation never share one")] = 0,
     data_source: Annotated[str | None, typer.Option(help="name in verl's validation metrics")] = None,
     module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
+    harbor: Annotated[Path | None, typer.Option(help="folder of Harbor tasks; --val-from names another one")] = None,
+    ignore_dockerfile: Annotated[bool, typer.Option(help="Harbor tasks run on this machine's programs")] = False,
 ) -> None:
-    """Write tasks as the parquet files that verl reads. From seeds of an environment, or from rows of your own."""
+    """Write tasks as the parquet files that verl reads. From seeds of an environment, rows of your own, or Harbor."""
+    if (env is None) == (harbor is None):
+        raise typer.BadParameter("give either --env or --harbor")
+    if harbor is not None:
+        from verl_turnkey.plugins.cli.harbor import write_tasks
+
+        val_folder = None if val_source is None else Path(val_source)
+        numbers = {"train": train, "val": val, "seed": seed}
+        for line in write_tasks(
+            out, harbor, val_folder, ignore_dockerfile=ignore_dockerfile, data_source=data_source, **numbers
+        ):
+            typer.echo(line)
+        return
+    assert env is not None
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
     from verl_turnkey.envs.user_modules import import_modules

@@ -52,6 +52,10 @@ def absolute_paths(config: DictConfig) -> Change | None:
         paths["reward.custom_reward_function.path"] = _absolute(function)
     if turnkey.modules:
         paths["turnkey.modules"] = [_absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
+    for key in ("run", "state", "cwd", "rootfs"):
+        path = getattr(turnkey.agent, key)
+        if isinstance(path, str) and (key in ("cwd", "rootfs") or ".py:" in path):
+            paths[f"turnkey.agent.{key}"] = _absolute(path)
     for key in ("action_format", "summary"):
         if ".py:" in (path := getattr(turnkey.rollout, key) or ""):
             paths[f"turnkey.rollout.{key}"] = _absolute(path)
@@ -114,9 +118,9 @@ def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
 
 
 def filter_metric(config: DictConfig, _use_critic: bool) -> Change | None:
-    """Replace the former name of a ``turnkey_env`` metric with the current one."""
+    """Replace the former name of a metric of our loops with the current one."""
     metric = OmegaConf.select(config, f"{FILTER}.metric")
-    our_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
+    our_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop in ("turnkey_env", "turnkey_agent")
     if not metric or not our_loop or (current := current_value(str(metric))) == metric:
         return None
     OmegaConf.update(config, f"{FILTER}.metric", current)
@@ -162,7 +166,22 @@ def log_segment(config: DictConfig, segment: str, validation_tasks: int | None) 
         config.turnkey.log.validation_tasks = validation_tasks
 
 
+def agent_loop(config: DictConfig, _use_critic: bool) -> Change | None:
+    """With ``turnkey.agent.run`` the agent plays; its prompts are the conversation that it leads."""
+    agent = config.actor_rollout_ref.rollout.agent
+    if not OmegaConf.select(config, "turnkey.agent.run") or agent.default_agent_loop != "turnkey_env":
+        return None
+    with open_dict(config):
+        agent.default_agent_loop = "turnkey_agent"
+        config.turnkey.rollout.prompt = "conversation"
+    return Change(
+        "agent-selected",
+        "turnkey.agent.run is set: the agent loop is turnkey_agent, and turnkey.rollout.prompt is conversation",
+    )
+
+
 OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
+    agent_loop,
     home_folders,
     critic_model,
     bypass_settings,

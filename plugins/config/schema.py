@@ -14,6 +14,7 @@ from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, pars
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 from verl_turnkey.envs.prompting.actions import CALLS, FORMATS
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
+from verl_turnkey.plugins.config.agent import AgentConfig
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
@@ -200,6 +201,7 @@ class TurnkeyConfig:
     loss: dict[str, Any] = field(default_factory=dict)
     """parameters of the policy loss; verl's own losses take none here"""
     env: EnvConfig = field(default_factory=EnvConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)

@@ -20,7 +20,13 @@ import torch
 from verl_turnkey.advantage import ConfigError, Credit, Modification, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
-from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics, row_metrics, warn_of_branches
+from verl_turnkey.plugins.credit.metrics import (
+    agent_metrics,
+    episode_metrics,
+    reward_metrics,
+    row_metrics,
+    warn_of_branches,
+)
 from verl_turnkey.plugins.credit.row_turns import jagged, record_of
 from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, read_rows
 from verl_turnkey.plugins.credit.signals import signal_metrics
@@ -82,6 +88,7 @@ class CreditStep:
             | signal_metrics(played)
             | reward_metrics(played, self.keys, self.extra_fields)
             | row_metrics(played, self.tags, self.extra_fields)
+            | agent_metrics(played, self.keys, self.extra_fields)
         )
         warn_of_branches(self.metrics)
         self.rows = rows

@@ -21,7 +21,9 @@ BREAKS = "rows/break/"
 """prefix of the counts of rows by ``turnkey_break``"""
 BRANCHING = "branching/"
 """prefix of what a rollout says of its branches, in verl's ``reward_extra_info`` and as metrics"""
-OF_EPISODES = ("episode/", "rows/", "credit/", BRANCHING)
+AGENT = "turnkey_agent"
+"""extra field of a row: counts of an agent's calls in its episode; the metrics ``agent/<name>`` are their means"""
+OF_EPISODES = ("episode/", "rows/", "credit/", BRANCHING, "agent/")
 """prefixes of the metrics of this module and of the methods"""
 FAILED = "episode/failed/"
 """prefix of the counts of failed episodes by kind"""
@@ -42,6 +44,16 @@ def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappi
         name: float(np.mean([info[name] for info in reward_info.values() if name in info])) for name in sorted(names)
     }
     return {_metric_name(name): mean for name, mean in means.items()}
+
+
+def agent_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the played episodes of the counts in :data:`AGENT`; empty where no agent of the user's own plays."""
+    counts: dict[str, Mapping[str, float]] = {}
+    for row in rows.row.tolist():
+        if AGENT in extra_fields[row]:
+            counts.setdefault(split_key(keys[int(row)])[1], extra_fields[row][AGENT])
+    names = sorted({name for count in counts.values() for name in count})
+    return {f"agent/{name}": float(np.mean([count.get(name, 0.0) for count in counts.values()])) for name in names}
 
 
 def _metric_name(name: str) -> str:

@@ -55,6 +55,8 @@ class Request:
     """id of the reply that the messages continue"""
     overruled: tuple[str, ...] = ()
     """names of parameters that were sent and are ignored"""
+    instructions: bool = False
+    """whether the first message holds for this request alone, not for those that name its reply as ``previous``"""
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ async def _written(
 ) -> list[WrittenCall] | ParsedAction:
     """The calls; or why there is no action, if the parser raised."""
     try:
-        return await parser.read(ids, tools)
+        return (await parser.read(ids, tools))[1]
     except Exception as error:  # parsers may raise anything on what the model wrote
         return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
 

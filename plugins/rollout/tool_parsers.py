@@ -54,8 +54,8 @@ class CallParser(Protocol):
     stop_token_ids: Sequence[int]
     """ids that end a turn with a call"""
 
-    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> list[WrittenCall]:
-        """The calls, in order. What a parser raises on the model's text is the caller's to catch."""
+    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
+        """The text beside the calls, and the calls in order. Callers catch what a parser raises on a model's text."""
         ...
 
 
@@ -106,11 +106,11 @@ class _VerlParser:
         self._parser, self._tokenizer, self._harmony = parser, tokenizer, harmony
         self.stop_token_ids: Sequence[int] = getattr(parser, "stop_token_ids", ())
 
-    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> list[WrittenCall]:
+    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
         if self._harmony:
             ids = self._tokenizer.encode(_harmony_calls(self._tokenizer.decode(ids)), add_special_tokens=False)
-        _, calls = await self._parser.extract_tool_calls(ids, [_view(tool["function"]) for tool in tools])
-        return [WrittenCall(call.name, call.arguments, getattr(call, "tool_call_id", None)) for call in calls]
+        text, calls = await self._parser.extract_tool_calls(ids, [_view(tool["function"]) for tool in tools])
+        return text, [WrittenCall(call.name, call.arguments, getattr(call, "tool_call_id", None)) for call in calls]
 
 
 class _VllmParser:
@@ -125,18 +125,19 @@ class _VllmParser:
         # They log a traceback for each call that they cannot read, which a record counts as unparsed.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
-    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> list[WrittenCall]:
+    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
         return await asyncio.to_thread(self._read, ids, tools)
 
-    def _read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> list[WrittenCall]:
+    def _read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
 
         shown = [ChatCompletionToolsParam.model_validate(tool) for tool in tools]
         parser = self._kind(self._tokenizer, shown)  # it keeps a state of what it has read
         request = parser.adjust_request(ChatCompletionRequest.model_validate({"messages": [], "tools": tools}))
         text = self._tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
-        calls = parser.extract_tool_calls(text, request).tool_calls
-        return [WrittenCall(call.function.name, call.function.arguments) for call in calls]
+        parsed = parser.extract_tool_calls(text, request)
+        calls = [WrittenCall(call.function.name, call.function.arguments) for call in parsed.tool_calls]
+        return parsed.content or "", calls
 
 
 @cache
@@ -157,8 +158,8 @@ def _of_vllm() -> Any:
 
 def _view(function: Mapping[str, Any]) -> SimpleNamespace:
     """A function as verl's parsers look at it, whatever keywords its schema has."""
-    parameters = function["parameters"]
-    properties = {name: _Property(schema) for name, schema in parameters["properties"].items()}
+    parameters = function.get("parameters") or {}
+    properties = {name: _Property(schema) for name, schema in (parameters.get("properties") or {}).items()}
     shown = SimpleNamespace(properties=properties, required=parameters.get("required") or [])
     return SimpleNamespace(
         type="function", function=SimpleNamespace(name=function["name"], description="", parameters=shown)

@@ -170,11 +170,15 @@ def prepare(worker: Any) -> None:
     ledger.verify(("agent_loop",), ("turnkey_env",))
     if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
         return
-    ours = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
-    if not ours and turnkey_config(worker.config).rollout.prompt != "conversation":
+    loop = worker.config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop == "turnkey_agent":  # whose codec learns the model's turns itself
+        _check_positions(worker)
+        check_spaces(worker.tokenizer)
+        return
+    if loop != "turnkey_env" and turnkey_config(worker.config).rollout.prompt != "conversation":
         return
     process = shared(worker.config)
-    if ours:
+    if loop == "turnkey_env":
         _ = process.pool  # the hosts start now, not with the first episode
     check_spaces(worker.tokenizer)
     fmt = process.turnkey.rollout.action_format

@@ -28,6 +28,7 @@ from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 from verl_turnkey.plugins.verl_api.one_trip import OneTrip, penalties_of
 
 #: verl's estimators that compare a row with the others of its group.
@@ -51,7 +52,7 @@ class AdvantageStep:
         self._columns = () if self.estimator is None else self.estimator.columns(self.params, self.modify)
         self.remembering = remembering(self.estimator, self.params, self.modify)
         """names of the estimator and the modifiers that keep state from batch to batch"""
-        self._foreign_loops = training_loops(self._config) != {"turnkey_env"}  # whose records come from elsewhere
+        self._foreign_loops = not training_loops(self._config) <= {*AGENT_LOOPS}  # whose records come from elsewhere
         self.state: Mapping[str, float] = {}
         """``Credit.state`` of the newest batch, with which the next one begins"""
         self.table: Rows | None = None

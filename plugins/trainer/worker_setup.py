@@ -15,6 +15,7 @@ from verl_turnkey.plugins.actor import loss, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
@@ -61,6 +62,7 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
             type(manager).__name__,
         )
     ray.get([worker.__ray_call__.remote(loop_worker.prepare) for worker in workers])
+    ray.get([worker.__ray_call__.remote(agents.prepare) for worker in workers])
     return workers
 
 

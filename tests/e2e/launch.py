@@ -81,6 +81,8 @@ class Run:
         seen = self.seen(step, update)
         columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
         queue = {key: (advantage, mask) for key, advantage, mask, padding in columns if not padding}
+        for failed in (f"{e['episode']}_0" for e in self.episodes("train") if e["failed"]):
+            assert failed not in queue or not queue.pop(failed)[1].any(), failed
         steps = [each for each in self.steps() if each["row"] in queue]
         turns = Counter(each["row"] for each in steps)
         assert turns.keys() == queue.keys()

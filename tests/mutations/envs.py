@@ -111,7 +111,7 @@ MUTATIONS = [
     # --- hosts
     ("envs/hosting/runner.py", "self._env is None or self._made_for != (env_id, kwargs)", "self._env is None"),
     ("envs/hosting/runner.py", 'metadata.get("thread_safe") is True', 'metadata.get("thread_safe") is not False'),
-    ("envs/answers.py", "elif abs(number) > LARGEST_REWARD:", "elif number > LARGEST_REWARD:", f"{U}/test_answers.py"),
+    ("envs/answers.py", "if abs(number) > LARGEST_REWARD:", "if number > LARGEST_REWARD:", f"{U}/test_answers.py"),
     ("envs/hosting/admission.py", "self._taken + cost > self._room", "self._taken + cost >= self._room"),
     (
         "envs/hosting/host.py",

@@ -32,6 +32,7 @@ PACKAGES = {
     "recipe": "|",
     "envs": "numpy gymnasium | pandas pydantic scipy",
     "envs.hosting": "gymnasium | ray",
+    "envs.agents": "numpy | openai tomli",
 }
 ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
 
@@ -42,6 +43,7 @@ FLOORS = (
     ("view",),
     ("credit",),
     ("cpu", "rollout", "actor"),
+    ("gateway",),
     ("registries",),
     ("checks",),
     ("trainer", "eval"),  # above the checks, whose probe they play

@@ -103,6 +103,7 @@ def test_every_point_is_registered_in_this_process():
         ("trainer", "turnkey_colocate_async"),
         ("trainer", "turnkey_separate_async"),
         ("agent_loop", "turnkey_env"),
+        ("agent_loop", "turnkey_agent"),
     }
     assert [point for point in points if point.status != "registered"] == []
     ledger.verify(("config", "estimator", "trainer", "agent_loop"), needed=("gigpo",))

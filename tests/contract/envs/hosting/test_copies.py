@@ -17,8 +17,8 @@ from verl_turnkey.envs.hosting import fresh
 from verl_turnkey.envs.hosting.fresh import Fresh
 from verl_turnkey.envs.hosting.host import EnvHost
 from verl_turnkey.envs.hosting.process import ProcessWorker
-from verl_turnkey.envs.hosting.reaper import MARK
 from verl_turnkey.envs.hosting.template import Copy, Templates
+from verl_turnkey.envs.reaper import MARK
 
 FAULTY = str(Path(__file__).parent / "faulty_envs.py")
 ALONE = "test/Faulty-v0"

@@ -81,6 +81,9 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     )
     good.assign(agent_name=["turnkey_env"] * 4 + ["tool_agent"] * 4).to_parquet(folder / "mixed.parquet")
     good.assign(agent_name="turnkey_env").to_parquet(folder / "own.parquet")
+    harbor = {name: str(Path(__file__).parents[4] / "examples/harbor" / name) for name in ("median", "missing")}
+    for name, path in harbor.items():
+        write_parquet(folder / f"harbor_{name}.parquet", [Task("harbor", 0, {"path": path})] * 8, "harbor", "train")
     math = good.drop(columns="turnkey_task")
     math.to_parquet(folder / "math.parquet")
     math.assign(agent_name="tool_agent").to_parquet(folder / "tool.parquet")

@@ -66,7 +66,7 @@ REFUSED = {
     "+turnkey=gigpo +agent_proxy.max_turn=5": ["turnkey.rollout.max_turns"],
     "+turnkey=gigpo turnkey.rollout.histori=3": ["turnkey.rollout.histori: unknown key", "'history'"],
     "+turnkey=gigpo turnkey.rollout.max_steps=3": ["turnkey.rollout.max_steps", "'max_turns'"],
-    "+turnkey=gigpo turnkey.enviroment.id=x": ["turnkey.enviroment", "Known keys: credit, env,"],
+    "+turnkey=gigpo turnkey.enviroment.id=x": ["turnkey.enviroment", "Known keys: agent, credit, env,"],
     "+turnkey=gigpo turnkey.credit.gama=0.9": ["turnkey.credit.gama", "'gamma'"],
     "+turnkey=gigpo turnkey.credit.mode=mean": ["turnkey.credit.mode", "'norm'"],
     "+turnkey=gigpo turnkey.credit.weights=code": ["turnkey.credit.weights: gigpo has no such parameter; hgpo has it"],

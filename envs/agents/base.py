@@ -1,0 +1,170 @@
+"""What an episode of a foreign agent is run with (``AgentHandle``) and what comes back (``Outcome``).
+
+The agent talks to the gateway of its episode over HTTP, as it would to any model server. What it reports beside, a
+reward or the key of its state, goes the same way, so that it works from another process and from inside a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.rpc import post_json
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+REASON_CHARS = 300
+"""longest reason of a failure: an agent's exception may hold the whole prompt"""
+
+_REPORT_SECONDS = 30.0
+
+
+class AgentFailure(EnvironmentFailure):
+    """The agent could not be run, or its result could not be read; it costs its own episode.
+
+    ``reason`` is cut to 300 characters.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = cut(reason)
+        super().__init__("agent", self.reason)
+        self.args = (self.reason,)  # by which an exception is pickled
+
+    def __str__(self) -> str:
+        return f"agent failure: {self.reason}"
+
+
+def cut(reason: str) -> str:
+    """``reason`` without white space around it, at most ``REASON_CHARS`` long."""
+    reason = reason.strip()
+    return reason if len(reason) <= REASON_CHARS else f"{reason[: REASON_CHARS - 3]}..."
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an episode ended, as far as the runner knows."""
+
+    reward: float | None = None
+    """of the whole episode; None: the runner has none, and what the agent reported counts"""
+    success: bool | None = None
+    """None: nobody says"""
+    turn_rewards: Mapping[int, float] = field(default_factory=dict)
+    """turn, counted from 0 -> reward, besides ``reward``"""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """further plain values by name, for reward components and estimators"""
+    truncated: bool = False
+    """the agent was stopped before it ended by itself"""
+    verified: bool = False
+    """the reward is from tests that the agent cannot reach: rewards that it reported itself do not count"""
+    reason: str = ""
+    """what went wrong with the agent, at most 300 characters; an episode without any reward fails with it"""
+
+
+@dataclass(frozen=True)
+class AgentHandle:
+    """The gateway of one episode, as an agent sees it."""
+
+    base_url: str
+    """``http://127.0.0.1:PORT/SECRET/v1``"""
+    key: str
+    """the API key to send"""
+    model: str
+    """the name of the policy; calls of other models are answered, not trained"""
+    workspace: Path | None = None
+    """folder of this episode that the agent works in, seen from outside of a sandbox; None: the runner makes one"""
+    socket: str | None = None
+    """path of the gateway's unix socket, the only way out of a sandbox"""
+
+    def client(self, **kwargs: Any) -> AsyncOpenAI:
+        """An asynchronous client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        kwargs.setdefault("http_client", DefaultAsyncHttpxClient(trust_env=False))  # no proxy reaches this machine
+        return AsyncOpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
+
+    async def state(self, key: str) -> None:
+        """Set the key of the agent's state for its next turn; equal states have equal keys."""
+        await asyncio.to_thread(self.report, "state", {"key": str(key)})
+
+    async def reward(self, value: float, turn: int | None = None) -> None:
+        """Report the reward of the episode, or of one turn, counted from 0. The last report counts."""
+        await asyncio.to_thread(self.report, "reward", _reward(value, turn))
+
+    def report(self, what: str, body: Mapping[str, Any]) -> None:
+        """Post ``body`` to ``/SECRET/what`` of the gateway; blocks.
+
+        Raises:
+            ServerError: the gateway refused it, or is not there.
+        """
+        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{what}"
+        post_json(url, body, timeout=_REPORT_SECONDS, key="the address of the gateway")
+
+
+@dataclass(frozen=True)
+class SyncAgentHandle:
+    """What a function that is not ``async`` gets instead of an ``AgentHandle``: the same names, as plain calls."""
+
+    handle: AgentHandle
+
+    @property
+    def base_url(self) -> str:
+        return self.handle.base_url
+
+    @property
+    def key(self) -> str:
+        return self.handle.key
+
+    @property
+    def model(self) -> str:
+        return self.handle.model
+
+    @property
+    def workspace(self) -> Path | None:
+        return self.handle.workspace
+
+    @property
+    def socket(self) -> str | None:
+        return self.handle.socket
+
+    def client(self, **kwargs: Any) -> OpenAI:
+        """A client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
+        from openai import DefaultHttpxClient, OpenAI
+
+        kwargs.setdefault("http_client", DefaultHttpxClient(trust_env=False))
+        return OpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
+
+    def state(self, key: str) -> None:
+        """As ``AgentHandle.state``."""
+        self.handle.report("state", {"key": str(key)})
+
+    def reward(self, value: float, turn: int | None = None) -> None:
+        """As ``AgentHandle.reward``."""
+        self.handle.report("reward", _reward(value, turn))
+
+
+def _reward(value: float, turn: int | None) -> dict[str, Any]:
+    return {"reward": float(value)} | ({} if turn is None else {"turn": int(turn)})
+
+
+class Runner(Protocol):
+    """A way to run an agent. One runner serves all episodes of a process, several at once."""
+
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+        """Run one episode to its end, and leave no process behind; cancelled, it kills what it started.
+
+        ``task``: the value of the row's column ``turnkey_task``. An agent that breaks down, or that runs out of time,
+        gives an ``Outcome`` with a ``reason``: it may have reported its reward before.
+
+        Raises:
+            AgentFailure: the agent could not be started, or its verifier gave no reward.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what waits for further episodes."""
+        ...

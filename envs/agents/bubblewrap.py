@@ -1,0 +1,165 @@
+"""The sandbox of bubblewrap: namespaces of the Linux kernel, without a daemon and without root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
+from verl_turnkey.envs.agents.jobs import (
+    HOME,
+    PATH,
+    Job,
+    Launch,
+    Mount,
+    Network,
+    relay_mounts,
+    seen_inside,
+    through_relay,
+)
+
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+# No file with a secret: whoever trains as root would show /etc/shadow.
+_ETC = """
+alternatives bash.bashrc ca-certificates debian_version fonts java-11-openjdk java-17-openjdk java-21-openjdk
+ld.so.cache ld.so.conf ld.so.conf.d localtime magic mime.types nsswitch.conf os-release perl pki profile protocols
+python3 services shells ssl/certs ssl/openssl.cnf terminfo timezone
+"""
+_NOT_OF_AN_IMAGE = ("app", "dev", "home", "logs", "proc", "run", "solution", "sys", "tests", "tmp")
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """Namespaces of the kernel by ``bwrap``: files of this machine read-only, no network, no other processes.
+
+    Args:
+        rootfs: folder of an unpacked image, shown as ``/`` instead of this machine's ``/usr``, read-only; it needs
+            ``python3``.
+        readable: further files and folders of this machine that are shown at their own paths, read-only.
+        network: ``gateway``: nothing but the gateway; ``host``: this machine's network.
+    """
+
+    rootfs: Path | None = None
+    readable: tuple[Path, ...] = ()
+    network: Network = "gateway"
+    name: ClassVar[str] = "bwrap"
+
+    def launch(self, job: Job) -> Launch:
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise AgentFailure("turnkey.agent.sandbox=bwrap: bwrap is not installed (Debian's package bubblewrap)")
+        options = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        options += ["--uid", "0", "--gid", "0", "--hostname", "sandbox"]
+        options += [*self._root(job), "--proc", "/proc", "--dev", "/dev"]
+        if self.network == "host":
+            options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
+        command, own = ([*job.command], []) if self.rootfs else _program(job.command)
+        mounts = [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True)]
+        mounts.append(Mount(job.folder / "tmp", "/tmp", True))
+        readable = [path for path in dict.fromkeys([*own, *self.readable]) if not path.is_relative_to("/usr")]
+        mounts += [Mount(path, str(path)) for path in readable]  # after /tmp, in which some of them may lie
+        mounts += job.mounts
+        path = _search_path(Path(command[0])) if own else PATH
+        if self.network == "gateway" and job.socket is not None:
+            mounts += relay_mounts(job.socket)
+            command = through_relay(sys.executable if self.rootfs is None else "python3", command)
+        for mount in mounts:
+            options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
+        # The environment comes with the process: options would show the key of the gateway to every user.
+        env = {"PATH": path, "HOME": HOME, "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
+        return Launch([*options, "--chdir", job.cwd, "--", *command], env)
+
+    def _root(self, job: Job) -> list[str]:
+        if self.rootfs is not None:
+            return _entries(self.rootfs)
+        options = ["--tmpfs", "/", "--ro-bind", "/usr", "/usr"]
+        for name in _SYSTEM:
+            path = Path("/", name)
+            if path.is_symlink():
+                options += ["--symlink", os.readlink(path), f"/{name}"]
+            elif path.is_dir():
+                options += ["--ro-bind", f"/{name}", f"/{name}"]
+        for name in _ETC.split():
+            options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        for name, text in _users().items():
+            (job.folder / name).write_text(text, encoding="ascii")
+            options += ["--ro-bind", str(job.folder / name), f"/etc/{name}"]
+        return options
+
+    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
+        return seen_inside(agent, self.network, cwd)
+
+
+def installation(program: Path) -> list[Path]:
+    """Folders without which ``program`` does not run: its virtual environment and the Python behind it.
+
+    A program that is in no virtual environment, conda environment, installation of node or folder of its packages
+    counts alone: the folder around it may be a user's home.
+    """
+    found: list[Path] = []
+    for path in dict.fromkeys((program, program.resolve())):
+        prefix = path.parent.parent
+        if "node_modules" in path.parts:
+            found += [Path(*path.parts[: path.parts.index("node_modules") + 1])]
+            continue
+        if path.parent.name != "bin" or not _is_installation(prefix):
+            found.append(path)
+            continue
+        found.append(prefix)
+        if (prefix / "pyvenv.cfg").is_file():
+            python = (prefix / "bin" / "python").resolve()
+            if python != path:
+                found += [python.parent.parent]
+    return [path for path in dict.fromkeys(found) if path.exists()]
+
+
+def _is_installation(prefix: Path) -> bool:
+    if prefix == Path.home() / ".local":
+        return False
+    marks = ("pyvenv.cfg", "conda-meta", "lib/node_modules", "include/node")
+    return any((prefix / mark).exists() for mark in marks) or prefix in (Path(sys.base_prefix), Path(sys.prefix))
+
+
+def _program(command: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """``command`` with the path of its program where that is not the system's, and the folders that it needs."""
+    program = shutil.which(command[0])
+    own = installation(Path(sys.executable))
+    if program is None or (path := Path(program).absolute()).is_relative_to("/usr") or path.parent == Path("/bin"):
+        return [*command], own
+    return [str(path), *command[1:]], [*own, *installation(path)]
+
+
+def _search_path(program: Path) -> str:
+    """Where programs are looked for.
+
+    The folder of an agent's program comes last: its own Python must not replace the task's. That of one for node comes
+    first, since it is started by the node beside it.
+    """
+    if not program.is_absolute():
+        return PATH
+    first = "node_modules" in program.resolve().parts
+    return f"{program.parent}:{PATH}" if first else f"{PATH}:{program.parent}"
+
+
+def _entries(rootfs: Path) -> list[str]:
+    """The folders of an image one by one: in a folder that is writable, places for other mounts can be made."""
+    options = ["--tmpfs", "/"]
+    for path in sorted(rootfs.iterdir()):
+        if path.is_symlink():
+            options += ["--symlink", os.readlink(path), f"/{path.name}"]
+        elif path.name not in _NOT_OF_AN_IMAGE:
+            options += ["--ro-bind", str(path), f"/{path.name}"]
+    return options
+
+
+def _users() -> dict[str, str]:
+    return {
+        "passwd": f"root:x:0:0:root:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+        "group": "root:x:0:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost sandbox\n",
+    }

@@ -1,0 +1,55 @@
+"""The sandbox of docker: a container for each episode."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+from uuid import uuid4
+
+from verl_turnkey.envs.agents.base import AgentHandle
+from verl_turnkey.envs.agents.jobs import (
+    HOME,
+    PATH,
+    Job,
+    Launch,
+    Mount,
+    Network,
+    relay_mounts,
+    seen_inside,
+    through_relay,
+)
+
+
+@dataclass(frozen=True)
+class Docker:
+    """A container of ``image``, which needs ``python3`` for the relay."""
+
+    image: str
+    network: Network = "gateway"
+    name: ClassVar[str] = "docker"
+
+    def launch(self, job: Job) -> Launch:
+        container = f"turnkey-{uuid4().hex[:16]}"
+        command = ["docker", "run", "--rm", "--init", "--name", container, "--hostname", "sandbox"]
+        command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir", job.cwd]
+        command += ["--user", f"{os.getuid()}:{os.getgid()}"]  # files that it writes can be removed by this user
+        command += ["--network", "none" if self.network == "gateway" else "host"]
+        mounts = [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True), *job.mounts]
+        run = list(job.command)
+        if self.network == "gateway" and job.socket is not None:
+            mounts += relay_mounts(job.socket)
+            run = through_relay("python3", run)
+        for mount in mounts:
+            mode = "" if mount.writable else ",readonly"
+            command += ["--mount", f"type=bind,source={mount.source},target={mount.target}{mode}"]
+        variables = {"HOME": HOME, **job.env}
+        for name in variables:
+            command += ["--env", name]  # without its value, which docker takes from its own environment
+        env = {"PATH": os.environ.get("PATH", PATH), **variables}
+        if "DOCKER_HOST" in os.environ:
+            env["DOCKER_HOST"] = os.environ["DOCKER_HOST"]
+        return Launch([*command, self.image, *run], env, cleanup=["docker", "rm", "--force", container])
+
+    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
+        return seen_inside(agent, self.network, cwd)

@@ -1,0 +1,186 @@
+"""Processes of agents: started under a guard, with an environment free of secrets, their output bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from verl_turnkey.envs import reaper
+from verl_turnkey.envs.agents import guard
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
+
+OUTPUT_BYTES = 1 << 16
+"""kept of each output of a process: its end"""
+
+_SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_FOREIGN = ("RAY_", "OPENAI_", "ANTHROPIC_", "CUDA_VISIBLE_DEVICES")
+_END_SECONDS = 15.0  # more than the guard takes at most
+_CHUNK = 1 << 16
+_prefix, _numbers = uuid4().hex, itertools.count()
+
+
+def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without names that look like secrets, and without those of Ray and other model servers."""
+    return {
+        name: value for name, value in variables.items() if not _SECRETS.search(name) and not name.startswith(_FOREIGN)
+    }
+
+
+def model_variables(agent: AgentHandle) -> dict[str, str]:
+    """Where clients of OpenAI and Anthropic find the gateway; ``TURNKEY_URL``: where rewards and states are posted."""
+    root = agent.base_url.rstrip("/").removesuffix("/v1")
+    return {
+        "OPENAI_BASE_URL": agent.base_url,
+        "OPENAI_API_KEY": agent.key,
+        "OPENAI_MODEL": agent.model,
+        "ANTHROPIC_BASE_URL": root,  # its clients add /v1 themselves
+        "ANTHROPIC_API_KEY": agent.key,
+        "ANTHROPIC_AUTH_TOKEN": agent.key,
+        "ANTHROPIC_MODEL": agent.model,
+        "TURNKEY_URL": root,
+        **without_proxy(),
+    }
+
+
+def without_proxy() -> dict[str, str]:
+    """Variables by which clients ask servers on this machine themselves: a proxy cannot reach them."""
+    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    value = ",".join(filter(None, (others, "127.0.0.1,localhost")))
+    return {"NO_PROXY": value, "no_proxy": value}
+
+
+class _Output:
+    """The end of what comes out of a pipe; read by the event loop, so that no process ever waits to be read."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe: int | None = pipe
+        self._kept = bytearray()
+        os.set_blocking(pipe, False)
+        asyncio.get_running_loop().add_reader(pipe, self.collect, 8)
+
+    def collect(self, most_reads: int) -> None:
+        while self._pipe is not None and most_reads > 0:
+            try:
+                chunk = os.read(self._pipe, _CHUNK)
+            except BlockingIOError:
+                return
+            if not chunk:
+                self.close()
+                return
+            self._kept += chunk
+            del self._kept[:-OUTPUT_BYTES]
+            most_reads -= 1
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            asyncio.get_running_loop().remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._pipe = None
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+
+class AgentProcess:
+    """A command under a guard. Use it as ``async with AgentProcess.start(...)``: afterwards nothing of it runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process, self._mark = process, mark
+        self._stdout, self._stderr = (_Output(os.dup(pipe.fileno())) for pipe in (process.stdout, process.stderr))
+        process.stdout.close()
+        process.stderr.close()
+        self._ended = asyncio.Event()
+        self._handle = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._handle, self._ended.set)
+
+    @classmethod
+    def start(
+        cls, command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, pass_fds: Sequence[int] = ()
+    ) -> AgentProcess:
+        """Start ``command``.
+
+        Raises:
+            AgentFailure: there are no descriptors or processes left, or ``cwd`` is no folder.
+        """
+        mark = f"{_prefix}.{next(_numbers)}."
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**env, reaper.MARK: mark},
+                cwd=cwd,
+                pass_fds=tuple(pass_fds),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # the latter: a null byte in an argument or a variable
+            raise AgentFailure(f"no process could be started for the agent: {error}") from None
+        return cls(process, mark)
+
+    async def wait(self, timeout: float | None) -> int | None:
+        """Wait until the command ends. Its exit status, as a shell gives it; None: it ran longer than ``timeout``."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            return None
+        status = self._process.wait()  # it has ended: this does not block
+        self._stdout.collect(1 << 10)
+        self._stderr.collect(1 << 10)
+        return status if status >= 0 else 128 - status
+
+    @property
+    def output(self) -> str:
+        """The end of its standard output."""
+        return self._stdout.text
+
+    @property
+    def errors(self) -> str:
+        """The end of its standard error."""
+        return self._stderr.text
+
+    def last_line(self) -> str:
+        """The last line of its standard error, or of its standard output, that is not empty."""
+        for text in (self.errors, self.output):
+            if lines := [line for line in text.splitlines() if line.strip()]:
+                return lines[-1].strip()
+        return ""
+
+    async def __aenter__(self) -> AgentProcess:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end()
+
+    async def end(self) -> None:
+        """Kill what still runs of it; a second call does nothing."""
+        if self._handle < 0:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # the guard kills everything below it, whoever cancels this coroutine
+        try:
+            if await self.wait(_END_SECONDS) is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                await self._ended.wait()
+            if self._process.wait() < 0:  # the guard itself was killed, by the agent or from outside
+                await asyncio.get_running_loop().run_in_executor(None, reaper.sweep, self._mark)
+        finally:
+            self._stdout.close()
+            self._stderr.close()
+            handle, self._handle = self._handle, -1
+            asyncio.get_running_loop().remove_reader(handle)
+            os.close(handle)

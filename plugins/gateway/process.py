@@ -1,0 +1,145 @@
+"""What the agent loops of one worker process share: the agent's runner, the codec of the model, places, state keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_turnkey.envs.agents.base import AgentHandle, Runner
+from verl_turnkey.envs.agents.command import CommandRunner
+from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
+from verl_turnkey.envs.agents.harbor_runner import HarborRunner
+from verl_turnkey.envs.agents.states import WorkspaceState
+from verl_turnkey.plugins.config.agent import OWN_REWARD, sandbox_of
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
+from verl_turnkey.plugins.gateway.codec import Codec
+from verl_turnkey.plugins.gateway.episode import StepOptions
+from verl_turnkey.plugins.gateway.messages import Request
+from verl_turnkey.plugins.gateway.server import Gateway
+from verl_turnkey.plugins.gateway.session import Session
+from verl_turnkey.plugins.gateway.states import StateKey, View, state_key
+from verl_turnkey.plugins.gateway.turns import Generate, Limits
+
+
+class AgentProcess:
+    """Built before the first rollout of a worker process."""
+
+    def __init__(self, config: DictConfig, codec: Codec) -> None:
+        self.turnkey: TurnkeyConfig = turnkey_config(config)
+        agent, rollout, theirs = self.turnkey.agent, self.turnkey.rollout, config.actor_rollout_ref.rollout
+        self.codec = codec
+        whole = theirs.prompt_length + theirs.response_length
+        self.limits = Limits(
+            room=min(whole, theirs.max_model_len or whole),
+            turn=rollout.max_tokens_per_turn or theirs.response_length,
+            turns=rollout.max_turns,
+            thinking=agent.thinking,
+            stop=tuple(rollout.stop),
+            unsupported=agent.unsupported,
+        )
+        self.runner: Runner = runner_of(self.turnkey)
+        state = self.turnkey.agent.state
+        self._state: StateKey = state_key("history" if state == "workspace" else state)
+        self.places = asyncio.Semaphore(agent.places)
+        paid = [entry["name"] for entry in reward_entries(config, self.turnkey) if entry.get("column") is None]
+        self._components = any(name != OWN_REWARD for name in paid)
+
+    def session(self, generate: Generate, sampling: Mapping[str, Any]) -> Session:
+        return Session(self.codec, generate, sampling, self.limits, self.turnkey.agent.model)
+
+    @contextmanager
+    def workspace(self, session: Session) -> Iterator[Path | None]:
+        """The folder that the agent works in; None: the runner makes one."""
+        agent = self.turnkey.agent
+        if agent.state != "workspace":
+            yield None if agent.cwd is None else Path(agent.cwd)
+            return
+        with TemporaryDirectory(prefix="turnkey-agent-", ignore_cleanup_errors=True) as folder:
+            session.observe = _observer(WorkspaceState(Path(folder)))
+            yield Path(folder)
+
+    async def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:
+        """The session as the agent sees it."""
+        host = self.turnkey.agent.listen
+        here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        url = f"http://{here}:{server.port}/{session.secret}/v1"
+        command = isinstance(self.runner, CommandRunner) and self.runner.sandbox.name != "none"
+        socket = await server.unix_socket() if command else None
+        return AgentHandle(url, session.secret, session.model, workspace, socket)
+
+    def step_options(self, recorded: Any) -> StepOptions:
+        """``recorded``: what the method reads of records, as ``keep_texts`` and ``before``."""
+        return StepOptions(
+            state=self._state,
+            penalty=self.turnkey.rollout.invalid_action_penalty,
+            texts=recorded.keep_texts,
+            before=recorded.before,
+            components=self._components,
+        )
+
+
+def _observer(files: WorkspaceState) -> Callable[[Request], str | None]:
+    """The key of the state before a turn, from the files and the model's last call."""
+    lock = Lock()
+
+    def observe(request: Request) -> str | None:
+        last = View(request.messages).last
+        with lock:  # requests of an episode may come at the same time
+            return files.key(last.calls[-1].name if last is not None and last.calls else None)
+
+    return observe
+
+
+def runner_of(turnkey: TurnkeyConfig) -> Runner:
+    """The runner of ``turnkey.agent.run``."""
+    agent = turnkey.agent
+    assert agent.run is not None
+    if not isinstance(agent.run, str):
+        return HarborRunner(
+            agent.run,
+            reward_key=agent.reward_key,
+            timeout=agent.timeout,
+            sandbox=sandbox_of(agent),
+            env=agent.env,
+            files=agent.files,
+            reward="exit_code" if agent.reward == "exit_code" else "result",
+        )
+    if agent.in_process:
+        return InProcessFunctionRunner(agent.run, timeout=agent.timeout)
+    return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env)
+
+
+_process: AgentProcess | None = None
+
+
+def shared(config: DictConfig, tokenizer: Any, builder: Any) -> AgentProcess:
+    global _process
+    if _process is None:
+        tool_format = config.actor_rollout_ref.rollout.multi_turn.format
+        stop_token_ids = turnkey_config(config).rollout.stop_token_ids
+        _process = AgentProcess(config, Codec(tokenizer, builder, tool_format, stop_token_ids))
+    return _process
+
+
+def prepare(worker: Any) -> None:
+    """Run inside an agent-loop worker before training: a setting that cannot work stops the run here.
+
+    Raises:
+        ConfigError: there is no such tool parser, or verl's builder does not suit the tokenizer.
+        ModuleImportError: the agent's function cannot be imported.
+    """
+    from verl_turnkey.plugins.verl_api import builders
+
+    if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
+        return
+    if worker.config.actor_rollout_ref.rollout.agent.default_agent_loop != "turnkey_agent":
+        return
+    builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
+    shared(worker.config, worker.tokenizer, builder)

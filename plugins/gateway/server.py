@@ -1,0 +1,246 @@
+"""The HTTP server of a worker process, through which the agents of its episodes ask the model.
+
+==========================================  =============================================================
+``POST /{secret}/v1/chat/completions`` ...  a call of the model, in any of the dialects
+``GET  /{secret}/v1/models``                the policy, with the tokens that fit into its context
+``POST /{secret}/reward``                   ``{"reward": 1.0}``, of a turn with ``"turn": 0``
+``POST /{secret}/state``                    ``{"key": "..."}``: the state before the next turn
+``POST /{secret}/finish``                   the agent has ended; may hold a reward
+==========================================  =============================================================
+
+An episode's secret is in the path of its URL. Where a client drops the path, the secret is taken from its API key
+(``Authorization: Bearer`` or ``x-api-key``). Whatever has no secret of a running episode is answered with 404.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import hashlib
+import json
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from verl_turnkey.plugins.gateway.dialects import DIALECTS
+from verl_turnkey.plugins.gateway.exchange import Exchange, Gone, Receive, Send
+from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError
+from verl_turnkey.plugins.gateway.session import Session, Turn
+from verl_turnkey.plugins.notices import warn_once
+
+SLOW_JSON = 100_000
+"""bytes from which a body is parsed outside the event loop"""
+PING_SECONDS = 10.0
+"""a stream that waits for the model sends a comment as often, so that nothing between cuts it"""
+KEEP_ALIVE_SECONDS = 600
+"""an agent's connection may be idle as long: uvicorn's 5 seconds cut it while a tool runs"""
+
+
+class Gateway:
+    """The sessions of this process by their secret, and the ASGI application that serves them."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._servers: list[Any] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._socket: asyncio.Future[str] | None = None
+        self.port = 0
+
+    def add(self, session: Session) -> None:
+        self._sessions[session.secret] = session
+
+    def remove(self, session: Session) -> None:
+        """From now on calls with its secret are answered with 404."""
+        self._sessions.pop(session.secret, None)
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listen on ``host``; returns the port, which the system chooses for 0."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        await self._serve(listener)
+        self.port = listener.getsockname()[1]
+        return self.port
+
+    async def unix_socket(self) -> str:
+        """The path of a socket on which it listens, too; it can be bound into a sandbox that has no network."""
+        if self._socket is None:
+            self._socket = asyncio.ensure_future(self._listen_on_socket())
+        return await asyncio.shield(self._socket)
+
+    async def _listen_on_socket(self) -> str:
+        folder = tempfile.mkdtemp(prefix="tk-")  # for its owner alone, and short: such paths have at most 107 bytes
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = f"{folder}/gateway.sock"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        await self._serve(listener)
+        return path
+
+    async def _serve(self, listener: socket.socket) -> None:
+        import uvicorn
+
+        listener.listen(1024)
+        listener.setblocking(False)
+        config = uvicorn.Config(
+            self,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
+        )
+
+        class Server(uvicorn.Server):
+            @contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield  # those of this process are not uvicorn's
+
+        server = Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            if task.done():
+                task.result()
+                raise RuntimeError("the gateway's server ended before it began")
+            await asyncio.sleep(0.005)
+        self._servers.append(server)
+        self._tasks.append(task)
+
+    async def stop(self) -> None:
+        """Close all listeners and connections."""
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- one request --------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        dialect: Dialect | None = None
+        session, exchange = None, Exchange(receive, send)
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            session, path = self._session(scope["path"], headers)
+            if scope["method"] in ("GET", "HEAD"):
+                await exchange.json(200, _models(session, path))
+                return
+            dialect = next((dialect for dialect in DIALECTS if path == f"/v1{dialect.path}"), None)
+            if scope["method"] != "POST" or (dialect is None and path not in ("/reward", "/state", "/finish")):
+                raise GatewayError(404, "not_found", f"there is no {scope['method']} {path[:80]} here")
+            raw = await exchange.body(headers.get("content-length"))
+            body = await asyncio.to_thread(_object, raw) if len(raw) > SLOW_JSON else _object(raw)
+            if dialect is None:
+                session.report(path[1:], body)
+                await exchange.json(200, {"ok": True})
+            else:
+                await self._answer(session, dialect, headers, path, raw, body, exchange)
+        except GatewayError as error:
+            if session is not None:
+                session.refuse(error)
+            await exchange.error(error, dialect)
+        except (Gone, asyncio.CancelledError):
+            pass
+        except Exception as error:  # costs this call; the server goes on
+            warn_once(f"the gateway cannot answer a call: {type(error).__name__}: {str(error)[:300]}")
+            failure = GatewayError(500, "internal_error", f"{type(error).__name__}: {str(error)[:300]}")
+            if session is not None:
+                session.failed = session.failed or f"the gateway could not answer a call: {failure.message}"
+            await exchange.error(failure, dialect)
+        finally:
+            exchange.close()
+
+    def _session(self, path: str, headers: Mapping[str, str]) -> tuple[Session, str]:
+        """The session of a call, and the path below its secret."""
+        first, _, rest = path.lstrip("/").partition("/")
+        session, below = self._sessions.get(first), f"/{rest}"
+        if session is None:
+            key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
+            session, below = self._sessions.get(key), path
+        if session is None:
+            raise GatewayError(404, "episode_over", "there is no such episode, or it is over")
+        while below.startswith("/v1/v1/"):  # clients that add it themselves
+            below = below[3:]
+        return session, below
+
+    async def _answer(
+        self,
+        session: Session,
+        dialect: Dialect,
+        headers: Mapping[str, str],
+        path: str,
+        raw: bytes,
+        body: Mapping[str, Any],
+        exchange: Exchange,
+    ) -> None:
+        request = dialect.parse(body, unsupported=session.limits.unsupported)
+        once = headers.get("idempotency-key")
+        key = hashlib.blake2b(f"{path}\0{once or ''}\0".encode() + (b"" if once else raw)).digest()
+        retried = once is not None or headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        running = session.begin(key, request, retried)
+        while not await exchange.wait(running, PING_SECONDS):
+            if request.stream:
+                await exchange.ping()
+        turn: Turn = running.result()
+        if exchange.gone:
+            return  # without a reply that arrives there is no turn
+        reply = session.commit(turn)
+        if request.stream:
+            await exchange.events(dialect.stream(reply, request))
+        else:
+            await exchange.json(200, dialect.render(reply, request))
+
+
+def _object(raw: bytes) -> Mapping[str, Any]:
+    """A body as a JSON object; an empty one as an empty object."""
+    try:
+        body = json.loads(raw) if raw.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise GatewayError(400, "invalid_request", f"the body is no JSON: {str(error)[:200]}") from None
+    if not isinstance(body, dict):
+        raise GatewayError(400, "invalid_request", f"expected a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _models(session: Session, path: str) -> dict[str, Any]:
+    model = {
+        "id": session.model,
+        "object": "model",
+        "created": 1,
+        "owned_by": "verl-turnkey",
+        "max_model_len": session.limits.room,
+        "type": "model",
+        "display_name": session.model,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+    if path == "/v1/models":
+        return {
+            "object": "list",
+            "data": [model],
+            "has_more": False,
+            "first_id": session.model,
+            "last_id": session.model,
+        }
+    if path.startswith("/v1/models/"):
+        return {**model, "id": path.removeprefix("/v1/models/")}
+    raise GatewayError(404, "not_found", f"there is no GET {path[:80]} here")
+
+
+_gateways: dict[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = {}
+
+
+async def gateway(host: str = "127.0.0.1") -> Gateway:
+    """The gateway of this process, started by the first episode on its event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _gateways:
+        _gateways[loop] = loop.create_task(_started(host))
+    return await asyncio.shield(_gateways[loop])
+
+
+async def _started(host: str) -> Gateway:
+    new = Gateway()
+    await new.start(host)
+    return new

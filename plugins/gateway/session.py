@@ -1,0 +1,302 @@
+"""One episode of an agent: its calls of the model, as a tree of turns, with their budgets, retries and end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from verl_turnkey.plugins.gateway.codec import Codec, Parsed
+from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.tree import Match, Tree
+from verl_turnkey.plugins.gateway.turns import Aborted, Generate, Limits, Turn
+from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
+
+AT_ONCE = 64
+"""most calls of one episode that run at the same time"""
+
+
+@dataclass
+class Session:
+    """The calls of one episode.
+
+    Args:
+        codec: of the model.
+        generate: the model.
+        sampling: parameters that the policy is sampled with; those of a request are ignored.
+        limits: what the episode may use.
+        model: the policy's name for agents.
+        observe: the key of the agent's state, called when a request has come and before the model is asked, as the
+            agent waits then; None: no other state is like it. It may block.
+    """
+
+    codec: Codec
+    generate: Generate
+    sampling: Mapping[str, Any]
+    limits: Limits
+    model: str = "policy"
+    observe: Callable[[Request], str | None] | None = None
+
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(18))
+    tag: str = field(default_factory=lambda: secrets.token_hex(4))
+    """part of the ids of calls, by which the turns of two episodes differ"""
+    turns: list[Turn] = field(default_factory=list)
+    """those whose reply the agent has, in that order"""
+    reward: float | None = None
+    """what the agent reported of the episode"""
+    turn_rewards: dict[int, float] = field(default_factory=dict)
+    """turn -> what the agent reported of it"""
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    """set when the agent says that it has ended"""
+    closed: bool = False
+    failed: str | None = None
+    """why the episode cannot be trained, whatever the agent returns"""
+    too_long: str | None = None
+    """why it has no turn, if its first prompt does not fit"""
+    refused: str | None = None
+    """the last error that the agent got"""
+    full: bool = False
+    """whether the agent ran out of turns"""
+    counts: dict[str, int] = field(default_factory=dict)
+    """requests by what was ignored, refused, or left out"""
+
+    def __post_init__(self) -> None:
+        self._tree = Tree()
+        self._by_node: dict[int, Turn] = {}
+        self._running: dict[bytes, asyncio.Task[Turn]] = {}
+        self._tasks: set[asyncio.Task[Turn]] = set()
+        self._busy: set[str] = set()
+        self._next_state: str | None = None
+        self._started = 0
+
+    # --- calls of the model -------------------------------------------------------------------------------------------
+
+    def begin(self, key: bytes, request: Request, retried: bool) -> asyncio.Task[Turn]:
+        """The running turn of a request; nobody has its reply before :meth:`commit`.
+
+        Args:
+            key: equal for equal requests.
+            retried: the client says that it has sent the request before. It then gets the turn of that time; otherwise
+                an equal request is another sample.
+
+        Raises:
+            GatewayError: the episode is over, or has no turn left.
+        """
+        self._check_open()
+        earlier = self._running.get(key)
+        if retried and earlier is not None and not (earlier.done() and (earlier.cancelled() or earlier.exception())):
+            self._count("retried")
+            return earlier
+        running = sum(not task.done() for task in self._tasks)
+        if running >= AT_ONCE:
+            raise GatewayError(503, "overloaded", f"{AT_ONCE} calls of this episode are running")
+        if len(self.turns) + running >= self.limits.turns:
+            self.full = True
+            raise GatewayError(
+                400,
+                "turn_limit",
+                f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)",
+            )
+        number, self._started = self._started, self._started + 1
+        task = asyncio.create_task(self._turn(number, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        self._running[key] = task
+        return task
+
+    def commit(self, turn: Turn) -> Reply:
+        """Take a turn into the episode: its reply is on the way to the agent.
+
+        Raises:
+            GatewayError: the episode has ended meanwhile.
+        """
+        self._check_open()
+        if turn.node is None:
+            turn.parent, turn.replied = self._parent(turn.match), perf_counter()
+            turn.node = self._tree.commit(turn.request, turn.reply, turn.match.parent)
+            self._by_node[id(turn.node)] = turn
+            self.turns.append(turn)
+            for name in turn.request.overruled:
+                self._count(f"overruled/{name}")
+            if turn.unparsed:
+                self._count("unparsed")
+        return turn.reply
+
+    def refuse(self, error: GatewayError) -> GatewayError:
+        """Note an error that the agent gets."""
+        if not self.closed:
+            self.refused = error.message[:300]
+            self._count("refused")
+        return error
+
+    async def _turn(self, number: int, request: Request) -> Turn:
+        began = perf_counter()
+        request = self._tree.whole(request)
+        state, self._next_state = self._next_state, None
+        if state is None and self.observe is not None:
+            state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
+        match = self._tree.match(request)
+        prompt, match = await self._prompt(request, match)
+        sampling = self._sampling(request, len(prompt.ids))
+        request_id = self._request_id(match)
+        try:
+            generated = await self.generate(request_id, prompt, sampling)
+        except Aborted as error:
+            raise GatewayError(503, "overloaded", f"the model server stopped the turn: {error}") from error
+        finally:
+            self._busy.discard(request_id)
+        stop = sampling.get("stop") or ()
+        tools = request.tools if self.codec.shows_tools else ()
+        parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
+        reply = self._reply(number, request, prompt, generated, parsed, sampling)
+        return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, request_id)
+
+    async def _prompt(self, request: Request, match: Match) -> tuple[Prompt, Match]:
+        """The prompt of a request, and the turn that it goes on after."""
+        if request.tools and not self.codec.shows_tools and self.limits.unsupported == "refuse":
+            raise GatewayError(
+                400,
+                "unsupported_parameter",
+                "tools: the model's chat template shows none (turnkey.agent.unsupported=ignore leaves them out)",
+            )
+        tools = match.tools if self.codec.shows_tools else ()
+        images = [image for message in request.messages for image in message.images] or None
+        parent = self._parent(match)
+        reason = match.reason
+        try:
+            ids = None
+            if parent is not None and self.limits.thinking == "keep":
+                whole = parent.prompt.ids, parent.generated.ids
+                ids = await guarded(self.codec.continued, *whole, parent.reply.calls, match.new, tools)
+                held = len(parent.prompt.ids) + len(parent.generated.ids)
+                if ids is not None and ids[:held] != [*parent.prompt.ids, *parent.generated.ids]:
+                    reason = "boundary"
+            if ids is None:
+                reason = reason if parent is None else "thinking" if self.limits.thinking == "as_sent" else "template"
+                ids = await guarded(self.codec.first, request.messages, tools, images)
+        except PromptError as error:
+            raise GatewayError(400, "invalid_request", f"{error}"[:300]) from error
+        left = self.limits.room - len(ids)
+        if left < self.limits.turn:
+            words = (
+                f"This model's maximum context length is {self.limits.room} tokens. However, your messages take "
+                f"{len(ids)} tokens, which leaves no room for an answer of {self.limits.turn}"
+            )
+            if not self.turns:
+                self.too_long = (
+                    f"the agent's first prompt takes {len(ids)} tokens, and a turn of "
+                    f"{self.limits.turn} (turnkey.rollout.max_tokens_per_turn) must fit into {self.limits.room} "
+                    "with it (data.max_prompt_length + data.max_response_length, or rollout.max_model_len)"
+                )
+            raise GatewayError(400, "context_length_exceeded", words)
+        return Prompt(ids, images, reason or None), match
+
+    def _sampling(self, request: Request, prompt_tokens: int) -> dict[str, Any]:
+        stop = [*self.limits.stop, *request.stop]
+        wanted = request.max_tokens or self.limits.turn
+        params = dict(self.sampling)
+        params["max_tokens"] = max(1, min(wanted, self.limits.turn, self.limits.room - prompt_tokens))
+        if stop:
+            params["stop"] = stop
+        if self.codec.stop_token_ids:
+            params["stop_token_ids"] = self.codec.stop_token_ids
+        return params
+
+    def _reply(
+        self,
+        number: int,
+        request: Request,
+        prompt: Prompt,
+        generated: Generated,
+        parsed: Parsed,
+        sampling: Mapping[str, Any],
+    ) -> Reply:
+        turn = f"{self.tag}_{number}"
+        calls = tuple(ToolCall(call.name, call.arguments, f"call_{turn}_{j}") for j, call in enumerate(parsed.calls))
+        stopped = self.codec.ended(generated.ids) or any(
+            string in generated.text for string in sampling.get("stop") or ()
+        )
+        log_probs: list[tuple[str, float]] = []
+        if request.log_probs and generated.log_probs is not None:
+            log_probs = [(self.codec.token(i), p) for i, p in zip(generated.ids, generated.log_probs, strict=True)]
+        return Reply(
+            id=turn,
+            text=parsed.text,
+            calls=calls,
+            reasoning=parsed.reasoning,
+            finish="length" if len(generated.ids) >= sampling["max_tokens"] and not stopped else "stop",
+            prompt_tokens=len(prompt.ids),
+            completion_tokens=len(generated.ids),
+            log_probs=log_probs,
+            cached_tokens=generated.extra_fields.get("num_cached_tokens") or 0,
+        )
+
+    def _request_id(self, match: Match) -> str:
+        """That of the turn before, whose prompt the same server has cached, unless another call uses it."""
+        parent = self._parent(match)
+        shared = None if parent is None or parent.request_id in self._busy else parent.request_id
+        request_id = shared or uuid4().hex
+        self._busy.add(request_id)
+        return request_id
+
+    def _parent(self, match: Match) -> Turn | None:
+        return None if match.parent is None else self._by_node[id(match.parent)]
+
+    # --- what the agent reports ---------------------------------------------------------------------------------------
+
+    def report(self, what: str, body: Mapping[str, Any]) -> None:
+        """Take what the agent posts to ``/{secret}/{what}``: a reward, a state, or that it has ended.
+
+        Raises:
+            GatewayError: the body is not of that form, or the episode is over.
+        """
+        self._check_open()
+        value, turn = body.get("reward"), body.get("turn")
+        if what == "state":
+            self._next_state = str(body.get("key"))
+            return
+        if value is not None or what == "reward":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise GatewayError(400, "invalid_request", f"reward: expected a number, got {str(value)[:80]!r}")
+            if turn is None:
+                self.reward = float(value)
+            elif isinstance(turn, int) and not isinstance(turn, bool) and 0 <= turn < len(self.turns):
+                self.turn_rewards[turn] = float(value)
+            else:
+                raise GatewayError(
+                    400, "invalid_request", f"turn: expected a number below {len(self.turns)}, got {str(turn)[:80]!r}"
+                )
+        if what == "finish":
+            self.finished.set()
+
+    async def close(self, grace: float) -> None:
+        """End the episode: no call is taken, and the results of running ones are dropped.
+
+        Returns once none of them runs any more, after ``grace`` seconds at the latest.
+        """
+        self.closed = True
+        self.finished.set()
+        if running := [task for task in self._tasks if not task.done()]:
+            _, late = await asyncio.wait(running, timeout=grace)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._running.clear()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise GatewayError(404, "episode_over", "the episode is over")
+
+    def _ended(self, task: asyncio.Task[Turn]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # else asyncio warns of it where nobody waits any more
+
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1

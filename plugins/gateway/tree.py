@@ -1,0 +1,241 @@
+"""Which turn a request goes on after: the conversations of an episode as a tree.
+
+A node is one call of the model: the messages that were sent, and the reply. A request continues the node with the most
+messages whose messages and reply are its beginning. Clients do not send a conversation back as it was. So messages are
+compared by what clients keep:
+
+- texts without white space around them, the ids of calls, names and parsed arguments, the call that a result is of;
+- reasoning not at all: many drop it, and some change its white space;
+- the ids of calls are the gateway's own and name a turn. So do the ids of items, where an API sends them back;
+- tools as a set of schemas with sorted keys.
+
+Where nothing else tells them apart, replies with equal texts are the same turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Literal
+
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request
+
+Tools = tuple[Mapping[str, Any], ...]
+Reason = Literal["history", "tools", "branch", "edited"]
+"""Why a request does not extend a chain: no turn's messages are its beginning; they are, but with other tools; another
+request has gone on there already; a reply has come back with other content than the model gave it."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A call of the model that has been answered."""
+
+    reply: Reply
+    parent: Node | None
+    new: tuple[Message, ...]
+    """messages between the parent's reply and this one; without a parent, all that were sent"""
+    tools: Tools
+    """as the prompt shows them"""
+    reason: Reason | None
+    """why it does not extend its parent's chain; None: it does, or it is the first"""
+    number: int
+    """nodes that were committed before it"""
+    chain: int
+    """number of its chain; a node's first child continues the chain, further children begin one"""
+    depth: int
+    """nodes before it, from the start of its conversation"""
+    length: int
+    """messages of its conversation, the reply included"""
+    key: bytes
+    """hash of these messages"""
+    instructions: bool
+    """see ``Request.instructions``"""
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Its conversation, the reply included."""
+        parts: list[tuple[Message, ...]] = []
+        node: Node | None = self
+        while node is not None:
+            parts.append((*node.new, node.reply.message))
+            node = node.parent
+        return tuple(message for part in reversed(parts) for message in part)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a request goes on."""
+
+    parent: Node | None
+    """the turn after which the request goes on; None: its prompt is rendered anew"""
+    new: tuple[Message, ...]
+    """the messages after the parent's reply, or all"""
+    reason: Reason | None
+    """why it does not extend a chain; None: it does, or it is the first request"""
+    tools: Tools
+    """the request's, in the order in which the episode showed this set first"""
+
+
+class Tree:
+    """The calls of the model in one episode. It changes in :meth:`commit` alone, so requests may run in parallel."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        """in the order of their commits"""
+        self._by_reply: dict[str, Node] = {}
+        self._by_call: dict[str, Node] = {}
+        self._ends: defaultdict[tuple[bytes, bytes], list[Node]] = defaultdict(list)
+        """by tools and conversation"""
+        self._tools: defaultdict[bytes, set[bytes]] = defaultdict(set)
+        """of each conversation"""
+        self._chains: list[list[Node]] = []
+        self._starts: set[tuple[bytes, bytes]] = set()
+        """tools and messages of the requests that begin conversations"""
+        self._shown: dict[bytes, Tools] = {}
+
+    def whole(self, request: Request) -> Request:
+        """The request with all messages of its conversation, where it names the reply before by its id.
+
+        The instructions of the request before do not hold for this one.
+
+        Raises:
+            GatewayError: there is no such reply.
+        """
+        if request.previous is None:
+            return request
+        node = self._by_reply.get(request.previous)
+        if node is None:
+            raise GatewayError(
+                400,
+                "invalid_request",
+                f"previous_response_id: this episode has no reply {request.previous!r}",
+                {"param": "previous_response_id"},
+            )
+        first = int(request.instructions)
+        past = node.messages[int(node.instructions) :]
+        messages = (*request.messages[:first], *past, *request.messages[first:])
+        return replace(request, messages=messages, previous=None)
+
+    def match(self, request: Request) -> Match:
+        """Where a request goes on, in time linear in its body.
+
+        Raises:
+            GatewayError: as :meth:`whole`.
+        """
+        request = self.whole(request)
+        keys, tools = _keys(request.messages), _tools_key(request.tools)
+        parent = self._longest(request.messages, keys, tools)
+        new = request.messages[0 if parent is None else parent.length :]
+        shown = self._shown.get(tools, request.tools)
+        return Match(parent, new, self._reason(request.messages, keys, tools, parent), shown)
+
+    def commit(self, request: Request, reply: Reply, parent: Node | None) -> Node:
+        """Add the turn that answers ``request``, after ``parent``, the one that :meth:`match` gave."""
+        request = self.whole(request)
+        keys, tools = _keys(request.messages), _tools_key(request.tools)
+        reason = self._reason(request.messages, keys, tools, parent)
+        chain = len(self._chains) if parent is None or parent.children else parent.chain
+        node = Node(
+            reply=reply,
+            parent=parent,
+            new=request.messages[0 if parent is None else parent.length :],
+            tools=self._shown.setdefault(tools, request.tools),
+            reason=reason,
+            number=len(self.nodes),
+            chain=chain,
+            depth=0 if parent is None else parent.depth + 1,
+            length=len(request.messages) + 1,
+            key=_key(keys[-1] if keys else b"", reply.message),
+            instructions=request.instructions,
+        )
+        if parent is not None:
+            parent.children.append(node)
+        if chain == len(self._chains):
+            self._chains.append([])
+        self._chains[chain].append(node)
+        self.nodes.append(node)
+        self._by_reply[reply.id] = node
+        self._by_call |= dict.fromkeys((call.id for call in reply.calls), node)
+        self._ends[tools, node.key].append(node)
+        self._tools[node.key].add(tools)
+        if keys:
+            self._starts.add((tools, keys[-1]))
+        return node
+
+    def chains(self) -> list[list[Node]]:
+        """The nodes by chain, chains in the order in which they began."""
+        return [list(chain) for chain in self._chains]
+
+    def _longest(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> Node | None:
+        """The node with the most messages that begin ``messages``; of equals the last without a child, or the last."""
+        for length in range(len(messages) - 1, 0, -1):
+            ends = [node for node in self._ends.get((tools, keys[length - 1]), ()) if self._named(node, messages)]
+            if ends:
+                return next((node for node in reversed(ends) if not node.children), ends[-1])
+        return None
+
+    def _named(self, end: Node, messages: Sequence[Message]) -> bool:
+        """Whether no message of ``messages`` has the id of another turn than the one that stands there."""
+        node: Node | None = end
+        while node is not None:
+            item_id = messages[node.length - 1].item_id
+            if item_id != node.reply.id and item_id in self._by_reply:
+                return False
+            node = node.parent
+        return True
+
+    def _reason(
+        self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes, parent: Node | None
+    ) -> Reason | None:
+        if not self.nodes:
+            return None
+        held = 0 if parent is None else parent.length
+        if any(self._edited(message) for message in messages[held:]):
+            return "edited"
+        if any(self._tools.get(key, {tools}) != {tools} for key in keys[held:-1]):
+            return "tools"
+        if parent is not None:
+            return "branch" if parent.children else None
+        return "branch" if keys and (tools, keys[-1]) in self._starts else "history"
+
+    def _edited(self, message: Message) -> bool:
+        """Whether a message has an id of a reply, and other content."""
+        if message.role != "assistant":
+            return False
+        named = (self._by_call.get(call.id) for call in message.calls)
+        node = next(filter(None, named), None) or self._by_reply.get(message.item_id or "")
+        return node is not None and _key(b"", message) != _key(b"", node.reply.message)
+
+
+def _keys(messages: Iterable[Message]) -> list[bytes]:
+    """A hash for each message, of it and of all before it."""
+    keys, last = [], b""
+    for message in messages:
+        last = _key(last, message)
+        keys.append(last)
+    return keys
+
+
+def _key(before: bytes, message: Message) -> bytes:
+    calls = [[call.id, call.name, plain(call.arguments)] for call in message.calls]
+    images = [blake2b(image.tobytes(), digest_size=16).hexdigest() for image in message.images]
+    content = json.dumps([message.role, message.text.strip(), calls, message.call_id, images], sort_keys=True)
+    return blake2b(before + content.encode(), digest_size=16).digest()
+
+
+def _tools_key(tools: Tools) -> bytes:
+    schemas = sorted({json.dumps(tool, sort_keys=True, default=str) for tool in tools})
+    return blake2b("\n".join(schemas).encode(), digest_size=16).digest()
+
+
+def plain(value: Any) -> Any:
+    """A JSON value in one spelling: clients in some languages write ``1.0`` as ``1``, and order keys as they like."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,65 @@
+"""One call of the model in an episode, and what an episode may use."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verl_turnkey.plugins.gateway.messages import Reply, Request
+from verl_turnkey.plugins.gateway.tree import Match, Node
+from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+
+Generate = Callable[[str, Prompt, dict[str, Any]], Awaitable[Generated]]
+"""``generate(request_id, prompt, sampling)``: the model's turn. Requests with equal ids come to the same server, and
+never run at the same time. :class:`Aborted`: the server dropped it."""
+
+
+class Aborted(RuntimeError):
+    """The server stopped a turn before its end, for example because the weights change."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an episode may use.
+
+    Args:
+        room: tokens that a prompt and the turn that answers it may have together.
+        turn: tokens that the model may write in a turn; a prompt that leaves less room is full.
+        turns: turns of an episode.
+        thinking: ``keep``: the model sees its past thoughts although the agent does not send them; ``as_sent``: it sees
+            what the agent sends, so that each turn is a row of its own.
+        stop: strings that end a turn, besides those of a request.
+        unsupported: whether requests are refused that ask for what would change the policy, or answered without it.
+    """
+
+    room: int
+    turn: int
+    turns: int = 50
+    thinking: Literal["keep", "as_sent"] = "keep"
+    stop: Sequence[str] = ()
+    unsupported: Literal["refuse", "ignore"] = "refuse"
+
+
+@dataclass
+class Turn:
+    """One call of the model."""
+
+    number: int
+    """the first call of the episode is 0, in the order in which they began"""
+    request: Request
+    match: Match
+    prompt: Prompt
+    generated: Generated
+    reply: Reply
+    unparsed: bool
+    began: float
+    """seconds of a clock, when the request came"""
+    state: str | None = None
+    """the key of the state before it, where the agent gave one or its files are looked at"""
+    request_id: str = ""
+    replied: float = 0.0
+    """when it was answered"""
+    parent: Turn | None = None
+    node: Node | None = None
+    """its place in the tree, once the agent has the reply"""

@@ -1,0 +1,368 @@
+"""Retries, lost connections, limits, side calls and ends of an episode, with real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_parts import LIMITS, LOOK, Script, called, codec, openai, rows, run
+from openai import BadRequestError, NotFoundError
+from test_clients import ASKED, spelled
+
+from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.plugins.gateway.server import Gateway
+from verl_turnkey.plugins.gateway.session import Session
+from verl_turnkey.plugins.gateway.turns import Limits
+
+
+async def ask(client: Any, messages: Any = ASKED, **options: Any) -> Any:
+    return (await client.chat.completions.create(model="policy", messages=messages, **options)).choices[0]
+
+
+def later(reply: Any, text: str = "And now?") -> list[Any]:
+    return [*ASKED, spelled(reply.message), {"role": "user", "content": text}]
+
+
+def test_a_client_that_gives_up_and_asks_again_gets_the_same_turn() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url, timeout=0.3, max_retries=3) as client:
+            return await ask(client)
+
+    played = run(agent, ["Here."], wait=lambda: asyncio.sleep(0.8))
+    assert played.value.message.content == "Here."
+    assert len(played.script.prompts) == len(played.session.turns) == 1
+    assert played.session.counts["retried"] >= 1
+
+
+def test_an_equal_request_is_another_sample() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            first = await asyncio.gather(ask(client), ask(client))
+            return [*first, await ask(client, later(first[1]))]
+
+    played = run(agent, ["One.", "Two.", "Three."])
+    assert {choice.message.content for choice in played.value} == {"One.", "Two.", "Three."}
+    assert len(played.rows) == 2
+    assert sum(len(row.extra_fields["turnkey"]["steps"]) for row in played.rows) == 3
+
+
+def test_a_lost_connection_leaves_no_turn() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url, timeout=0.2, max_retries=0) as client:
+            with pytest.raises(Exception, match="timed out"):
+                await ask(client)
+        async with openai(url) as client:
+            return await ask(client)
+
+    played = run(agent, ["Lost.", "Here."], wait=lambda: asyncio.sleep(0.5))
+    assert played.value.message.content == "Here."
+    assert [turn.reply.text for turn in played.session.turns] == ["Here."]
+
+
+def test_sampling_parameters_of_a_client_are_ignored_and_counted() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            return await ask(client, temperature=0, top_p=0.5, max_tokens=5, stop=["."])
+
+    played = run(agent, ["Here. Or there, or elsewhere."])
+    (params,) = played.script.params
+    assert params == {"temperature": 1.0, "logprobs": True, "max_tokens": 5, "stop": ["."]}
+    assert played.session.counts == {"overruled/temperature": 1, "overruled/top_p": 1}
+    assert played.value.message.content == "Here", "the text without the stop string"
+    assert len(played.rows[0].response_ids) == 5, "the row has all that was sampled"
+
+
+def test_a_turn_that_was_cut_ends_with_length() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            cut = await ask(client, max_tokens=2)
+            whole = await ask(client, [*ASKED, spelled(cut.message), {"role": "user", "content": "Go on."}])
+            return [cut, whole]
+
+    played = run(agent, ["It is here, I think.", "Yes."])
+    assert [choice.finish_reason for choice in played.value] == ["length", "stop"]
+    assert played.breaks == ["first"], "the tokens that end a turn are appended, masked"
+
+
+def test_a_malformed_call_is_text() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            return await ask(client, tools=[LOOK])
+
+    broken = 'I call.\n<tool_call>\n{"name": "look", "arguments": {"place": \n</tool_call>'
+    played = run(agent, [broken])
+    assert played.value.message.tool_calls is None
+    assert played.value.message.content == broken
+    (step,) = played.rows[0].extra_fields["turnkey"]["steps"]
+    assert not step["valid"]
+    assert played.session.counts == {"unparsed": 1}
+
+
+def test_a_call_inside_thoughts_is_none() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            return await ask(client, tools=[LOOK])
+
+    thoughts = "<think>\nPerhaps" + called('{"place": "cave"}') + "\n</think>\n\n"
+    played = run(agent, [thoughts + "No."])
+    assert played.value.message.tool_calls is None
+    assert played.value.message.content == "No."
+
+
+def test_a_full_context_is_an_error_on_which_agents_compact() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            reply = await ask(client)
+            with pytest.raises(BadRequestError, match="maximum context length") as error:
+                await ask(client, later(reply, "word " * 3900))
+            assert error.value.code == "context_length_exceeded"
+            return await ask(client, [*ASKED, {"role": "user", "content": "So far: nothing."}])
+
+    played = run(agent, ["Here.", "There."])
+    assert played.breaks == ["first", "history"]
+    (first, second) = (row.extra_fields["turnkey"]["steps"][0] for row in played.rows)
+    assert first["extra"]["chain"] == second["extra"]["chain"] == 0, "the same conversation, in other words"
+    assert first["extra"]["next_anchor"] == second["anchor"]
+
+
+def test_a_first_prompt_that_does_not_fit_names_the_numbers() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            with pytest.raises(BadRequestError, match="maximum context length is 300 tokens"):
+                await ask(client, [{"role": "user", "content": "word " * 300}])
+
+    played = run(agent, [], limits=Limits(room=300, turn=100))
+    with pytest.raises(AgentFailure, match=r"first prompt takes 30\d tokens, and a turn of 100 .* fit into 300"):
+        rows(played.session, Outcome(reward=1.0))
+
+
+def test_a_turn_too_many_truncates_the_episode() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            await ask(client)
+            with pytest.raises(BadRequestError, match="turn limit reached"):
+                await ask(client)
+
+    played = run(agent, ["Here."], limits=Limits(room=4000, turn=100, turns=1))
+    (step,) = played.rows[0].extra_fields["turnkey"]["steps"]
+    assert step["truncated"]
+    assert not step["terminated"]
+
+
+def test_an_edited_reply_begins_a_row() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            reply = await ask(client, tools=[LOOK])
+            sent = spelled(reply.message)
+            sent["tool_calls"][0]["function"]["arguments"] = '{"place": "elsewhere"}'
+            result = {"role": "tool", "tool_call_id": reply.message.tool_calls[0].id, "content": "dark"}
+            return await ask(client, [*ASKED, sent, result], tools=[LOOK])
+
+    played = run(agent, [called('{"place": "cave"}'), "Dark."])
+    assert played.breaks == ["first", "edited"]
+
+
+def test_side_calls_are_answered_and_left_out() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            title = await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
+            other = await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
+            return [title, other.choices[0], await ask(client, tools=[LOOK])]
+
+    played = run(agent, ["A title.", "Small.", "Here."])
+    assert [choice.message.content for choice in played.value] == ["A title.", "Small.", "Here."]
+    (row,) = played.rows
+    assert [step["action"] for step in row.extra_fields["turnkey"]["steps"]] == ["Here."]
+
+
+def test_all_calls_of_another_name_are_trained() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            return await client.chat.completions.create(model="gpt-5", messages=ASKED)
+
+    assert len(run(agent, ["Here."]).rows) == 1
+
+
+def test_what_an_agent_reports_does_not_count_beside_tests_of_its_work() -> None:
+    async def cheats(url: str) -> None:
+        async with openai(url) as client, httpx.AsyncClient(base_url=url.removesuffix("/v1")) as http:
+            await ask(client)
+            for body in ({"reward": 1.0}, {"reward": 5.0, "turn": 0}):
+                assert (await http.post("/reward", json=body)).status_code == 200
+
+    session = run(cheats, ["Here."]).session
+    for verified, reward in ((False, 5.0), (True, 0.0)):
+        (row,) = rows(session, Outcome(reward=0.0, verified=verified))
+        (step,) = row.extra_fields["turnkey"]["steps"]
+        assert step["reward"] == reward
+
+
+def test_without_requests_or_a_reward_an_episode_fails() -> None:
+    async def nothing(url: str) -> None: ...
+
+    async def asks(url: str) -> None:
+        async with openai(url) as client:
+            await ask(client)
+
+    with pytest.raises(AgentFailure, match="the agent made no request"):
+        rows(run(nothing, []).session, Outcome(reward=1.0))
+    with pytest.raises(AgentFailure, match="the agent gave no reward"):
+        rows(run(asks, ["Here."]).session, Outcome())
+    with pytest.raises(AgentFailure, match="KeyError"):
+        rows(run(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
+
+
+def test_an_agent_reports_rewards_and_states() -> None:
+    async def agent(url: str) -> Any:
+        root = url.removesuffix("/v1")
+        async with openai(url) as client, httpx.AsyncClient() as web:
+            for number in range(2):
+                await web.post(f"{root}/state", json={"key": f"room {number}"})
+                await ask(client)
+            assert (await web.post(f"{root}/reward", json={"reward": 0.25, "turn": 0})).status_code == 200
+            assert (await web.post(f"{root}/reward", json={"reward": 2})).status_code == 200
+            return [
+                (await web.post(f"{root}/reward", json=body)).status_code
+                for body in ({"reward": "much"}, {"reward": 1, "turn": 2}, {}, {"reward": True})
+            ]
+
+    played = run(agent, ["Here.", "There."], outcome=Outcome())
+    assert played.value == [400] * 4
+    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert [(step["anchor"], step["reward"]) for step in steps] == [("room 0", 0.25), ("room 1", 2.0)]
+
+
+def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
+    async def both() -> list[Session]:
+        model = codec()
+        server = Gateway()
+        await server.start()
+        sessions = [Session(model, Script(model, [name] * 9), {}, LIMITS) for name in ("Ada", "Bob")]
+        for session in sessions:
+            server.add(session)
+        urls = [f"http://127.0.0.1:{server.port}/{session.secret}/v1" for session in sessions]
+
+        async def chat(url: str) -> None:
+            async with openai(url) as client:
+                messages: list[Any] = [*ASKED]
+                for _ in range(4):
+                    messages += [spelled((await ask(client, messages)).message), {"role": "user", "content": "And?"}]
+
+        await asyncio.gather(*map(chat, urls))
+        async with httpx.AsyncClient() as web:
+            assert (await web.get(f"{urls[0]}/models")).json()["data"][0]["max_model_len"] == LIMITS.room
+            by_key = {"authorization": f"Bearer {sessions[0].secret}"}
+            assert (await web.get(f"http://127.0.0.1:{server.port}/v1/models", headers=by_key)).status_code == 200
+            assert (await web.get(f"http://127.0.0.1:{server.port}/guess/v1/models")).status_code == 404
+        server.remove(sessions[0])
+        await sessions[0].close(0.1)
+        async with openai(urls[0]) as client:
+            with pytest.raises(NotFoundError):
+                await ask(client)
+        async with openai(urls[1]) as client:
+            await ask(client)
+        await server.stop()
+        return sessions
+
+    ada, bob = asyncio.run(both())
+    assert {turn.reply.text for turn in ada.turns} == {"Ada"}
+    assert {turn.reply.text for turn in bob.turns} == {"Bob"}
+    assert (len(ada.turns), len(bob.turns)) == (4, 5)
+    ids = [turn.reply.id for session in (ada, bob) for turn in session.turns]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_sandbox_reaches_it_by_a_socket_of_its_owner_alone() -> None:
+    async def over_socket() -> Any:
+        model = codec()
+        server, session = Gateway(), Session(model, Script(model, ["Here."]), {}, LIMITS)
+        await server.start()
+        server.add(session)
+        path = await server.unix_socket()
+        assert path == await server.unix_socket()
+        assert Path(path).parent.stat().st_mode & 0o077 == 0
+        transport = httpx.AsyncHTTPTransport(uds=path)
+        async with (
+            httpx.AsyncClient(transport=transport) as web,
+            openai(f"http://127.0.0.1:8000/{session.secret}/v1", http_client=web) as client,
+        ):
+            reply = await ask(client)
+        await server.stop()
+        return reply
+
+    assert asyncio.run(over_socket()).message.content == "Here."
+
+
+def test_calls_that_run_at_the_end_are_dropped() -> None:
+    async def agent(url: str) -> Any:
+        async def late() -> None:
+            async with openai(url, max_retries=0) as client:
+                await ask(client)
+
+        running = asyncio.ensure_future(late())
+        await asyncio.sleep(0.3)
+        return running
+
+    played = run(agent, ["Late."], wait=lambda: asyncio.sleep(60), grace=0.1)
+    assert len(played.script.prompts) == 1
+    assert not played.session.turns
+
+
+def test_a_stream_that_waits_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_turnkey.plugins.gateway.server.PING_SECONDS", 0.1)
+
+    async def agent(url: str) -> Any:
+        body = {"model": "policy", "messages": ASKED, "stream": True}
+        async with httpx.AsyncClient() as web, web.stream("POST", f"{url}/chat/completions", json=body) as answer:
+            return [line async for line in answer.aiter_lines() if line]
+
+    played = run(agent, ["Here."], wait=lambda: asyncio.sleep(0.35))
+    assert played.value[0] == ": ping"
+    assert json.loads(played.value[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "stop"
+    assert played.value[-1] == "data: [DONE]"
+
+
+def test_hostile_clients_cost_their_own_episode_alone() -> None:
+    async def both() -> Session:
+        model = codec()
+        server = Gateway()
+        await server.start()
+        hostile, honest = (Session(model, Script(model, lambda _: "Here."), {}, LIMITS) for _ in range(2))
+        for session in (hostile, honest):
+            server.add(session)
+        root = f"http://127.0.0.1:{server.port}"
+        async with httpx.AsyncClient(timeout=60) as web:
+            url = f"{root}/{hostile.secret}/v1/chat/completions"
+
+            async def endless() -> AsyncIterator[bytes]:
+                for _ in range(100):
+                    yield b" " * 2**20
+
+            slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(50)]
+            begun = f"POST /{hostile.secret}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n"
+            for _, writer in slow:
+                writer.write(begun.encode())
+            statuses = [(await web.post(url, content=b" " * 100 * 2**20)).status_code]
+            try:
+                statuses.append((await web.post(url, content=endless())).status_code)
+            except httpx.TransportError:  # it is cut off while it still sends
+                statuses.append(413)
+            deep = "[" * 100_000 + "]" * 100_000
+            bodies = (b"\xff", b"[1]", b"{}", f'{{"messages": {deep}}}'.encode(), b'{"messages": [{"role": "x"}]}')
+            statuses += [(await web.post(url, content=body)).status_code for body in bodies]
+            assert statuses == [413, 413, 400, 400, 400, 400, 400]
+            async with openai(f"{root}/{honest.secret}/v1") as client:
+                assert (await ask(client)).message.content == "Here."
+            for _, writer in slow:
+                writer.close()
+        await server.stop()
+        return honest
+
+    honest = asyncio.run(both())
+    assert honest.failed is None
+    assert len(honest.turns) == 1

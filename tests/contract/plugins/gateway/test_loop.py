@@ -1,0 +1,144 @@
+"""The loop turnkey_agent as verl makes it, with agents of users' own; only the language model is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import real_tokenizers
+from contract_tools import Compose
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_turnkey.plugins.checks.driver import resolve_and_check
+from verl_turnkey.plugins.gateway import loop as gateway_loop
+from verl_turnkey.plugins.gateway import process
+from verl_turnkey.plugins.rollout import worker as loop_worker
+
+AGENTS = Path(__file__).with_name("agents_of_users.py")
+SIZES = ("data.max_prompt_length=400", "data.max_response_length=600", "turnkey.rollout.max_tokens_per_turn=50")
+
+
+class Model:
+    """verl's client of the servers; says how many turns it has written."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.prompts = tokenizer, []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Any, **_: Any) -> TokenOutput:
+        self.prompts.append(list(prompt_ids))
+        text = f"turn {self.tokenizer.decode(prompt_ids).count('assistant')}"
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": 0}
+        return TokenOutput(token_ids=ids, log_probs=[-0.1] * len(ids), extra_fields=versions)
+
+
+@pytest.fixture
+def play(compose: Compose, ray_queue, monkeypatch):
+    """``play(task, *overrides)``: the rows of its episode, with the agent in this process."""
+
+    def run(*tasks: dict[str, Any], overrides: tuple[str, ...] = (), function: str = "chat") -> list[list[Any]]:
+        line = ("+turnkey=gigpo", f"turnkey.agent.run={AGENTS}:{function}", "turnkey.agent.in_process=true", *SIZES)
+        config = compose(*line, *overrides)
+        resolve_and_check(config, use_critic=False)
+        assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_agent"
+        monkeypatch.setattr(loop_worker, "_process", None)
+        monkeypatch.setattr(process, "_process", None)
+        tokenizer = real_tokenizers.tokenizer("qwen3")
+
+        async def episode(session: int, task: dict[str, Any]) -> list[Any]:
+            loop = hydra.utils.instantiate(
+                config=verl_agent_loop._agent_loop_registry["turnkey_agent"],
+                trainer_config=DictConfigWrap(config=config),
+                server_manager=Model(tokenizer),
+                tokenizer=tokenizer,
+                processor=None,
+                hf_model_type="qwen3",
+                dataset_cls=RLHFDataset,
+                data_config=DictConfigWrap(config.data),
+                tools=ToolListWrap([]),
+            )
+            assert type(loop) is gateway_loop.UserAgentLoop
+            row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": json.dumps(task)}
+            return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+
+        async def group() -> list[list[Any]]:
+            return list(await asyncio.gather(*(episode(n, task) for n, task in enumerate(tasks))))
+
+        return asyncio.run(group())
+
+    return run
+
+
+def test_an_episode_is_one_row_with_a_record_per_turn(play) -> None:
+    ((row,),) = play({"turns": 3})
+    steps = row.extra_fields["turnkey"]["steps"]
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert [step["composed_reward"] for step in steps] == [0.25, 0.0, 1.0]
+    assert [step["action"] for step in steps] == ["turn 1", "turn 2", "turn 3"]
+    assert [step["terminated"] for step in steps] == [False, False, True]
+    assert all(step["success"] for step in steps)
+    assert [step["extra"]["depth"] for step in steps] == [0, 1, 2]
+    assert [step["extra"]["found"] for step in steps] == [3, 3, 3]
+    assert [step["extra"]["next_anchor"] for step in steps] == [steps[1]["anchor"], steps[2]["anchor"], "(end)"]
+    assert row.reward_score == 1.25
+    assert row.extra_fields["reward_extra_info"]["acc"] == 1.0
+    assert row.extra_fields["turnkey_agent"] == {"calls": 3.0, "left_out": 0.0}
+    assert row.extra_fields["turnkey_break"] == "first"
+
+
+def test_equal_histories_are_equal_states_across_episodes(play) -> None:
+    first, second, other = (
+        [step["anchor"] for step in rows[0].extra_fields["turnkey"]["steps"]]
+        for rows in play({"turns": 2}, {"turns": 2}, {"turns": 2, "question": "Who?"})
+    )
+    assert first == second
+    assert not {*first} & {*other}
+
+
+def test_files_are_the_key_of_a_state(play) -> None:
+    rows = play({"text": "b"}, {"text": "a"}, overrides=("turnkey.agent.state=workspace",), function="write")
+    changed, same = ([step["anchor"] for row in each for step in row.extra_fields["turnkey"]["steps"]] for each in rows)
+    assert len({*changed}) == 3
+    assert same == [changed[0], changed[1], changed[1]]
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ({"ends": "raise"}, "KeyError: 'lostlost"),
+        ({"ends": "hang"}, "the agent ran longer than turnkey.agent.timeout=2"),
+        ({"ends": "nothing"}, "the agent gave no reward"),
+        ({"turns": 0}, "the agent made no request"),
+        ({"reward": "much"}, "must return a finite number"),
+        ({"question": "word " * 1200}, "the agent's first prompt takes"),
+    ],
+)
+def test_an_episode_that_cannot_be_trained_is_one_masked_row(play, task: dict[str, Any], reason: str) -> None:
+    (failed,), (good,) = play(task, {"turns": 1}, overrides=("turnkey.agent.timeout=2", "turnkey.agent.grace=0.2"))
+    assert failed.response_mask == [0]
+    assert reason in failed.extra_fields["turnkey"]["failed"]
+    assert len(failed.extra_fields["turnkey"]["failed"]) < 360
+    assert good.extra_fields["turnkey"]["failed"] is None
+
+
+def test_a_reward_that_the_agent_posts_counts(play) -> None:
+    ((row,),) = play({"ends": "post"})
+    assert row.reward_score == 0.5
+
+
+def test_agents_wait_for_their_place_outside_their_time(play) -> None:
+    few = ("turnkey.agent.at_once=1", "turnkey.agent.timeout=3")
+    rows = play(*[{"turns": 2}] * 6, overrides=few)
+    assert [each[0].extra_fields["turnkey"]["failed"] for each in rows] == [None] * 6
+
+
+def test_a_row_without_a_task_gives_its_prompt() -> None:
+    row = {"raw_prompt": [{"role": "user", "content": "2+2?"}], "extra_info": {"index": 1}, "uid": "u"}
+    assert gateway_loop.task_of(row) == {"prompt": row["raw_prompt"], "extra_info": {"index": 1}}

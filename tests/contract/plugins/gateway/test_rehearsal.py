@@ -1,0 +1,184 @@
+"""``turnkey agent``: an agent plays one task with a stand-in for the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import serve
+from rehearsed_agents import ADD
+from typer.testing import CliRunner
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.gateway.codec import Parsed
+from verl_turnkey.plugins.gateway.messages import ToolCall
+from verl_turnkey.plugins.gateway.rehearsal import WHY, Rehearsal, rehearse
+from verl_turnkey.plugins.gateway.stand_in import Model, Script, Server, example, read_replies
+
+AGENTS = Path(__file__).with_name("rehearsed_agents.py")
+SUM = {"question": "2 + 3", "answer": "5"}
+FIVE = [Parsed("I add.", (ToolCall("add", {"a": 2, "b": 3}, ""),), "Simple."), Parsed("5")]
+
+
+def play(function: str, model: Model, task: dict[str, Any] | None = None, **agent: Any) -> Rehearsal:
+    settings = {"agent": {"run": f"{AGENTS}:{function}", "in_process": True, **agent}}
+    return asyncio.run(rehearse(settings, task or SUM, model))
+
+
+def test_an_agent_with_a_tool():
+    episode = play("adder", Script(FIVE))
+    assert (episode.failure, episode.success, episode.rows, episode.refused) == (None, True, 1, 0)
+    assert episode.overruled == {"temperature": 2}
+    first, second = episode.turns
+    assert (first.messages, first.tools, first.after, first.broke, first.reward) == (1, 1, None, None, 0.0)
+    assert (second.messages, second.after, second.new, second.broke, second.reward) == (3, 0, 1, None, 1.0)
+    assert (first.reply, second.reply) == ('[["add", {"a": 2, "b": 3}]]', "5")
+    again = play("adder", Script(FIVE))
+    assert [turn.state for turn in again.turns] == [first.state, second.state]
+    assert first.state != second.state
+    other = play("adder", Script(FIVE), {**SUM, "question": "3 + 2"}, state="call")
+    assert other.turns[1].state == play("adder", Script(FIVE), state="call").turns[1].state
+
+
+def test_the_built_in_script_calls_the_first_tool_and_answers():
+    episode = play("adder", Script())
+    assert [turn.reply for turn in episode.turns] == ['[["add", {"a": 1.0, "b": 1.0}]]', "ok"]
+    assert (episode.failure, episode.success, episode.turns[1].reward) == (None, False, 0.0)
+
+
+def test_rows_and_why_they_begin():
+    episode = play("rewriting", Script([Parsed(text) for text in "vwxyz"]))
+    assert [turn.broke for turn in episode.turns] == [None, None, "branch", "history", "branch"]
+    assert [turn.after for turn in episode.turns] == [None, 0, 0, None, None]
+    assert [turn.trained for turn in episode.turns] == [True, True, True, True, False]
+    assert (episode.rows, episode.success) == (3, True)
+    assert {turn.broke for turn in episode.turns} - {None} <= set(WHY)
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 0.0, 0.5, None]
+
+
+def test_what_the_policy_cannot_give_is_refused_or_ignored():
+    episode = play("demanding", Script())
+    assert (len(episode.turns), episode.refused) == (1, 1)
+    assert "n=2 is not supported" in (episode.last_refusal or "")
+    assert "n=2 is not supported" in (episode.failure or "")
+    ignoring = play("demanding", Script(), unsupported="ignore")
+    assert (ignoring.failure, ignoring.overruled, ignoring.refused) == (None, {"n": 1}, 0)
+
+
+def test_an_agent_that_asks_nothing():
+    episode = play("idle", Script())
+    assert (episode.turns, episode.rows) == ([], 0)
+    assert "the agent made no request" in (episode.failure or "")
+
+
+def test_a_server_as_the_model():
+    answers = [
+        {
+            "content": None,
+            "reasoning_content": "Simple.",
+            "tool_calls": [{"id": "x", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}],
+        },
+        {"content": "5"},
+    ]
+
+    def chat(_: dict[str, Any]) -> dict[str, Any]:
+        return {"choices": [{"message": answers.pop(0)}]}
+
+    with serve({"/v1/chat/completions": chat}) as (url, asked):
+        episode = play("adder", Server(f"{url}/v1", "theirs"))
+    assert (episode.failure, episode.success, episode.rows) == (None, True, 1)
+    (_, first), (_, second) = asked
+    assert (first["model"], first["tools"], first["messages"]) == (
+        "theirs", [ADD], [{"role": "user", "content": "2 + 3"}],
+    )  # fmt: skip
+    _, called, result = second["messages"]
+    assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 2, "b": 3}'}
+    assert result == {"role": "tool", "content": "5", "tool_call_id": called["tool_calls"][0]["id"]}
+    assert "temperature" not in first
+
+
+def test_the_command_prints_the_episode(tmp_path: Path):
+    replies = tmp_path / "replies.json"
+    replies.write_text(json.dumps([{"calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}, "5"]))
+    task = tmp_path / "task.json"
+    task.write_text(json.dumps(SUM))
+    words = ["agent", f"{AGENTS}:adder", "turnkey.agent.in_process=true", "--task", str(task)]
+    done = CliRunner().invoke(app, [*words, "--replies", str(replies)])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "turn 0  1 message, 1 tool"
+    assert lines[3] == "turn 1  3 messages, 1 tool, 1 new after turn 0"
+    counts = ["2 turns, 2 of them trained, in 1 row", "ignored: temperature, in 2 requests"]
+    assert lines[6:9] == [*counts, "return 1, success True"]
+    assert f"turnkey.agent.run={AGENTS}:adder" in lines[9].replace('"', "").replace("'", "")
+    failed = CliRunner().invoke(app, ["agent", f"{AGENTS}:demanding", "turnkey.agent.in_process=true", "--json"])
+    assert failed.exit_code == 1
+    assert "n=2 is not supported" in json.loads(failed.stdout)["failure"]
+
+
+def test_a_command_as_the_agent(tmp_path: Path):
+    """In a process of its own, which gets the address in its environment."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, openai\n"
+        "reply = openai.OpenAI().chat.completions.create(\n"
+        "    model='policy', messages=[{'role': 'user', 'content': sys.argv[1]}])\n"
+        "sys.exit(reply.choices[0].message.content != 'ok')\n"
+    )
+    words = ["turnkey.agent.sandbox=none", "turnkey.agent.reward=exit_code", "--task", '{"instruction": "Say ok."}']
+    done = CliRunner().invoke(app, ["agent", f"{sys.executable} {script} {{instruction}}", *words, "--json"])
+    assert done.exit_code == 0, done.output
+    episode = json.loads(done.stdout)
+    assert [turn["reply"] for turn in episode["turns"]] == ["ok"]
+    assert episode["turns"][0]["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["turnkey.agent.stat=call"], "turnkey.agent.stat: unknown key"),
+        (["data.train_files=x"], "turnkey agent takes keys that begin with turnkey."),
+        (["--model", "http://127.0.0.1:1/v1", "--replies", "x.json"], "--replies goes with --model fake"),
+        (["--task", "[1]"], "--task must be a JSON object"),
+    ],
+)
+def test_what_the_command_refuses(words: list[str], message: str):
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:adder", *words])
+    assert done.exit_code != 0
+    assert message in " ".join(f"{done.output} {done.exception}".replace("│", "").split())
+
+
+def test_replies_of_a_file(tmp_path: Path):
+    file = tmp_path / "replies.yaml"
+    file.write_text("- Hello.\n- {text: So, reasoning: Hm., calls: [{name: add, arguments: {a: 1}}, {name: add}]}\n")
+    assert read_replies(file) == [
+        Parsed("Hello."),
+        Parsed("So", (ToolCall("add", {"a": 1}, ""), ToolCall("add", {}, "")), "Hm."),
+    ]
+    for text, words in {"a: 1": "expected a list", "- 3": "reply 0: expected text", "- {calls: [add]}": "calls of name",
+                        "- {txt: a}": "reply 0: expected text", "[": "neither JSON nor YAML"}.items():  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_replies(file)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (ADD["function"]["parameters"], {"a": 1.0, "b": 1.0}),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, 1),
+        ({"type": ["string", "null"]}, "example"),
+        ({"enum": ["x", "y"]}, "x"),
+        ({"const": 3}, 3),
+        ({"type": "boolean", "default": False}, False),
+        ({"properties": {"a": {"type": "array"}, "b": {}}, "required": ["a", "b"]}, {"a": [], "b": "example"}),
+        ({}, "example"),
+    ],
+)
+def test_arguments_that_a_schema_takes(schema: dict[str, Any], value: Any):
+    assert example(schema) == value

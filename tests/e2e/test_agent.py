@@ -1,0 +1,78 @@
+"""An agent that knows only the URL of a model is trained with credit per turn, on verl's own workers and vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import naive
+import pandas as pd
+import pytest
+from launch import Run, train
+from transformers import AutoTokenizer
+
+AGENT = Path(__file__).with_name("black_box.py")
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps; of the tasks one breaks the agent, and one lets it ask nothing."""
+    out = tmp_path_factory.mktemp("agent")
+    moods = {1: "broken", 2: "idle"}
+    for split in ("train", "val"):
+        tasks = [{"seed": seed, "mood": moods.get(seed, "well")} for seed in range(4)]
+        frame = pd.DataFrame({"turnkey_task": [json.dumps(task) for task in tasks]})
+        frame["prompt"] = [[{"role": "user", "content": "-"}]] * len(frame)
+        frame["data_source"] = "corridor"
+        frame["extra_info"] = [{"split": split, "index": i} for i in range(len(frame))]
+        frame.to_parquet(out / f"{split}.parquet")
+    return train(
+        out,
+        "+turnkey=gigpo",
+        "+turnkey/device=cpu",
+        f"turnkey.agent.run={AGENT}:play",
+        "turnkey.agent.state=observation",
+        "turnkey.rollout.max_turns=8",
+        "turnkey.rollout.max_tokens_per_turn=8",
+        f"data.train_files={out}/train.parquet",
+        f"data.val_files={out}/val.parquet",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=256",
+        "data.max_response_length=600",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.rollout.n=4",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.test_freq=3",
+    )
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_an_episode_is_a_row_of_what_was_sampled(run: Run, model: Path, step: int) -> None:
+    metrics = run.metrics[step]
+    assert metrics["rows/per_episode"] == 1
+    assert metrics["training/rollout_probs_diff_max"] < 1e-4
+    assert metrics["agent/calls"] == metrics["episode/length/mean"] > 1
+    assert metrics["agent/overruled/temperature"] == metrics["agent/calls"]
+    assert metrics["agent/left_out"] == 0
+    run.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_credit_is_per_turn(run: Run, step: int) -> None:
+    run.agrees_with(naive.gigpo, step)
+    steps = [each for each in run.steps() if each["global_step"] == step]
+    assert len({each["anchor"] for each in steps}) < len(steps), "equal observations are equal states"
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_agents_that_break_down_or_ask_nothing_cost_their_episodes(run: Run, step: int) -> None:
+    assert run.metrics[step]["episode/failed"] == 8
+    assert run.metrics[step]["episode/failed/AgentFailure"] == 8
+    reasons = {e["failed"] for e in run.episodes("train") if e["failed"] and e["global_step"] == step}
+    assert any("the agent made no request" in reason for reason in reasons)
+    assert any("ValueError: this agent breaks down on seed 1 (black_box.py:" in reason for reason in reasons)
+
+
+def test_it_validates(run: Run) -> None:
+    assert "val-core/corridor/acc/mean@1" in run.metrics[STEPS]

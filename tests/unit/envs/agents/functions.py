@@ -1,0 +1,64 @@
+"""Functions that behave in every way an agent may."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+CALLS = [0]
+
+
+async def plays(task: Any, agent: Any) -> float:
+    await asyncio.sleep(0)
+    return task["value"] * 2
+
+
+def plays_sync(task: Any, agent: Any) -> dict[str, Any]:
+    extra = {"url": agent.base_url, "folder": str(agent.workspace), "scores": np.arange(2)}
+    return {"reward": np.float32(0.5), "success": np.True_, "turns": {0: 1, "2": 0.25}, "extra": extra}
+
+
+def returns(task: Any, agent: Any) -> Any:
+    values = {"none": None, "nan": float("nan"), "text": "1.0", "typo": {"rewards": 1.0}, "turn": {"turns": {-1: 1}}}
+    values |= {"success": {"success": 1}, "coroutine": plays(task, agent), "extra": {"extra": {"x": object()}}}
+    values.pop("coroutine").close() if task["what"] != "coroutine" else None
+    return values[task["what"]]
+
+
+def raises(task: Any, agent: Any) -> None:
+    raise ValueError("x" * 1000)
+
+
+def exits(task: Any, agent: Any) -> None:
+    sys.exit("enough")
+
+
+def dies(task: Any, agent: Any) -> None:
+    print("last words", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def hangs(task: Any, agent: Any) -> None:
+    while True:
+        time.sleep(0.001) if task.get("gently") else None
+
+
+async def sleeps(task: Any, agent: Any) -> None:
+    await asyncio.sleep(1000)
+
+
+def counts(task: Any, agent: Any) -> dict[str, Any]:
+    CALLS[0] += 1
+    variables = {name: os.environ.get(name) for name in ("MY_API_KEY", "GIVEN", "PATH")}
+    return {"reward": CALLS[0], "extra": {"pid": os.getpid(), "variables": variables}}
+
+
+def leaves_a_process(task: Any, agent: Any) -> dict[str, Any]:
+    started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    return {"reward": 1, "extra": {"pid": os.getpid(), "child": started.pid}}

@@ -1,0 +1,217 @@
+"""Agents that are commands, without a sandbox: what they are given, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
+from verl_turnkey.envs.agents.command import CommandRunner, filled
+
+HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
+DUMP = """
+import json, os, sys
+json.dump({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd(), "files": os.listdir(),
+           "home": os.listdir(os.environ["HOME"]), "stdin": sys.stdin.read(), "session": os.getsid(0) == os.getpid()},
+          sys.stdout)
+"""
+
+
+def play(command: list[str], task: dict[str, Any] | None = None, timeout: float = 30.0, **kwargs: Any) -> Outcome:
+    handle = kwargs.pop("handle", HANDLE)
+    return asyncio.run(CommandRunner(command, timeout=timeout, **kwargs).run(task or {}, handle))
+
+
+def shell(script: str, **kwargs: Any) -> Outcome:
+    return play(["bash", "-c", script], **kwargs)
+
+
+def marked(word: str) -> list[int]:
+    """Processes whose command line holds ``word``."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_what_a_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "MY_API_KEY",
+        "HF_TOKEN",
+        "aws_secret",
+        "DB_PASSWORD",
+        "OPENAI_ORG_ID",
+        "RAY_ADDRESS",
+        "XDG_CACHE_HOME",
+    ):
+        monkeypatch.setenv(name, "theirs")
+    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
+    monkeypatch.setenv("HARMLESS", "yes")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    task = {"instruction": 'fix $(touch /tmp/x) `id` "it\'s"', "n": 3, "files": ["a"]}
+    command = [sys.executable, "-c", DUMP, "--task={instruction}", "{n}", "{files}", "{{n}}", '{"a": {"b": 1}}']
+    outcome = play(command, task, env={"MODEL": "openai/{model}"})
+    dump = json.loads(outcome.extra["output"])
+    assert dump["argv"] == [f"--task={task['instruction']}", "3", '["a"]', "{n}", '{"a": {"b": 1}}']
+    assert "theirs" not in dump["env"].values()
+    wanted = {
+        "OPENAI_BASE_URL": "http://127.0.0.1:9/s3cret/v1",
+        "OPENAI_API_KEY": "k3y",
+        "OPENAI_MODEL": "policy",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9/s3cret",
+        "ANTHROPIC_API_KEY": "k3y",
+        "ANTHROPIC_AUTH_TOKEN": "k3y",
+        "ANTHROPIC_MODEL": "policy",
+        "TURNKEY_URL": "http://127.0.0.1:9/s3cret",
+        "MODEL": "openai/policy",
+        "HARMLESS": "yes",
+        "NO_PROXY": "example.org,127.0.0.1,localhost",
+    }
+    assert wanted.items() <= dump["env"].items()
+    assert dump["files"] == dump["home"] == []
+    assert dump["stdin"] == ""
+    assert dump["session"]
+    assert dump["env"]["HOME"] not in (os.environ["HOME"], dump["cwd"])
+    assert not Path(dump["cwd"]).exists()
+    assert not Path(dump["env"]["HOME"]).exists()
+    assert outcome.reward is None
+    assert outcome.extra["exit_code"] == 0
+    assert outcome.reason == ""
+
+
+def test_a_workspace_of_the_episode_is_used_and_stays(tmp_path: Path) -> None:
+    handle = AgentHandle(HANDLE.base_url, HANDLE.key, HANDLE.model, tmp_path)
+    outcome = play(["bash", "-c", "pwd; echo {workspace}; touch made"], handle=handle)
+    assert outcome.extra["output"].split() == [str(tmp_path)] * 2
+    assert (tmp_path / "made").exists()
+
+
+def test_files_in_its_home() -> None:
+    files = {".config/agent.json": '{"url": "{base_url}", "model": "{model}"}'}
+    outcome = shell("cat ~/.config/agent.json", files=files)
+    assert json.loads(outcome.extra["output"]) == {"url": HANDLE.base_url, "model": "policy"}
+
+
+def test_exit_status_and_last_words() -> None:
+    outcome = shell("echo fine; echo first >&2; echo 'no such model' >&2; echo >&2; exit 3")
+    assert (outcome.reward, outcome.success, outcome.truncated) == (None, None, False)
+    assert outcome.extra == {"output": "fine\n", "exit_code": 3}
+    assert outcome.reason == "the agent ended with exit status 3: no such model"
+    assert shell("kill -9 $$").reason == "the agent ended with exit status 137:"
+    assert shell("exit 3", reward="exit_code").reward == 0.0
+    assert shell("exit 3", reward="exit_code").success is False
+    done = shell("true", reward="exit_code")
+    assert (done.reward, done.success, done.reason) == (1.0, True, "")
+
+
+def test_a_command_that_is_not_there() -> None:
+    outcome = play(["no-such-agent"])
+    assert (
+        outcome.reason == "the agent ended with exit status 127: cannot start no-such-agent: No such file or directory"
+    )
+
+
+def test_output_is_bounded() -> None:
+    outcome = shell("yes | head -c 30000000; yes no | head -c 10000000 >&2; echo end; exit 1")
+    assert len(outcome.extra["output"]) == 4000
+    assert outcome.extra["output"].endswith("y\nend\n")
+    assert outcome.reason.endswith(": no") or outcome.reason.endswith(": n")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sleep {word} & disown",
+        "setsid nohup sleep {word} >/dev/null 2>&1 &",
+        "(env -i setsid setsid sleep {word} </dev/null >/dev/null 2>&1 &) &",
+        "trap '' TERM HUP INT; (trap '' TERM HUP INT; setsid bash -c 'while :; do sleep {word}; done' &)",
+    ],
+    ids=["background", "nohup", "empty_environment", "traps"],
+)
+@pytest.mark.parametrize("end", ["exit", "timeout"])
+def test_nothing_survives(how: str, end: str, request: pytest.FixtureRequest) -> None:
+    word = f"77{os.getpid()}{abs(hash(request.node.name)) % 10**6}"
+    script = how.format(word=word) + ("" if end == "exit" else f"\nsleep {word}")
+    outcome = shell(script, timeout=30.0 if end == "exit" else 2.0)
+    assert not marked(word)
+    assert outcome.truncated == (end == "timeout")
+
+
+def test_nothing_survives_an_agent_that_kills_its_guard() -> None:
+    word = f"75{os.getpid()}"
+    outcome = shell(f"setsid sleep {word} & sleep {word} & sleep 0.1; kill -9 $PPID; sleep {word}")
+    assert not marked(word)
+    assert outcome.extra["exit_code"] == 137
+
+
+def test_a_timeout_is_said() -> None:
+    outcome = shell("echo begun; sleep 1000", timeout=0.5)
+    assert outcome == Outcome(
+        extra={"output": "begun\n"}, truncated=True, reason="the agent ran longer than turnkey.agent.timeout=0.5"
+    )
+
+
+def test_a_cancelled_episode_leaves_nothing() -> None:
+    word = f"78{os.getpid()}"
+
+    async def run() -> None:
+        task = asyncio.ensure_future(CommandRunner(["sleep", word], timeout=60.0).run({}, HANDLE))
+        while not marked(word):
+            await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert not marked(word)
+
+
+def test_nothing_outlives_the_process_that_trains(tmp_path: Path) -> None:
+    word = f"79{os.getpid()}"
+    script = tmp_path / "trains.py"
+    script.write_text(f"""
+import asyncio
+from verl_turnkey.envs.agents.base import AgentHandle
+from verl_turnkey.envs.agents.command import CommandRunner
+asyncio.run(CommandRunner(["bash", "-c", "setsid sleep {word} & sleep {word}"], timeout=60.0).run(
+    {{}}, AgentHandle("http://127.0.0.1:9/s/v1", "k", "m")))
+""")
+
+    async def run() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), env=os.environ | {"PYTHONPATH": "src"}
+        )
+        while len(marked(word)) < 3:
+            await asyncio.sleep(0.02)
+        process.kill()
+        await process.wait()
+        for _ in range(500):
+            if not marked(word):
+                break
+            await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert not marked(word)
+
+
+def test_placeholders_without_a_value_are_refused() -> None:
+    with pytest.raises(
+        AgentFailure, match=r"the task has no field 'instrution' for \{instrution\}; did you mean 'instruction'"
+    ):
+        play(["echo", "{instrution}"], {"instruction": "x"})
+    assert filled("{a}{{a}}", {"a": "{b}"}) == "{b}{a}"
+
+
+def test_a_null_byte_costs_the_episode() -> None:
+    with pytest.raises(AgentFailure, match="no process could be started for the agent: embedded null byte"):
+        play(["echo", "{instruction}"], {"instruction": "a\0b"})

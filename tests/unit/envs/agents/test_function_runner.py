@@ -1,0 +1,158 @@
+"""Agents that are functions: in processes of their own, and in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
+from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
+from verl_turnkey.envs.errors import ModuleImportError
+
+FILE = Path(__file__).parent / "functions.py"
+HANDLE = AgentHandle("http://127.0.0.1:1/secret/v1", "key", "policy", Path("/tmp"))
+RUNNERS: list[Callable[..., Any]] = [FunctionRunner, InProcessFunctionRunner]
+both = pytest.mark.parametrize("runner", RUNNERS, ids=["process", "in_process"])
+
+
+def play(runner: Callable[..., Any], name: str, *tasks: dict[str, Any], timeout: float = 60.0, **kwargs: Any) -> Any:
+    """The outcomes of ``tasks``, one after another."""
+
+    async def run() -> list[Outcome]:
+        made = runner(f"{FILE}:{name}", timeout=timeout, **kwargs)
+        try:
+            return [await made.run(task, HANDLE) for task in tasks]
+        finally:
+            await made.close()
+
+    outcomes = asyncio.run(run())
+    return outcomes if len(outcomes) > 1 else outcomes[0]
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@both
+def test_results_of_either_kind(runner: Callable[..., Any]) -> None:
+    assert play(runner, "plays", {"value": 2}) == Outcome(4.0)
+    outcome = play(runner, "plays_sync", {})
+    assert outcome == Outcome(
+        reward=0.5,
+        success=True,
+        turn_rewards={0: 1.0, 2: 0.25},
+        extra={"url": HANDLE.base_url, "folder": "/tmp", "scores": [0, 1]},
+    )
+    assert type(outcome.success) is bool
+    assert play(runner, "returns", {"what": "none"}) == Outcome()
+
+
+@both
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("nan", "the result must be a finite number, not float nan"),
+        ("text", "the result must be a finite number, not str '1.0'"),
+        ("typo", "there is no field 'rewards'; did you mean 'reward'?"),
+        ("turn", "turns must be counted 0, 1, 2, ..., not int -1"),
+        ("success", "success must be a bool, not int 1"),
+        ("coroutine", "the result must be a finite number, not coroutine"),
+        ("extra", "extra must hold numbers, texts, lists and dicts, not object"),
+    ],
+)
+def test_other_results_are_refused(runner: Callable[..., Any], what: str, message: str) -> None:
+    with pytest.raises(AgentFailure) as failure:
+        play(runner, "returns", {"what": what})
+    assert "functions" in failure.value.reason
+    assert ":returns must return a finite number or a dict {reward, success, turns, extra}: " in failure.value.reason
+    assert message in failure.value.reason
+
+
+@both
+def test_what_it_raises_is_the_reason(runner: Callable[..., Any]) -> None:
+    outcome = play(runner, "raises", {})
+    assert outcome.reward is None
+    assert outcome.reason.startswith("ValueError: xxx")
+    assert re.search(r"x \(functions\.py:\d+\)$", outcome.reason)
+    assert len(outcome.reason) == 300
+    assert "SystemExit: enough" in play(runner, "exits", {}).reason
+
+
+@both
+@pytest.mark.parametrize("name", ["hangs", "sleeps"])
+def test_a_deadline_ends_the_episode(runner: Callable[..., Any], name: str) -> None:
+    outcome = play(runner, name, {"gently": runner is InProcessFunctionRunner}, timeout=0.5)
+    assert outcome == Outcome(truncated=True, reason="the agent ran longer than turnkey.agent.timeout=0.5")
+
+
+def test_a_crash_costs_its_own_episode() -> None:
+    outcomes = play(FunctionRunner, "dies", {}, {})
+    reason = "the agent's process ended with exit status 3: last words"
+    assert outcomes == [Outcome(reason=reason), Outcome(reason=reason)]
+
+
+def test_a_process_serves_one_episode_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "secret")
+    first, second = play(FunctionRunner, "counts", {}, {}, env={"GIVEN": "yes"})
+    assert (first.reward, second.reward) == (1.0, 2.0)
+    assert first.extra == second.extra
+    assert first.extra["pid"] != os.getpid()
+    assert first.extra["variables"] == {"MY_API_KEY": None, "GIVEN": "yes", "PATH": os.environ["PATH"]}
+    assert not alive(first.extra["pid"])  # after close()
+
+
+def test_a_process_that_leaves_something_behind_is_not_used_again() -> None:
+    first, second = play(FunctionRunner, "leaves_a_process", {}, {})
+    assert first.extra["pid"] != second.extra["pid"]
+    assert not any(alive(outcome.extra[name]) for outcome in (first, second) for name in ("pid", "child"))
+
+
+def test_episodes_run_side_by_side_and_a_cancelled_one_leaves_nothing() -> None:
+    async def run() -> tuple[list[Outcome], set[int]]:
+        runner = FunctionRunner(f"{FILE}:counts", timeout=60.0)
+        outcomes = await asyncio.gather(*(runner.run({}, HANDLE) for _ in range(2)))
+        await runner.close()
+        hanging = FunctionRunner(f"{FILE}:hangs", timeout=60.0)
+        before = children()
+        task = asyncio.ensure_future(hanging.run({}, HANDLE))
+        while not children() - before:
+            await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return outcomes, children() - before
+
+    outcomes, left = asyncio.run(run())
+    assert [outcome.reward for outcome in outcomes] == [1.0, 1.0]
+    assert not left
+
+
+def children() -> set[int]:
+    own, found = os.getpid(), set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == own and fields[0] != "Z":
+                found.add(int(entry.name))
+    return found
+
+
+def test_a_function_that_is_not_there_is_named() -> None:
+    with pytest.raises(AgentFailure, match=r"turnkey\.agent\.run: cannot load .*has no 'play'; did you mean 'plays'"):
+        play(FunctionRunner, "play", {})
+    with pytest.raises(ModuleImportError, match=r"turnkey\.agent\.run: cannot load .*has no 'play'"):
+        play(InProcessFunctionRunner, "play", {})
+
+
+def test_a_task_must_be_plain_json() -> None:
+    with pytest.raises(AgentFailure, match="the task must hold plain JSON values"):
+        play(FunctionRunner, "plays", {"value": object()})

@@ -1,0 +1,265 @@
+"""Harbor task folders: what is read, what is refused, and that only the verifier gives rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
+from verl_turnkey.envs.agents.bubblewrap import Bubblewrap
+from verl_turnkey.envs.agents.docker import Docker
+from verl_turnkey.envs.agents.harbor import HarborTask, find_tasks, read_reward
+from verl_turnkey.envs.agents.harbor_runner import HarborRunner, check_task, sandbox_for
+from verl_turnkey.envs.agents.jobs import NoSandbox
+from verl_turnkey.envs.errors import TaskFormatError
+from verl_turnkey.plugins.cli.harbor import check_tasks, write_tasks
+
+EXAMPLES = Path(__file__).parents[4] / "examples/harbor"
+MEDIAN = EXAMPLES / "median"
+HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
+SOLUTION = (MEDIAN / "solution/solve.sh").read_text()
+
+
+def play(
+    script: str, task: Path = MEDIAN, timeout: float = 60.0, handle: AgentHandle = HANDLE, **kwargs: Any
+) -> Outcome:
+    kwargs.setdefault("sandbox", Bubblewrap())
+    row = {"env_id": "harbor", "seed": 0, "kwargs": {"path": str(task)}, "script": script}
+    return asyncio.run(HarborRunner(["bash", "-c", "{script}"], timeout=timeout, **kwargs).run(row, HANDLE))
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """A copy of a task, to be changed."""
+    return shutil.copytree(MEDIAN, tmp_path / "task")
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_repairs_and_one_that_does_nothing() -> None:
+    outcome = play(f"ls; {SOLUTION}")
+    assert (outcome.reward, outcome.success, outcome.verified) == (1.0, True, True)
+    assert outcome.extra == {"output": "middle.py\n", "exit_code": 0}
+    outcome = play("true")
+    assert (outcome.reward, outcome.success, outcome.reason) == (0.0, False, "")
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
+        "rm -rf /logs/verifier; ln -s /app /logs/verifier; echo 1 > /app/reward.txt",
+        "(setsid bash -c 'while :; do echo 1 > /logs/verifier/reward.txt; done' &) & sleep 0.2",
+        "mkdir -p ~/bin; printf '#!/bin/sh\\nexit 0' > ~/bin/python3; chmod +x ~/bin/python3; cp ~/bin/python3 /tmp",
+        "echo 'import os; os._exit(0)' | tee usercustomize.py sitecustomize.py",
+        "ls /tests /solution && cp -r /tests . && echo 'exit 0' > /tests/test.sh",
+    ],
+    ids=["planted", "link", "survivor", "home", "customize", "tests"],
+)
+def test_a_cheat_gets_nothing(cheat: str) -> None:
+    assert play(cheat).reward == 0.0
+
+
+def test_an_agent_out_of_time_or_in_error_is_scored_as_it_left_the_folder() -> None:
+    outcome = play(f"{SOLUTION}\nsleep 1000", timeout=3.0)
+    assert (outcome.reward, outcome.truncated) == (1.0, True)
+    assert "timeout=3" in outcome.reason
+    outcome = play(f"{SOLUTION}\nexit 3")
+    assert (outcome.reward, outcome.truncated, outcome.extra["exit_code"]) == (1.0, False, 3)
+
+
+def test_placeholders_workspace_and_workdir(task: Path, tmp_path: Path) -> None:
+    (task / "task.toml").write_text('[environment]\nworkdir = "/work/repo"\nenv = {LEVEL = "3"}\n')
+    (task / "tests/test.sh").write_text("cat seen; pwd > /logs/verifier/pwd; echo 0.5 > /logs/verifier/reward.txt")
+    (task / "environment/Sub").mkdir()
+    (task / "environment/Sub/Dockerfile").touch()
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    handle = AgentHandle(HANDLE.base_url, "k3y", "policy", workspace)
+    script = 'echo "$1" > seen; pwd >> seen; echo $LEVEL >> seen; echo {workspace} $OPENAI_MODEL >> seen; ls Sub'
+    command = ["bash", "-c", script, "_", "{instruction}"]
+    row = {"env_id": "harbor", "kwargs": {"path": str(task)}}
+    outcome = asyncio.run(HarborRunner(command, timeout=60.0, sandbox=Bubblewrap()).run(row, handle))
+    assert (outcome.reward, outcome.success) == (0.5, False)
+    assert outcome.extra["output"] == "Dockerfile\n"
+    *instruction, folder, level, last = (workspace / "seen").read_text().splitlines()
+    assert "\n".join(instruction) == (task / "instruction.md").read_text().strip()
+    assert (folder, level, last) == ("/work/repo", "3", "/work/repo policy")
+
+
+def test_rewards_of_several_names(task: Path) -> None:
+    (task / "tests/test.sh").write_text('echo \'{"speed": 0.5, "reward": 1}\' > /logs/verifier/reward.json')
+    outcome = play("true", task)
+    assert (outcome.reward, outcome.success) == (1.0, True)
+    assert outcome.extra["rewards"] == {"speed": 0.5, "reward": 1.0}
+    assert play("true", task, reward_key="speed").reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("echo gone >&2; exit 4", "left neither reward.txt nor reward.json in /logs/verifier (exit status 4: gone)"),
+        ("echo fine > /logs/verifier/reward.txt", "reward.txt must hold a finite number, not 'fine'"),
+        (
+            "ln -s /etc/hostname /logs/verifier/reward.txt",
+            "reward.txt cannot be read: Too many levels",
+        ),
+        ("sleep 100", "ran longer than 1 s"),
+    ],
+)
+def test_a_verifier_without_a_reward_fails_the_episode(task: Path, tests: str, message: str) -> None:
+    if "sleep" in tests:
+        (task / "task.toml").write_text("[verifier]\ntimeout_sec = 1.0\n")
+    (task / "tests/test.sh").write_text(tests)
+    with pytest.raises(AgentFailure) as failure:
+        play("true", task)
+    assert failure.value.reason.startswith("the verifier of task")
+    assert message in failure.value.reason
+
+
+def test_variables_of_this_process_reach_the_verifier_alone(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (task / "task.toml").write_text('[verifier.env]\nJUDGE = "${THE_JUDGE}"\nOTHER = "${NOT_SET:-other}"\n')
+    (task / "tests/test.sh").write_text('[ "$JUDGE$OTHER" = theirsother ] && echo 1 > /logs/verifier/reward.txt')
+    monkeypatch.delenv("THE_JUDGE", raising=False)
+    with pytest.raises(AgentFailure, match=r"verifier\.env\.JUDGE needs the environment variable THE_JUDGE: set it"):
+        play("true", task)
+    monkeypatch.setenv("THE_JUDGE", "theirs")
+    outcome = play("echo [$JUDGE]", task)
+    assert (outcome.reward, outcome.extra["output"]) == (1.0, "[]\n")
+
+
+def test_tasks_of_other_kinds_run_as_commands() -> None:
+    runner = HarborRunner(["echo", "{n}"], timeout=60.0)
+    assert asyncio.run(runner.run({"n": 7}, HANDLE)).extra["output"] == "7\n"
+
+
+def test_a_sandbox_is_needed() -> None:
+    with pytest.raises(AgentFailure, match=r"Harbor tasks need a sandbox: set turnkey\.agent\.sandbox=bwrap"):
+        play("true", sandbox=NoSandbox())
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("toml", "names"),
+    [
+        ("[[steps]]\nname = 'a'", "steps"),
+        ("[environment]\ngpus = 1\nmcp_servers = [{name = 'x'}]", "environment.gpus, environment.mcp_servers"),
+        ("[environment.healthcheck]\ncommand = 'true'", "environment.healthcheck"),
+        ("[verifier]\nenvironment_mode = 'separate'\n[verifier.environment]\ncpus = 1",
+         "verifier.environment_mode, verifier.environment"),
+        ("[agent]\nuser = 'agent'", "agent.user"),
+        ("environment = 3", "environment = 3"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(task: Path, toml: str, names: str) -> None:
+    (task / "task.toml").write_text(toml)
+    with pytest.raises(TaskFormatError) as error:
+        HarborTask.load(str(task))
+    assert str(error.value) == f"Harbor task {task}: not supported: {names}"
+
+
+def test_what_changes_nothing_is_accepted(task: Path) -> None:
+    (task / "task.toml").write_text(
+        '[agent]\nuser = "root"\n[environment]\ngpus = 0\nos = "linux"\nmcp_servers = []\ncpus = 2\n[metadata]\nx = 1\n'
+    )
+    assert HarborTask.load(str(task)).workdir == "/app"
+
+
+def test_compose_files_broken_tables_and_missing_files(task: Path) -> None:
+    (task / "environment/docker-compose.yaml").touch()
+    with pytest.raises(TaskFormatError, match=r"not supported: environment/docker-compose\.yaml"):
+        HarborTask.load(str(task))
+    (task / "environment/docker-compose.yaml").unlink()
+    for text, message in (
+        ("[agent]\ntimeout_sec = '3'", r"agent\.timeout_sec must be positive seconds, not '3'"),
+        ("[environment]\nworkdir = 'app'", r"environment\.workdir must be a path like /app, not 'app'"),
+        ("[agent", r"task\.toml: Expected"),
+    ):
+        (task / "task.toml").write_text(text)
+        with pytest.raises(TaskFormatError, match=message):
+            HarborTask.load(str(task))
+    (task / "tests/test.sh").unlink()
+    with pytest.raises(TaskFormatError, match=r"there is no tests/test\.sh"):
+        HarborTask.load(str(task))
+
+
+def test_images_are_not_built(task: Path, tmp_path: Path) -> None:
+    (task / "environment/Dockerfile").write_text("FROM debian\n")
+    harbor = HarborTask.load(str(task))
+    with pytest.raises(TaskFormatError, match=r"its image is not built\. Run it with docker_image"):
+        sandbox_for(harbor, Bubblewrap())
+    with pytest.raises(TaskFormatError, match=r"set environment\.docker_image"):
+        sandbox_for(harbor, Docker(""))
+    with pytest.raises(AgentFailure, match="its image is not built"):
+        play("true", task)
+    assert sandbox_for(harbor, Bubblewrap(rootfs=tmp_path)) == Bubblewrap(rootfs=tmp_path)
+    assert sandbox_for(HarborTask.load(str(task), ignore_dockerfile=True), Bubblewrap()) == Bubblewrap()
+    (task / "task.toml").write_text('[environment]\ndocker_image = "mine:1"\n')
+    assert sandbox_for(HarborTask.load(str(task)), Docker("")) == Docker("mine:1")
+
+
+def test_links_and_large_files_are_no_rewards(tmp_path: Path) -> None:
+    (tmp_path / "reward.json").write_text("[1]")
+    with pytest.raises(ValueError, match="must hold names and numbers"):
+        read_reward(tmp_path)
+    (tmp_path / "reward.json").write_text('{"a": 1, "b": 2}')
+    with pytest.raises(ValueError, match=r"has no 'reward' among \['a', 'b'\]: set turnkey\.agent\.reward_key"):
+        read_reward(tmp_path)
+    (tmp_path / "reward.json").write_text('{"only": 0.25}')
+    assert read_reward(tmp_path) == (0.25, {"only": 0.25})
+    for text in ("nan", "true", "1e19", ""):
+        (tmp_path / "reward.txt").write_text(text)
+        with pytest.raises(ValueError, match="must hold a finite number"):
+            read_reward(tmp_path)
+    (tmp_path / "reward.txt").unlink()
+    os.mkfifo(tmp_path / "reward.txt")
+    with pytest.raises(ValueError, match="must hold a finite number"):  # a pipe is not waited for
+        read_reward(tmp_path)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_are_right() -> None:
+    lines: list[str] = []
+    assert check_tasks(EXAMPLES, ignore_dockerfile=False, as_json=False, write=lines.append)
+    assert lines == ["median: right", "word_wrap: right"]
+
+
+def test_a_check_names_what_is_wrong(task: Path) -> None:
+    (task / "tests/test.sh").write_text("cp -r /logs/agent . 2>/dev/null; echo 1 > /logs/verifier/reward.txt")
+    (task / "solution/solve.sh").unlink()
+    assert asyncio.run(check_task(HarborTask.load(str(task)), Bubblewrap())) == [
+        "there is no solution/solve.sh: nobody knows whether it can be solved",
+        "doing nothing must get a reward below 1, not 1.0",
+    ]
+    (task / "solution/solve.sh").write_text("true")
+    (task / "tests/test.sh").write_text("exit 1")
+    oracle, nothing = asyncio.run(check_task(HarborTask.load(str(task)), Bubblewrap()))
+    assert "must get reward 1, not a failure: the verifier of task: it left neither" in oracle
+    assert "must get a reward below 1, not a failure" in nothing
+
+
+def test_tasks_become_rows(tmp_path: Path) -> None:
+    import pandas as pd
+
+    options: dict[str, Any] = {"train": None, "val": None, "seed": 0, "data_source": None}
+    write_tasks(tmp_path, EXAMPLES, None, ignore_dockerfile=False, **options)
+    rows = [json.loads(pd.read_parquet(tmp_path / f"{name}.parquet")["turnkey_task"][0]) for name in ("train", "val")]
+    assert sorted(row["kwargs"]["path"] for row in rows) == [str(EXAMPLES / "median"), str(EXAMPLES / "word_wrap")]
+    assert {row["env_id"] for row in rows} == {"harbor"}
+    write_tasks(tmp_path, MEDIAN, EXAMPLES / "word_wrap", ignore_dockerfile=True, **options)
+    frame = pd.read_parquet(tmp_path / "train.parquet")
+    assert json.loads(frame["turnkey_task"][0])["kwargs"] == {"ignore_dockerfile": True, "path": str(MEDIAN)}
+    assert frame["prompt"][0][0]["content"] == (MEDIAN / "instruction.md").read_text().strip()
+    with pytest.raises(TaskFormatError, match="no Harbor tasks in"):
+        find_tasks(tmp_path)

@@ -1,0 +1,281 @@
+"""Commands in bubblewrap: what they see, the one way out, and how a sandbox is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateways import completion, gateway
+from test_command_runner import marked
+
+from verl_turnkey.envs.agents import sandbox
+from verl_turnkey.envs.agents.base import AgentHandle, Outcome
+from verl_turnkey.envs.agents.bubblewrap import Bubblewrap, installation
+from verl_turnkey.envs.agents.command import CommandRunner
+from verl_turnkey.envs.agents.docker import Docker
+from verl_turnkey.envs.agents.jobs import NoSandbox, Sandbox
+from verl_turnkey.envs.agents.sandbox import choose
+from verl_turnkey.envs.errors import SandboxError
+
+HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
+
+
+def play(script: str, *, handle: AgentHandle = HANDLE, box: Sandbox | None = None, timeout: float = 30.0) -> Outcome:
+    runner = CommandRunner(["bash", "-c", script], timeout=timeout, sandbox=box or Bubblewrap())
+    return asyncio.run(runner.run({}, handle))
+
+
+def printed(script: str, **kwargs: Any) -> list[str]:
+    outcome = play(script, **kwargs)
+    assert outcome.reason == ""
+    return outcome.extra["output"].split("\n")[:-1]
+
+
+def test_it_sees_the_same_paths_in_every_episode() -> None:
+    script = "pwd; echo $HOME; ls -A ~ . /tmp; whoami; hostname; env | cut -d= -f1 | sort | grep -v ^_"
+    first, second = printed(script), printed(script)
+    assert first == second
+    assert first[:2] == ["/app", "/home/agent"]
+    assert first[2:10] == [".:", "", "/home/agent:", "", "/tmp:", "root", "sandbox", "ANTHROPIC_API_KEY"]
+
+
+def test_it_sees_no_other_process_no_network_and_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HARMLESS", "theirs")
+    (tmp_path / "private").write_text("secret")
+    script = f"""
+        ls -d /proc/[0-9]* | wc -l
+        tail -n +3 /proc/net/dev | wc -l
+        (exec 3<>/dev/tcp/127.0.0.1/22) 2>/dev/null || echo no port
+        cat {tmp_path}/private 2>/dev/null || echo no file
+        cat /etc/shadow 2>/dev/null || echo no shadow
+        touch /usr/x 2>/dev/null || echo read-only
+        ls /home; ls -A /root 2>/dev/null | grep -v pyenv || echo no home
+        echo ${{HARMLESS-scrubbed}}
+        unshare --mount true 2>/dev/null || echo no mounts
+        grep CapEff /proc/self/status
+    """
+    processes, *lines = printed(script)
+    assert int(processes) < 10
+    assert lines == [
+        "1",
+        "no port",
+        "no file",
+        "no shadow",
+        "read-only",
+        "agent",
+        "no home",
+        "scrubbed",
+        "no mounts",
+        "CapEff:\t0000000000000000",
+    ]
+
+
+@pytest.mark.parametrize("end", ["exit", "timeout"])
+def test_nothing_survives(end: str) -> None:
+    word = f"76{os.getpid()}{len(end)}"
+    script = f"(env -i setsid nohup sleep {word} >/dev/null 2>&1 &)\n" + (f"sleep {word}" if end == "timeout" else "")
+    outcome = play(script, timeout=30.0 if end == "exit" else 1.0)
+    assert not marked(word)
+    assert outcome.truncated == (end == "timeout")
+
+
+ASK = """
+import json, os, urllib.request
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+for size in (1, 3_000_000):
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "x" * size}]}
+    print(post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]["content"])
+post(os.environ["TURNKEY_URL"] + "/reward", {"reward": 1})
+print(os.environ["OPENAI_BASE_URL"])
+"""
+
+
+def test_the_gateway_is_the_only_way_out() -> None:
+    reports = []
+
+    def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path.endswith("/reward"):
+            reports.append((path, body))
+            return {}
+        return completion({"content": f"{path} {len(body['messages'][0]['content'])}"})
+
+    with gateway(answer) as handle:
+        lines = printed(f"{sys.executable} - <<'END'\n{ASK}\nEND", handle=handle)
+    assert lines == [
+        "/s3cret/v1/chat/completions 1",
+        "/s3cret/v1/chat/completions 3000000",
+        "http://127.0.0.1:8000/s3cret/v1",
+    ]
+    assert reports == [("/s3cret/reward", {"reward": 1})]
+
+
+def test_a_real_client_through_the_relay() -> None:
+    """Parallel calls, and a virtual environment of this machine whose interpreter may lie below a home."""
+    script = """
+import asyncio, openai
+async def main():
+    async with openai.AsyncOpenAI() as client:
+        ask = lambda text: client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+        replies = await asyncio.gather(*(ask(str(i)) for i in range(20)))
+        print(*(reply.choices[0].message.content for reply in replies))
+asyncio.run(main())
+"""
+    with gateway(lambda path, body: completion({"content": body["messages"][0]["content"]})) as handle:
+        runner = CommandRunner([sys.executable, "-c", "{script}"], timeout=120.0, sandbox=Bubblewrap())
+        outcome = asyncio.run(runner.run({"script": script}, handle))
+    assert outcome.extra["output"].split() == [str(number) for number in range(20)], outcome.reason
+
+
+def test_status_and_words_come_through_the_relay() -> None:
+    with gateway(lambda path, body: {}) as handle:
+        outcome = play("echo why >&2; exit 3", handle=handle)
+        assert outcome.reason == "the agent ended with exit status 3: why"
+        runner = CommandRunner(["no-such-agent"], timeout=30.0, sandbox=Bubblewrap())
+        reason = asyncio.run(runner.run({}, handle)).reason
+    assert reason == "the agent ended with exit status 127: cannot start no-such-agent: No such file or directory"
+
+
+def test_the_network_of_this_machine_when_asked_for() -> None:
+    with gateway(lambda path, body: completion({"content": "hello"})) as handle:
+        lines = printed(f"{sys.executable} - <<'END'\n{ASK}\nEND", handle=handle, box=Bubblewrap(network="host"))
+    assert lines == ["hello", "hello", handle.base_url]
+
+
+def test_an_unpacked_image_is_the_root_and_stays_as_it_is(tmp_path: Path) -> None:
+    root = tmp_path / "image"
+    for folder in ("etc", "opt", "app"):
+        (root / folder).mkdir(parents=True)
+    (root / "opt/mark").write_text("of the image\n")
+    (root / "etc/os-release").write_text("NAME=image\n")
+    (root / "usr").symlink_to("/host/usr")  # this machine's programs stand in for those of an image
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    runner = CommandRunner(
+        ["bash", "-c", "cat /opt/mark /etc/os-release; touch /opt/x || echo no; ls -A /app; echo >f"],
+        timeout=30.0,
+        sandbox=_WithHost(root),
+    )
+    outcome = asyncio.run(runner.run({}, HANDLE))
+    assert outcome.extra["output"] == "of the image\nNAME=image\nno\n"
+    assert not (root / "opt/x").exists()
+    assert not list((root / "app").iterdir())
+
+
+class _WithHost(Bubblewrap):
+    def _root(self, job: Any) -> list[str]:
+        return [*super()._root(job), "--ro-bind", "/usr", "/host/usr"]
+
+
+def test_what_an_interpreter_needs(tmp_path: Path) -> None:
+    base, venv, tools = tmp_path / "base", tmp_path / "venv", tmp_path / "home"
+    for folder in (base / "bin", base / "lib", base / "conda-meta", venv / "bin", tools / "bin"):
+        folder.mkdir(parents=True)
+    (base / "bin/python3").touch()
+    (venv / "bin/python").symlink_to(base / "bin/python3")
+    (venv / "pyvenv.cfg").touch()
+    (venv / "bin/agent").touch()
+    (tools / "bin/agent").symlink_to(venv / "bin/agent")
+    (tools / "private").touch()
+    assert installation(venv / "bin/python") == [venv, base]
+    assert installation(venv / "bin/agent") == [venv, base]
+    assert installation(tools / "bin/agent") == [tools / "bin/agent", venv, base]
+    assert installation(base / "bin/python3") == [base]
+
+
+def test_a_program_of_ones_own_is_found_and_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also below /tmp, where the sandbox has a folder of its own."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    for name, text in (
+        ("agent", "helper; python3 -c 'print(7)'; echo $PATH"),
+        ("helper", "echo helps"),
+        ("python3", ""),
+    ):
+        (venv / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (venv / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{venv}/bin:{os.environ['PATH']}")
+    outcome = asyncio.run(CommandRunner(["agent"], timeout=30.0, sandbox=Bubblewrap()).run({}, HANDLE))
+    helps, seven, path = outcome.extra["output"].split()
+    assert (helps, seven) == ("helps", "7"), outcome.reason
+    assert path.split(":")[-1] == f"{venv}/bin"
+    assert "." not in printed("echo $PATH")[0].split(":")
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "docker_problem", lambda: "docker's daemon does not answer: no socket")
+
+
+@pytest.fixture
+def no_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "bwrap_problem", lambda: "bwrap is not installed (Debian's package bubblewrap)")
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_bwrap_where_no_daemon_answers() -> None:
+    assert choose("none") == NoSandbox()
+    assert choose("bwrap") == choose("auto") == choose("auto", image="debian") == Bubblewrap()
+    with pytest.raises(SandboxError, match=r"sandbox=docker: docker's daemon does not answer: no socket"):
+        choose("docker", image="debian")
+    with pytest.raises(SandboxError, match="must be auto, none, bwrap or docker, not 'podman'"):
+        choose("podman")
+
+
+@pytest.mark.usefixtures("no_docker", "no_bwrap")
+def test_an_error_names_both() -> None:
+    with pytest.raises(SandboxError) as error:
+        choose("auto", image="debian")
+    assert str(error.value) == (
+        "turnkey.agent.sandbox=auto: docker's daemon does not answer: no socket; bwrap is not installed (Debian's "
+        "package bubblewrap). sandbox=none runs agents without one"
+    )
+    with pytest.raises(SandboxError, match="docker is not used without an image"):
+        choose("auto")
+
+
+def test_docker_where_its_daemon_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "docker_problem", lambda: None)
+    assert choose("auto", image="debian") == choose("docker", image="debian") == Docker("debian")
+    assert choose("auto") == Bubblewrap()
+    with pytest.raises(SandboxError, match="needs an image"):
+        choose("docker")
+
+
+def test_checks_of_this_machine() -> None:
+    assert sandbox.bwrap_problem() is None
+    assert shutil.which("bwrap") is not None
+
+
+def test_a_container_gets_its_mounts_and_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program in the place of docker writes down how it is called; the commands are not run."""
+    log = tmp_path / "log"
+    fake = tmp_path / "docker"
+    fake.write_text(f'#!/bin/sh\nprintf \'%s\\n\' "$*" >> {log}\necho "$OPENAI_API_KEY"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    runner = CommandRunner(["agent", "{workspace}"], timeout=30.0, sandbox=Docker("debian"))
+    handle = AgentHandle(HANDLE.base_url, "k3y", "policy", tmp_path, str(tmp_path / "socket"))
+    outcome = asyncio.run(runner.run({}, handle))
+    run, removal = log.read_text().splitlines()
+    name = run.split("--name ")[1].split()[0]
+    assert removal == f"rm --force {name}"
+    assert run.startswith("run --rm --init")
+    assert "--network none" in run
+    assert f"--mount type=bind,source={tmp_path},target=/app " in run
+    assert f"--mount type=bind,source={tmp_path}/socket,target=/run/turnkey/gateway.sock " in run
+    assert run.endswith("debian python3 -I -S /run/turnkey/relay.py /run/turnkey/gateway.sock 8000 agent /app")
+    assert "k3y" not in run
+    assert outcome.extra["output"] == "k3y\n"
+    assert json.dumps(outcome.extra)
