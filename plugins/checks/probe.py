@@ -83,14 +83,14 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
         raise _refusal(task, failure) from None
     if strategy is not None and getattr(strategy[1], "needs_answer", False):
         _check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
-    multi_turn = config.actor_rollout_ref.rollout.multi_turn
-    others = any(multi_turn.get(key) for key in ("tool_config_path", "function_tool_path"))
-    if turnkey.rollout.action_format == TOOLS and not info.get("tools") and not others:
-        refuse(
-            "tools-missing",
-            f"{task.env_id} gives no info['tools'], which turnkey.rollout.action_format={TOOLS} calls: set tags, or "
-            "json for the one tool act",
-        )
+    if turnkey.rollout.action_format == TOOLS and not info.get("tools"):
+        multi_turn = config.actor_rollout_ref.rollout.multi_turn
+        if not any(multi_turn.get(key) for key in ("tool_config_path", "function_tool_path")):
+            refuse(
+                "tools-missing",
+                f"{task.env_id} gives no info['tools'], which turnkey.rollout.action_format={TOOLS} calls: set tags, "
+                "or json for the one tool act",
+            )
     if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
         _measure(config, turnkey, observation, info)
     return columns_given

@@ -663,7 +663,7 @@ MUTATIONS = [
     ("plugins/rollout/strategies/spo_chain.py", "log_prob < math", "log_prob > math"),
     ("plugins/checks/probe.py", "if forks and not copies:", "if False:", "tests/unit/plugins/checks"),
     # --- rows that merge
-    ("plugins/checks/update.py", '"turnkey_env" in loops and turnkey.rollout.rows_hold_turns:', "False:"),
+    ("plugins/checks/update.py", "if {*AGENT_LOOPS} & {*loops} and turnkey.rollout.rows_hold_turns:", "if False:"),
     ("plugins/config/schema.py", 'self.layout == "merged" and self.prompt', "self.prompt", LOSSES),
     ("plugins/rollout/episode.py", "        if self.merged:", "        if False:", LOOP),
     ("plugins/rollout/episode.py", "BREAK: step.prompt.broke", "BREAK: None", LOOP),

@@ -55,8 +55,8 @@ def test_the_container_installs_what_the_tests_install() -> None:
     lists = re.findall(command, tests)
     assert len(lists) == 1
     assert re.findall(command, container) == lists
-    debian = {name for names in re.findall(r"for command in (.+); do", tests) for name in re.findall(r":(\S+)", names)}
-    assert len(debian) == 5
+    debian = {name for names in re.findall(r"programs=\((.+)\)", tests) for name in re.findall(r":([\w+-]+)", names)}
+    assert len(debian) == 6
     assert debian <= set(container.split())
 
 
