@@ -16,7 +16,6 @@ from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, lis
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.harbor import check_harbor
 from verl_turnkey.plugins.checks.paths import absent
-from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.verl_api.internals import own_manager
@@ -130,7 +129,7 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
                 "unknown-agent-name",
                 f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r}){closest(str(loop), list(loops))}",
             )
-        if loop == AGENT and COLUMN in row and turnkey.agent.run is not None:
+        if loop == "turnkey_agent" and COLUMN in row and turnkey.agent.run is not None:
             check_harbor(turnkey.agent, where, row[COLUMN])
         if loop != "turnkey_env":
             continue

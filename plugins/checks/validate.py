@@ -149,15 +149,15 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         run(warn_of_shared, config)
     run(check_steps, config)
     run(check_groups, config, turnkey, mode, files, loops)
-    ours = {*ledger.AGENT_LOOPS} & loops
-    if not ours and turnkey.rewards != TurnkeyConfig().rewards:
+    our_loops = {*ledger.AGENT_LOOPS} & loops
+    if not our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         warn(
             "rewards-without-effect",
             f"turnkey.rewards has no effect with the agent loop {min(loops)}: "
             f"only {' and '.join(ledger.AGENT_LOOPS)} read it",
         )
     reward_columns: tuple[str, ...] = ()
-    if ours and (rewards := run(check_rewards, config, turnkey, loops)) is not None:
+    if our_loops and (rewards := run(check_rewards, config, turnkey, loops)) is not None:
         run(check_compared, config, turnkey, rewards)
         reward_columns = rewards.columns
     strategy_columns = run(check_branching, config, turnkey, reward_columns, loops) or ()

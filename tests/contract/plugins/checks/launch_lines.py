@@ -306,7 +306,7 @@ DATA = [
     ("data.val_files={tmp}/math.parquet", "math.parquet has no column 'turnkey_task' | turnkey tasks"),
     ("data.train_files=[{train},{tmp}/math.parquet]", "math.parquet has no column 'turnkey_task'"),
     ("data.train_files={tmp}/none.parquet", "data.train_files gives 0 tasks | data.train_batch_size=4"),
-    ("data.val_files={tmp}/none.parquet", "data.val_files holds no tasks"),
+    ("data.val_files={tmp}/none.parquet", "data.val_files contains no tasks"),
     ("data.train_files={tmp}/few.parquet", "data.train_files gives 3 tasks | data.train_batch_size=4"),
     ("data.train_batch_size=9", "data.train_files gives 8 tasks | data.train_batch_size=9"),
     ("data.train_max_samples=2", "data.train_files gives 2 tasks | data.train_batch_size=4"),
@@ -654,7 +654,7 @@ PAY = [
         "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode algorithm.rollout_correction.bypass_mode=True "
         "algorithm.rollout_correction.rollout_is=token "
         "+actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type=reinforce",
-        "rollout_correction.rollout_is=token | policy_loss.rollout_correction is given | drop one of the two",
+        "rollout_correction.rollout_is=token | policy_loss.rollout_correction is set | or drop one of the two",
     ),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=dro", "dro | policy_loss.dro_beta | None"),
     ("sandbox_fusion.url=http://sandbox", "sandbox_fusion.url=http://sandbox | reward.sandbox_fusion.url"),

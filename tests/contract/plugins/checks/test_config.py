@@ -99,7 +99,7 @@ def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, d
 
 def test_every_group_has_a_test_above():
     folders = {path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()}
-    assert folders == {"loss", "env", "device", "preset"}  # presets: test_presets.py
+    assert folders == {"loss", "env", "device", "preset", "agent"}  # presets: test_presets.py; agents: envs/agents
     assert groups("") == recipes.names()
     assert groups("loss") == sorted(["vanilla", *recipes.shipped_losses()])
 
