@@ -69,6 +69,11 @@ def evaluate(
     from verl_turnkey.plugins.eval.samples import locked
 
     trained = RunFolder.of(Path(environment)) or (RunFolder.of(checkpoint) if checkpoint else None)
+    if trained is not None and trained.config.get("turnkey.agent.run") is not None:
+        raise typer.BadParameter(
+            f"{trained.folder} trained an agent (turnkey.agent.run), and `turnkey eval` plays environments: run its "
+            "launch line with trainer.val_only=true"
+        )
     if trained is not None and Path(environment).is_dir():
         environment = trained.env_id
         checkpoint = trained.checkpoints if checkpoint is None and server is None else checkpoint
