@@ -23,7 +23,8 @@ MAIN = "verl.trainer.main_ppo"
 #: In the place of every program that a script starts: notes its words, and answers as a cluster of two nodes would.
 STANDS_IN = """\
 #!/usr/bin/env bash
-{ printf '%s\\t' "${0##*/}" "$@"; echo; } >> "$NOTED"
+line="$(printf '%s\\t' "${0##*/}" "$@")"
+echo "$line" >> "$NOTED" # at once: two of them can run side by side
 case "${0##*/} $*" in
   *hostnames*) printf 'node1\\nnode2\\n' ;;
   *hostname*--ip-address) echo 10.0.0.1 10.0.0.2 ;;
@@ -53,7 +54,8 @@ def noted(script: str, tasks: Path, *arguments: str, **env: str) -> list[list[st
     slurm = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_SUBMIT_DIR": str(FOLDER.parents[1])}
     own = {"PATH": f"{folder}:{os.environ['PATH']}", "NOTED": str(notes), "TASKS": str(tasks), "HEAD_SECONDS": "0"}
     subprocess.run(
-        ["bash", str(FOLDER / f"{script}.sh"), *arguments],
+        # With what it left in the background.
+        ["bash", "-c", 'source "$0" "$@"; wait', str(FOLDER / f"{script}.sh"), *arguments],
         env={**os.environ, **slurm, **own, "OUT": str(tasks.parent / "out"), **env},
         check=True,
         timeout=60,
@@ -148,7 +150,9 @@ def test_slurm_starts_a_head_then_workers_then_the_run(tasks: Path):
     head, workers = (next(line for line in words if text in line) for text in ("--head", "ray start --address="))
     assert "--nodelist=node1 ray start --head --node-ip-address=10.0.0.1 --port=6379" in head
     assert "--nodes=1 --ntasks=1 --exclude=node1 ray start --address=10.0.0.1:6379 --num-gpus=8 --block" in workers
-    assert "--nodelist=node1 python -m verl.trainer.main_ppo" in words[-1]
+    # The head and the workers start in the background: only the run has its place in the order.
+    (run,) = (line for line in words if MAIN in line)
+    assert "--nodelist=node1 python -m verl.trainer.main_ppo" in run
 
 
 def test_the_job_is_submitted_to_the_cluster(tasks: Path):
