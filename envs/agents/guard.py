@@ -31,7 +31,7 @@ def main(command: list[str]) -> int:
         return 127
     threading.Thread(target=_kill_at_end_of_stdin, args=(os.pidfd_open(pid),), daemon=True).start()
     status = _wait_for(pid)
-    _kill_descendants()
+    kill_descendants()
     return status if status >= 0 else 128 - status
 
 
@@ -49,7 +49,7 @@ def _wait_for(pid: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _kill_descendants() -> None:
+def kill_descendants() -> None:
     deadline = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < deadline:  # again and again: one may fork while others are killed
         try:

@@ -31,6 +31,7 @@ from verl_turnkey.envs.tool_info import random_call
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
+from verl_turnkey.plugins.checks.mcp import with_servers
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
@@ -211,6 +212,8 @@ async def play(
             await _replay(process, env, start, actions_taken, states)
     finally:
         await process.retire(CLOSE_SECONDS)
+    if turnkey.rollout.action_format == TOOLS:
+        first[1]["tools"] = await with_servers(turnkey, task, tools or [])
     return *first, common
 
 

@@ -27,6 +27,7 @@ from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.lora import check_lora
+from verl_turnkey.plugins.checks.mcp import check_mcp
 from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_log_folder, check_paths
 from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards
@@ -164,6 +165,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     if ours:
         run(_check_recorded, config, turnkey, loops)
     run(check_agent, config, turnkey, loops)
+    run(check_mcp, turnkey, loops)
     if "turnkey_env" in loops and not findings.errors:
         check_agent_loop(config, turnkey, files if loops == {"turnkey_env"} else [], reward_columns, strategy_columns)
     _hint_without_gpu(config)

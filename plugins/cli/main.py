@@ -103,12 +103,18 @@ def env_check(
     reset_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.reset_timeout")] = 120.0,
     all_installed: Annotated[bool, typer.Option(help="a table of all our environments that are installed")] = False,
     harbor: Annotated[Path | None, typer.Option(help="a Harbor task, or a folder of them, instead")] = None,
+    mcp: Annotated[str | None, typer.Option(help="a file with mcpServers, instead: lists the servers' tools")] = None,
     ignore_dockerfile: Annotated[bool, typer.Option(help="Harbor tasks run on this machine's programs")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Look for faults in an environment. Plays it; exit 1 when it lacks a property that training needs."""
-    if (env is not None) + all_installed + (harbor is not None) != 1:
-        raise typer.BadParameter("give either the id of an environment, --all-installed or --harbor")
+    if (env is not None) + all_installed + (harbor is not None) + (mcp is not None) != 1:
+        raise typer.BadParameter("give either the id of an environment, --all-installed, --harbor or --mcp")
+    if mcp is not None:
+        from verl_turnkey.plugins.cli.mcp import show_tools
+
+        right = show_tools(mcp, start_timeout=reset_timeout, as_json=as_json, write=typer.echo)
+        raise typer.Exit(0 if right else 1)
     if harbor is not None:
         from verl_turnkey.plugins.cli.harbor import check_tasks
 

@@ -17,13 +17,13 @@ from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
 from verl_turnkey.plugins.config.agent import AgentConfig
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.mcp import McpConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.stop import StopConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
-
 
 #: Key under ``turnkey.credit`` that is not a parameter of the method: the modifiers of its credit.
 MODIFY = "modify"
@@ -202,6 +202,7 @@ class TurnkeyConfig:
     """parameters of the policy loss; verl's own losses take none here"""
     env: EnvConfig = field(default_factory=EnvConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
+    mcp: McpConfig = field(default_factory=McpConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)

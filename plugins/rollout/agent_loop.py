@@ -35,7 +35,7 @@ from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectories import Trajectory
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.rollout.turn_answer import answer_turn
-from verl_turnkey.plugins.rollout.worker_tools import WorkerTools
+from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
 
@@ -86,10 +86,10 @@ class EnvAgentLoop(AgentLoopBase):
             output of a failed episode.
         """
         episode, task, failed = Episode(), None, None
-        if self._verl_tools and isinstance(self.reader, ToolsReader):
-            self.worker_tools = WorkerTools(
-                self._verl_tools, kwargs.get("tools_kwargs"), self.shared.turnkey.env.step_timeout
-            )
+        if isinstance(self.reader, ToolsReader):
+            timeout = self.shared.turnkey.env.step_timeout
+            verls = VerlTools(self._verl_tools, kwargs.get("tools_kwargs"), timeout)
+            self.worker_tools = WorkerTools(verls, self.shared.mcp_servers)
         branching, episodes = self._branching(kwargs), [episode]
         member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
         try:
@@ -174,7 +174,7 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]
-            prompts = self._prompts(episode.task + hint, self._take_tools(seen, task))
+            prompts = self._prompts(episode.task + hint, await self._take_tools(seen, task))
             trajectory = Trajectory(
                 episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running
             )
@@ -182,6 +182,8 @@ class EnvAgentLoop(AgentLoopBase):
             return trajectory
         finally:
             running.close()
+            if self.worker_tools is not None:
+                await self.worker_tools.close()
 
     async def _walk(self, trajectory: Trajectory, branching: Branching | None) -> None:
         """Play until the environment, the number of turns or the prompt's budget ends the episode."""
@@ -275,11 +277,12 @@ class EnvAgentLoop(AgentLoopBase):
         """The key by which methods compare states."""
         return state.anchor if self.options.anchor == "state_key" else state.observation_key
 
-    def _take_tools(self, first: Answer, task: Task) -> list[dict[str, Any]] | None:
+    async def _take_tools(self, first: Answer, task: Task) -> list[dict[str, Any]] | None:
         """The tools that the chat template shows in this episode, which the reader then knows."""
         own = first.info.get("tools") or []
         if isinstance(self.reader, ToolsReader):
-            tools = own if self.worker_tools is None else self.worker_tools.beside(own)
+            assert self.worker_tools is not None
+            tools = await self.worker_tools.beside(own, task)
             if not tools:
                 raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")
             self.reader = self.reader.with_tools(tools, as_json=bool(own))

@@ -39,6 +39,8 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     else:
         shown = calls_text([(call.name, call.arguments) for call in own]) if elsewhere else parsed.action
         answer = await trajectory.step(shown)
+    if tools is not None:
+        tools.add_state(answer)
     returned = answer.info.pop("results", None)
     notes = [f"{call.name}: {result['content']}" for call, result in zip(elsewhere, results, strict=True)]
     if parsed.calls:

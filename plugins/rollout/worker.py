@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
+from verl_turnkey.envs.mcp_servers.tools import Servers
 from verl_turnkey.envs.prompting.actions import CALLS, INSTRUCTIONS
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.examples import Examples
@@ -97,6 +98,12 @@ class WorkerProcess:
             modules=self.turnkey.modules,
             clones=0 if selected is None else most_clones(*selected, rollouts, at_once),
         )
+
+    @cached_property
+    def mcp_servers(self) -> Servers | None:
+        """The MCP servers, whose sessions all episodes of this process open here; None: none are configured."""
+        env = self.turnkey.env
+        return self.turnkey.mcp.opened(env.reset_timeout, env.step_timeout)
 
     @property
     def readings(self) -> list[Any]:

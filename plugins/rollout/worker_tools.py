@@ -1,4 +1,4 @@
-"""verl's own tools (``multi_turn.function_tool_path``, ``tool_config_path``), which run in the agent-loop worker."""
+"""Tools of an episode that are not its environment's: verl's own and those of MCP servers, called by the agent loop."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.base import digest
+from verl_turnkey.envs.mcp_servers.tools import EpisodeTools, Servers
 from verl_turnkey.envs.prompting.actions import Call
+from verl_turnkey.envs.tasks import Task
 from verl_turnkey.envs.tool_info import read_tools
 
 
-class WorkerTools:
-    """The tools of one episode that are not its environment's. A tool that raises gives an error as its result.
+class VerlTools:
+    """verl's own tools (``multi_turn.function_tool_path``, ``tool_config_path``). One that raises gives an error.
 
     Args:
-        tools: verl's, as its agent-loop worker has loaded them.
+        tools: as verl's agent-loop worker has loaded them.
         tools_kwargs: of the data row: per name of a tool, its ``create_kwargs``.
         timeout: seconds that a call may take.
     """
@@ -27,16 +31,6 @@ class WorkerTools:
         self._episode = SimpleNamespace(tools_kwargs=self._kwargs, extra_fields={})
         schemas = [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
         self.schemas = read_tools(schemas)
-
-    def beside(self, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """All tools of an episode whose environment has the tools ``own``.
-
-        Raises:
-            EnvironmentFailure: a name has two tools.
-        """
-        if clash := sorted(self._tools.keys() & {tool["function"]["name"] for tool in own}):
-            raise EnvironmentFailure("tools", f"both the environment and verl's configuration have a tool {clash[0]!r}")
-        return [*own, *self.schemas]
 
     def has(self, call: Call) -> bool:
         return call.name in self._tools
@@ -68,3 +62,55 @@ class WorkerTools:
         finally:
             await tool.release(instance)
         return response.text or ""
+
+
+class WorkerTools:
+    """The tools of one episode that are not its environment's.
+
+    Args:
+        verls: verl's own.
+        servers: MCP servers; None: there are none.
+    """
+
+    def __init__(self, verls: VerlTools, servers: Servers | None = None) -> None:
+        self._verls, self._servers = verls, servers
+        self._mcp: EpisodeTools | None = None
+
+    async def beside(self, own: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
+        """All tools of an episode whose environment has the tools ``own``. Opens the episode's sessions with servers.
+
+        Raises:
+            EnvironmentFailure: a name has two tools, or a server does not start.
+        """
+        names = {tool["function"]["name"] for tool in own}
+        if clash := sorted(names & {tool["function"]["name"] for tool in self._verls.schemas}):
+            raise EnvironmentFailure("tools", f"both the environment and verl's configuration have a tool {clash[0]!r}")
+        tools = [*own, *self._verls.schemas]
+        if self._servers is None:
+            return tools
+        self._mcp = await self._servers.episode(task, [tool["function"]["name"] for tool in tools])
+        return [*tools, *self._mcp.schemas]
+
+    def has(self, call: Call) -> bool:
+        return self._verls.has(call) or (self._mcp is not None and self._mcp.has(call.name))
+
+    async def result(self, call: Call) -> dict[str, Any]:
+        """What the call gives, as ``{"content", "is_error"}``.
+
+        Raises:
+            EnvironmentFailure: an MCP server is gone, hangs, or writes too much.
+        """
+        if self._verls.has(call) or self._mcp is None:
+            return await self._verls.result(call)
+        return await self._mcp.result(call.name, call.arguments)
+
+    def add_state(self, answer: Answer) -> None:
+        """Make what the episode's own sessions have seen part of the key of the environment's state."""
+        if self._mcp is not None and self._mcp.state:
+            key = answer.info.setdefault("env_state_key", answer.anchor)  # kept while no action reaches the environment
+            answer.info["state_key"] = digest(key, self._mcp.state)
+
+    async def close(self) -> None:
+        """End the episode's own sessions."""
+        if self._mcp is not None:
+            await self._mcp.close()

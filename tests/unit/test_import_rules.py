@@ -33,6 +33,7 @@ PACKAGES = {
     "envs": "numpy gymnasium | pandas pydantic scipy",
     "envs.hosting": "gymnasium | ray",
     "envs.agents": "numpy | openai tomli",
+    "envs.mcp_servers": "| mcp",
 }
 ONLY_PLUGINS = {"hydra", "omegaconf", "torch", "transfer_queue", "verl", "vllm"}
 

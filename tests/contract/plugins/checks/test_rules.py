@@ -44,6 +44,7 @@ WITHOUT_A_LINE = {
     "group-replaces-override": "a configuration file of the user's: test_config.py",
     "log-of-another-run": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
     "log-of-earlier-start": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
+    "mcp-package-missing": "an installation without the package: tests/unit/plugins/checks/test_checks_of_mcp.py",
     "method-package-missing": "a method without its package: test_config.py",
     "no-whole-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
     "probe-without-environment": "a task for `turnkey eval`; in training `task-without-environment` comes first",

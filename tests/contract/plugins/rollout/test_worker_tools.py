@@ -14,7 +14,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_turnkey.envs.prompting.actions import Call
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.rollout.worker_tools import WorkerTools
+from verl_turnkey.plugins.rollout.worker_tools import VerlTools
 
 FILE = '''
 import time
@@ -131,11 +131,11 @@ def test_a_name_that_two_tools_have_fails_the_episode(shelf, tools):  # noqa: F8
     ],
 )
 def test_a_tool_that_fails_gives_an_error(tools, arguments, content):
-    own = WorkerTools(tools, None, 0.2)
+    own = VerlTools(tools, None, 0.2)
     assert asyncio.run(own.result(Call("add", arguments))) == {"content": content, "is_error": True}
 
 
 def test_a_tool_is_made_with_what_the_data_row_gives(tools):
-    own = WorkerTools(tools, {"note": {"create_kwargs": {"owner": "Ann"}}}, 5.0)
+    own = VerlTools(tools, {"note": {"create_kwargs": {"owner": "Ann"}}}, 5.0)
     result = asyncio.run(own.result(Call("note", {"text": "x"})))
     assert result == {"content": "Ann noted x", "is_error": False}
