@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
+from verl_turnkey.envs.base import digest
 from verl_turnkey.envs.tool_info import read_results, read_tools
 
 Info = dict[str, Any]
@@ -69,6 +70,14 @@ class Answer:
     def anchor(self) -> str | int:
         """The key by which methods compare states: the environment's, else what the agent sees."""
         return self.observation_key if self.state_key is None else self.state_key
+
+    def add_state(self, further: str) -> None:
+        """Make ``further``, a state outside of the environment, part of the key, in place of what was added before.
+
+        A copy of ``info`` still knows the environment's own key.
+        """
+        own = self.info.setdefault("env_state_key", self.anchor)
+        self.info["state_key"] = digest(own, further)
 
     @property
     def admissible(self) -> list[str] | None:

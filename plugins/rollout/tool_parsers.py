@@ -135,7 +135,7 @@ class _VllmParser:
         parser = self._kind(self._tokenizer, shown)  # it keeps a state of what it has read
         request = parser.adjust_request(ChatCompletionRequest.model_validate({"messages": [], "tools": tools}))
         text = self._tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
-        parsed = parser.extract_tool_calls(text, request)
+        parsed = parser.extract_tool_calls(text.lstrip(), request)  # some look for calls at the very beginning
         calls = [WrittenCall(call.function.name, call.function.arguments) for call in parsed.tool_calls]
         return parsed.content or "", calls
 

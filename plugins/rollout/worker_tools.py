@@ -9,7 +9,6 @@ from typing import Any
 
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.base import digest
 from verl_turnkey.envs.mcp_servers.tools import EpisodeTools, Servers
 from verl_turnkey.envs.prompting.actions import Call
 from verl_turnkey.envs.tasks import Task
@@ -107,8 +106,7 @@ class WorkerTools:
     def add_state(self, answer: Answer) -> None:
         """Make what the episode's own sessions have seen part of the key of the environment's state."""
         if self._mcp is not None and self._mcp.state:
-            key = answer.info.setdefault("env_state_key", answer.anchor)  # kept while no action reaches the environment
-            answer.info["state_key"] = digest(key, self._mcp.state)
+            answer.add_state(self._mcp.state)
 
     async def close(self) -> None:
         """End the episode's own sessions."""

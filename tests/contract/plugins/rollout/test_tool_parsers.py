@@ -14,6 +14,8 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import ModuleImportError
+from verl_turnkey.envs.tool_info import calls_text, words_text
+from verl_turnkey.plugins.rollout.action_reader import ToolsReader
 from verl_turnkey.plugins.rollout.tool_parsers import WrittenCall, call_parser, check_tool_parser, unread_calls
 
 CUP = {"thing": "cup", "times": 2}
@@ -56,6 +58,22 @@ def test_calls_by_vllms_parsers(name):
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("put", CUP), ("look", {})]
     assert read(name, made, "no call here") == []
     assert unread_calls(text, 2) == 0
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_a_call_inside_thoughts_is_none_whichever_parser_reads_the_others(name):
+    family, text = VLLM[name]
+    made = tokenizer(family)
+    reader = ToolsReader(call_parser(name, made), made).with_tools(TOOLS)
+
+    def action(turn: str) -> str | None:
+        ids = made.encode(turn, add_special_tokens=False)
+        return asyncio.run(reader.read(ids, made.decode(ids, skip_special_tokens=True), None, [])).action
+
+    both = calls_text([("put", CUP), ("look", {})])
+    assert action(f"<think>\nOr {text}? No.\n</think>\n\n{text}") == both
+    assert action(f"<think>\nOr {text}? No.\n</think>\n\nI am done.") == words_text("I am done.")
+    assert action(f"<think>\nOr {text}") is None
 
 
 def test_vllms_parsers_see_the_schemas_whole():
