@@ -28,6 +28,8 @@ VARIANTS = [
     ("graph", {"edge": "code", "norm": "mean", "scope": "steps", "singleton": "score"}),
     ("graph", {"edge": "progress", "decay": 0.9}),
     ("graph", {"rule": "graft"}),
+    ("graph", {"rule": "g2po"}),
+    ("graph", {"rule": "g2po", "norm": "mean", "success_value": 10.0, "scope": "steps"}),
     ("tree", {"rule": "treerl"}),
     ("tree", {"rule": "tree_grpo", "norm": "mean"}),
     ("tree", {"rule": "arpo", "shared": "sum"}),

@@ -17,6 +17,7 @@ BOUNDS = {
         "step_advantage_w": FACTOR,
         "epsilon": POSITIVE,
         "gamma": SHARE,
+        "success_value": ANY,
     },
     "grpo_steps": {"epsilon": POSITIVE},
     "hae": {"gamma": SHARE, "lam_turn": SHARE, "lam_seg": SHARE, "keep_penalty": FACTOR},
