@@ -220,6 +220,19 @@ MUTATIONS = [
         "after",
         f"{T}/methods/test_graph.py",
     ),
+    ("advantage/methods/rtmc.py", "params.n_prior * prior", "params.n_prior", f"{T}/methods/test_rtmc.py"),
+    (
+        "advantage/methods/rtmc.py",
+        "joint_codes(batch.trajectory, pair)",
+        "joint_codes(batch.trajectory, np.arange(len(batch)))",
+        f"{T}/methods/test_rtmc.py",
+    ),
+    (
+        "advantage/methods/_signatures.py",
+        "past |= {taken[row]}",
+        "past = frozenset({taken[row]})",
+        f"{T}/methods/test_rtmc.py",
+    ),
     (
         "advantage/methods/_graph.py",
         "outcome[last] = gamma * batch.score[last]",

@@ -49,6 +49,8 @@ VARIANTS = [
     ("rebn", {"std": "population"}),
     ("rloo_steps", {"scope": "steps", "singleton": "score"}),
     ("rloo_steps", {"scope": "trajectories"}),
+    ("rtmc", {"divide_by_std": True, "n_prior": 0.0}),
+    ("rtmc", {"states": "actions", "gamma": 1.0}),
     ("maxrl", {"epsilon": 1e-6}),
     ("dual_level", {"trajectory_w": 0.5, "singleton": "score"}),
     ("step_episode", {"estimator": "grpo"}),

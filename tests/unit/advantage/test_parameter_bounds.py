@@ -39,6 +39,7 @@ BOUNDS = {
     },
     "rae": {"decay": SHARE, "gamma": SHARE},
     "rebn": {"gamma": SHARE, "epsilon": POSITIVE},
+    "rtmc": {"gamma": SHARE, "n_prior": FACTOR},
     "salt": {"epsilon": POSITIVE},
     "seeupo": {"clamp": POSITIVE},
     "siblings": {"epsilon": POSITIVE},
