@@ -44,6 +44,13 @@ PAPER_NAMES = (
         "methods/graph.md", "without the further sum over lambda, which is 0 once the values have converged",
     ),
     PaperName(
+        "G2PO / 2606.22995", "graph with rule=g2po",
+        "+turnkey=graph turnkey.credit.rule=g2po turnkey.credit.gamma=0.95", "methods/graph.md",
+        "the released code has turnkey.credit.scope=steps",
+    ),
+    PaperName("RTMC / 2604.11037", "rtmc", "+turnkey=rtmc", "methods/rtmc.md",
+              "turnkey.credit.states=actions: sets of what was done, as in the paper; signatures of actions are yours"),
+    PaperName(
         "GTPO / group turn policy optimization / 2511.14846", "turn_norm", "+turnkey=turn_norm",
         "methods/turn_norm.md", "statistics are of the group; turnkey.credit.over=batch: of the batch. The GTPO of "
         "arXiv:2508.04349, which weighs tokens by entropy, is another method",
@@ -219,9 +226,6 @@ PAPER_NAMES = (
     PaperName("SPEAR / 2509.22601", "turnkey.groups.replay", "+turnkey=gigpo turnkey.groups.replay=2",
               "tasks.md#replay", "another replay, of episodes with the other end", exact=False),
     # credit from returns of states, without code of ours
-    PaperName("G2PO / RTMC / 2606.22995 / 2604.11037", "graph with rule=graft",
-              "+turnkey=graph turnkey.credit.rule=graft", "methods/graph.md",
-              "differences of the states' mean returns, in another normalization", exact=False),
     PaperName("TRACE / 2607.13988", "information_gain with the strategy probe_gold",
               "+turnkey=information_gain turnkey.credit.gain=log_probability turnkey.rollout.strategy=probe_gold",
               "methods/information_gain.md", "gains by the policy instead of a frozen reference", exact=False),

@@ -20,6 +20,7 @@ from verl_turnkey.advantage.methods import (  # noqa: F401  importing a method r
     rae,
     rebn,
     rloo_steps,
+    rtmc,
     salt,
     seeupo,
     siblings,

@@ -113,6 +113,20 @@ def state_values(batch: StepBatch, gamma: float) -> tuple[Floats, Floats, float]
     return unit * before, unit * np.where(equal(after, before), 0.0, after - before), converged
 
 
+def visit_values(batch: StepBatch, gamma: float, end: Floats) -> tuple[Floats, Floats]:
+    """Value of the state before, and of the state after each step: two arrays (S,).
+
+    ``V(s) = mean of gamma^k R over the visits of s``: k steps, the one taken in s included, lead to the end of the
+    visitor's trajectory, whose score is R. After the last step comes ``end`` (S,).
+    """
+    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
+    outcome = np.zeros(len(batch))
+    outcome[last] = gamma * batch.score[last]
+    state, n = batch.anchor_groups
+    value = group_stats(discounted_returns(outcome, batch.runs, gamma), state, n).mean[state]
+    return value, next_values(value, batch.runs, end)
+
+
 def _exact_sums(terms: Floats, codes: Ints, n: int) -> Floats:
     """Sum of ``terms`` over each code (n,), the same in any order; the terms of a code add up to 1 at most."""
     return np.bincount(codes, np.rint(FINEST * terms), n) / FINEST

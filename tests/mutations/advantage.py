@@ -215,6 +215,31 @@ MUTATIONS = [
     ("advantage/methods/_graph.py", "np.rint(FINEST * terms)", "(FINEST * terms)", f"{T}/methods/test_graph.py"),
     ("advantage/methods/graph.py", '"code": there,', '"code": here,', f"{T}/methods/test_graph.py"),
     (
+        "advantage/methods/graph.py",
+        "after - penalties(batch, params.scope)[0]",
+        "after",
+        f"{T}/methods/test_graph.py",
+    ),
+    ("advantage/methods/rtmc.py", "params.n_prior * prior", "params.n_prior", f"{T}/methods/test_rtmc.py"),
+    (
+        "advantage/methods/rtmc.py",
+        "joint_codes(batch.trajectory, pair)",
+        "joint_codes(batch.trajectory, np.arange(len(batch)))",
+        f"{T}/methods/test_rtmc.py",
+    ),
+    (
+        "advantage/methods/_signatures.py",
+        "past |= {taken[row]}",
+        "past = frozenset({taken[row]})",
+        f"{T}/methods/test_rtmc.py",
+    ),
+    (
+        "advantage/methods/_graph.py",
+        "outcome[last] = gamma * batch.score[last]",
+        "outcome[last] = batch.score[last]",
+        f"{T}/methods/test_graph.py",
+    ),
+    (
         "advantage/methods/_tree.py",
         "+= total[tree.origin[batch.first_rows]]",
         "+= 0 * total[tree.origin[batch.first_rows]]",

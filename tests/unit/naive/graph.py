@@ -17,9 +17,15 @@ def graph(
     singleton="zero",
     epsilon=1e-6,
     gamma=0.99,
+    success_value=None,
 ):
     if rule == "graft":
         return less_penalties(differences(rows, gamma), rows)
+    if rule == "g2po":
+        levels = g2po(rows, gamma, success_value, norm, scope, epsilon)
+        episode = episode_level(rows, norm, scope, singleton, epsilon)
+        total = [e + step_advantage_w * level for e, level in zip(episode, levels, strict=True)]
+        return less_penalties(total, rows, scope)
     q = edge_values(rows, edge, decay, scale)
     state = states(rows)
     episode = episode_level(rows, norm, scope, singleton, epsilon)
@@ -89,3 +95,29 @@ def differences(rows, gamma):
     value = dict(zip(names, np.linalg.solve(a, b).tolist(), strict=True))
     pairs = [(gamma * (value[t] if isinstance(t, tuple) else t), value[s]) for s, t in zip(state, target, strict=True)]
     return [0.0 if same(after, before) else after - before for after, before in pairs]
+
+
+def g2po(rows, gamma, success_value, norm, scope, epsilon):
+    """The value of the next state against the same state's, plus the rise of the value against the group's."""
+    state, visits, end = states(rows), {}, {}
+    for members in trajectories(rows):
+        outcome = rows[members[-1]].get("score", sum(rows[j]["reward"] for j in members))
+        for back, i in enumerate(reversed(members)):
+            visits.setdefault(state[i], []).append(gamma ** (back + 1) * outcome)
+        solved = any(rows[i]["success"] for i in members)
+        end[members[-1]] = (outcome if success_value is None else success_value) if solved else 0.0
+    value = {s: sum(found) / len(found) for s, found in visits.items()}
+    after = [None] * len(rows)
+    for members in trajectories(rows):
+        for i, following in zip(members, [*members[1:], None], strict=True):
+            after[i] = end[i] if following is None else value[state[following]]
+    rise = [0.0 if same(a, value[s]) else a - value[s] for a, s in zip(after, state, strict=True)]
+    cost = [row["penalty"] if scope != "outcomes" else 0.0 for row in rows]
+    result = []
+    for i, row in enumerate(rows):
+        alike = [after[j] - cost[j] for j in range(len(rows)) if state[j] == state[i]]
+        group = [rise[j] for j, other in enumerate(rows) if other["group"] == row["group"]]
+        result.append(
+            standardise(after[i] - cost[i], alike, norm, epsilon) + standardise(rise[i], group, norm, epsilon)
+        )
+    return result

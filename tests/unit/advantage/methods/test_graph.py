@@ -13,11 +13,12 @@ PARAMS = st.fixed_dictionaries(
     {
         **EPISODE,
         **GAMMA,
-        "rule": st.sampled_from(["graphgpo", "graphgpo", "graft"]),
+        "rule": st.sampled_from(["graphgpo", "graphgpo", "graft", "g2po"]),
         "edge": st.sampled_from(["paper", "code", "progress"]),
         "decay": st.sampled_from([0.1, 0.9]),
         "scale": st.sampled_from([1.0, 10.0]),
         "step_advantage_w": st.sampled_from([0.0, 0.5, 1.0]),
+        "success_value": st.sampled_from([None, 10.0]),
     }
 )
 
@@ -208,10 +209,53 @@ def test_values_that_did_not_converge_are_told(loops, converged):
         np.testing.assert_allclose(credit.advantage, [*[0] * (loops - 1), 0.5, -0.5, 0], atol=1e-10)
 
 
+#: A-B (10), A-C (0)
+TWO = {
+    "group": ["g"] * 4,
+    "trajectory": [0, 0, 1, 1],
+    "step": [0, 1] * 2,
+    "reward": [0, 10, 0, 0],
+    "anchor": ["A", "B", "A", "C"],
+    "success": [True, True, False, False],
+}
+
+
+def test_check_values_of_g2po():
+    """At gamma 0.95: V(A) 4.5125, V(B) 9.5, V(C) 0; the outputs of the released code."""
+    params = {"rule": "g2po", "gamma": 0.95, "scope": "steps"}
+    credit = compute_credit("graph", StepBatch(**TWO), **params)
+    np.testing.assert_allclose(credit.levels["state_value"], [4.5125, 9.5, 4.5125, 0], atol=1e-12)
+    np.testing.assert_allclose(credit.parts["step_level"], [0.707107, 0, -0.707107, 0], atol=1e-6)
+    np.testing.assert_allclose(credit.parts["edge_level"], [1.22144, 0.06598, -1.224659, -0.062762], atol=1e-6)
+    steps = [1.928547, 0.06598, -1.931766, -0.062762]
+    episode = compute_credit("graph", StepBatch(**TWO), step_advantage_w=0, **params).advantage
+    np.testing.assert_allclose(credit.advantage - episode, steps, atol=1e-6)
+    np.testing.assert_allclose(episode, [0.866025, 0.866025, -0.866025, -0.866025], atol=1e-6)
+
+
+def test_g2po_knows_a_success_by_its_column():
+    """The released code asks for a score of 10: with scores of 0 and 1 nothing succeeds there."""
+    small = TWO | {"reward": [0, 1, 0, 0]}
+    params = {"rule": "g2po", "gamma": 0.95, "norm": "mean", "step_advantage_w": 1}
+    large = compute_credit("graph", StepBatch(**TWO), **params).advantage
+    np.testing.assert_allclose(compute_credit("graph", StepBatch(**small), **params).advantage, large / 10)
+    other = compute_credit("graph", StepBatch(**small), success_value=10, **params)
+    np.testing.assert_allclose(other.parts["edge_level"][1] - other.parts["edge_level"][0], 10 - 0.95 - 0.49875)
+
+
+def test_g2po_with_a_penalty_inside():
+    """Released scope: A to B and A to C, and the first with an invalid action: V(s') 0.1 lower."""
+    batch = StepBatch(**TWO, penalty=[0.1, 0, 0, 0])
+    got = compute_credit("graph", batch, rule="g2po", gamma=0.95, scope="steps", norm="mean").parts
+    np.testing.assert_allclose(got["step_level"], [4.7, 0, -4.7, 0], atol=1e-12)
+    assert not got["penalty"].any()
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("rule", "dijkstra"),
+        ("success_value", float("nan")),
         ("edge", "both"),
         ("decay", 0.0),
         ("scale", 0.0),

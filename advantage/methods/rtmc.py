@@ -1,0 +1,118 @@
+"""RTMC: first-visit Monte-Carlo values of states and actions over a group's episodes, smoothed towards its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import discounted_returns, equal, group_stats, joint_codes
+from verl_turnkey.advantage.methods._signatures import action_codes, function_of, past_actions
+from verl_turnkey.advantage.methods._step_columns import key_column
+from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.registry import register_estimator
+
+STATE, ACTION = "extra.state_signature", "extra.action_signature"
+SMALLEST_STD = 1e-8  # credit with less spread is not divided by it
+
+
+@dataclass(frozen=True)
+class RtmcParams:
+    """Parameters of ``rtmc``; the defaults are the paper's, but for ``states``."""
+
+    gamma: float = 0.99  # discount of the outcome, one factor per step
+    n_prior: float = 2.0  # n0: visits that the group's mean outcome counts for in the value of a state
+    divide_by_std: bool = False  # divide the credit by its population std over the group's steps, without centring
+    states: Literal["anchor", "actions", "column"] = "anchor"
+    """what makes two states equal: the anchor; the set of earlier actions, in any order and each once (the paper's,
+    with signatures of actions); or the column extra.state_signature"""
+    actions: Literal["key", "column"] = "key"
+    """what makes two actions equal: the key of the parsed action, or the column extra.action_signature"""
+    signature: str | None = None
+    """module:function of yours from the key of an action to its signature; null: the key itself"""
+
+    def __post_init__(self) -> None:
+        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+        check(0 <= self.n_prior < np.inf, "n_prior", "a finite number >= 0", self.n_prior)
+        if self.signature is not None:
+            function_of(self.signature)
+
+    @property
+    def also_needs(self) -> tuple[str, ...]:
+        """Columns that these parameters read."""
+        state = {"anchor": ("anchor",), "column": (STATE,), "actions": ()}[self.states]
+        return (*state, "action" if self.actions == "key" else ACTION)
+
+
+@register_estimator(
+    "rtmc",
+    params=RtmcParams,
+    before=(STATE,),
+    paper="RTMC, arXiv:2604.11037",
+    summary="compares the mean outcome after an action with that of all actions in the same state, smoothed",
+)
+def rtmc(batch: StepBatch, params: RtmcParams) -> Credit:
+    """Value of the action taken minus the smoothed value of the state, from the episodes of a group.
+
+    ::
+
+        Q(s, a) = mean of gamma^(T-1-t) R over the first visits of (s, a), one per trajectory
+        V(s)    = mean of the same over the first visits of s with each of its actions; N(s) of them
+        V'(s)   = (N V + n_prior p) / (N + n_prior)          p: mean outcome of the group (Eq 11)
+        A(t)    = Q(s, a) - V'(s) - penalty(t)
+
+    T is the length of the trajectory and R its outcome. ``divide_by_std``: A is divided by its population std over the
+    steps of the group, if that is above 1e-8, before the penalty; the mean stays. p is not discounted, so where all
+    outcomes are equal, only episodes of one step get exactly 0.
+
+    A None as state or action matches nothing; with ``states="actions"`` it leaves the set as it is.
+
+    Source: arXiv:2604.11037, from two third-party implementations; no code of the authors is known. The paper's states
+    are sets of codes per file (viewed, searched, created, modified with a hash) and flags, its actions
+    ``category[:scope]@target[:result]``; these are for tools of a code repository, and the third parties drop the
+    hashes, since states hardly recur with them. Here a function or a column of yours makes the signatures. The paper
+    calls the division by the std optional; one of the third parties has it on.
+
+    Raises:
+        ConfigError: ``signature`` failed for a key, or returned something that cannot be a key.
+    """
+    action, known = action_codes(batch, params.actions == "column", params.signature)
+    if params.states == "actions":
+        state = past_actions(batch, action, known)
+    else:
+        state = batch.anchor if params.states == "anchor" else key_column(batch, "state_signature")[0]
+    state, n_states = joint_codes(batch.group, state)
+    pair, n_pairs = joint_codes(state, action)
+
+    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
+    outcome = np.zeros(len(batch))
+    outcome[last] = batch.score[last]
+    returns = discounted_returns(outcome, batch.runs, params.gamma)
+    order = batch.runs.order
+    visit, _ = joint_codes(batch.trajectory, pair)
+    first = order[np.unique(visit[order], return_index=True)[1]]
+
+    q = group_stats(returns[first], pair[first], n_pairs).mean[pair]
+    of_state = group_stats(returns[first], state[first], n_states)
+    prior = group_stats(batch.score[last], batch.group[last], batch.n_groups).mean[batch.group]
+    visits = of_state.size[state]
+    value = (visits * of_state.mean[state] + params.n_prior * prior) / np.maximum(visits + params.n_prior, 1e-300)
+    credit = np.where(equal(q, value), 0.0, q - value)
+    if params.divide_by_std:
+        spread = group_stats(credit, batch.group, batch.n_groups, "population").std[batch.group]
+        credit = np.where(spread > SMALLEST_STD, credit / np.maximum(spread, SMALLEST_STD), credit)
+    _, state_of_pair = np.unique(pair, return_index=True)
+    actions = np.bincount(state[state_of_pair], minlength=n_states)
+    return Credit.of_parts(
+        {"step_level": credit},
+        batch.penalty,
+        metrics={
+            "credit/groups": float(batch.n_groups),
+            "credit/states": float(n_states),
+            "credit/share_steps_with_alternatives": float(np.mean(actions[state] >= 2)) if len(batch) else 0.0,
+        },
+        levels={"action_value": q, "state_value": value},
+        groups={"step_level": state, "action_value": pair, "state_value": state},
+    )
