@@ -19,11 +19,11 @@ from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.stop import StopConfig
+from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
-
 
 #: Key under ``turnkey.credit`` that is not a parameter of the method: the modifiers of its credit.
 MODIFY = "modify"
@@ -204,6 +204,7 @@ class TurnkeyConfig:
     agent: AgentConfig = field(default_factory=AgentConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stop: StopConfig = field(default_factory=StopConfig)
