@@ -10,10 +10,18 @@ import verl_turnkey.advantage.methods
 import verl_turnkey.advantage.modifiers  # noqa: F401  importing the two packages registers what is in them
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.glossary import describe_part
-from verl_turnkey.advantage.modifying import Modification, ModifierSpec, modifiers, parse_modify, register_modifier
+from verl_turnkey.advantage.modifying import (
+    Modification,
+    ModifierSpec,
+    modifiers,
+    parse_modify,
+    register_modifier,
+    register_token_modifier,
+)
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record
 from verl_turnkey.advantage.registry import EstimatorSpec, compute_credit, estimators, register_estimator
+from verl_turnkey.advantage.tokens import Tokens
 
 __all__ = [
     "RECORD_VERSION",
@@ -24,6 +32,7 @@ __all__ = [
     "ModifierSpec",
     "RecordError",
     "StepBatch",
+    "Tokens",
     "compute_credit",
     "describe_part",
     "estimators",
@@ -34,5 +43,6 @@ __all__ = [
     "parse_modify",
     "register_estimator",
     "register_modifier",
+    "register_token_modifier",
     "validate_record",
 ]

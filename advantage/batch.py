@@ -256,6 +256,9 @@ class Credit:
     ``levels``, further quantities behind them, such as weights and values of states; ``groups``, the steps that a part
     or level of that name compared: those with the same integer, none with -1. The names do not depend on the batch.
     :func:`compute_credit` logs mean, std and share of non-zero entries of parts and levels.
+
+    ``tokens`` (T,): the advantage of each token, where a modifier tells them apart (:mod:`.tokens`); that of a step is
+    then the mean over its tokens. None: all tokens of a step have its advantage.
     """
 
     advantage: Floats
@@ -266,6 +269,7 @@ class Credit:
     parts: Mapping[str, Floats] = field(default_factory=dict)
     levels: Mapping[str, Floats] = field(default_factory=dict)
     groups: Mapping[str, Ints] = field(default_factory=dict)
+    tokens: Floats | None = None
 
     @classmethod
     def of_parts(

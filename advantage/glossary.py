@@ -61,11 +61,15 @@ MEANINGS = {
     "saturation_factor": "Share of the outcome's advantage that remains after earlier steps of high potential.",
     # levels of modifiers
     "a_grae/group_factor": "Factor of the credit by the success rate of the group.",
+    "agent_opsd/belief_change": "How far the teacher's gaps in this turn moved the belief in success.",
     "copo/method_weight": "Weight of the method's credit; the rest is the group's outcome against other groups.",
     "dynamo_modulation/calm": "Factor of the credit, smaller if the step would change the entropy strongly.",
     "dynamo_modulation/gain": "Factor of positive credit, larger if the policy was certain.",
     "empg/bonus": "Added if the policy is certain of the next step.",
     "empg/gain": "Factor of the credit, larger if the policy was certain.",
+    "grsd/factor": "Factor of the credit by the teacher's mean gap, against the turns of the group.",
+    "hcapo/hindsight_ratio": "How likely the turn is in hindsight, against the turns of its trajectory.",
+    "hcapo/hindsight_value": "The discounted outcome, times the ratio in hindsight.",
     "unlikeliness/reward_factor": "Factor of the rewards, smaller if the trajectory is likely under the policy.",
 }
 

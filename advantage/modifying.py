@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import update_wrapper
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -12,9 +13,11 @@ import numpy as np
 from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
+from verl_turnkey.advantage.tokens import TokenRule, Tokens, with_tokens
 
 Estimate = Callable[[StepBatch], Credit]
 Modifier = TypeVar("Modifier", bound=Callable[..., Credit])
+Rule = TypeVar("Rule", bound=TokenRule)
 
 #: How far the sum of parts may be from the advantage, relative to their absolute values.
 PARTS_ROUNDING = 1e-6
@@ -28,6 +31,8 @@ class ModifierSpec:
     """A registered modifier; the fields are those of an estimator's spec.
 
     ``fn(batch, params, estimate)``, with ``stateful`` ``fn(batch, params, estimate, state)``, returns a Credit.
+    ``of_tokens(advantage, tokens, batch, params)`` changes the advantages of tokens afterwards; None: those of steps
+    alone. Params whose values decide on that have a property ``by_token``.
     """
 
     name: str
@@ -38,6 +43,7 @@ class ModifierSpec:
     fn: Callable[..., Credit]
     stateful: bool = False
     bounded_outcomes: bool = False
+    of_tokens: TokenRule | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ class Modification:
     def columns(self) -> tuple[str, ...]:
         """The columns that it cannot do without."""
         return (*self.spec.needs, *getattr(self.params, "also_needs", ()))
+
+    @property
+    def by_token(self) -> bool:
+        """Whether it changes the advantages of single tokens."""
+        return self.spec.of_tokens is not None and getattr(self.params, "by_token", True)
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -78,6 +89,7 @@ def register_modifier(
     needs: tuple[str, ...] = (),
     stateful: bool = False,
     bounded_outcomes: bool = False,
+    of_tokens: TokenRule | None = None,
     paper: str = "",
     summary: str = "",
 ) -> Callable[[Modifier], Modifier]:
@@ -88,7 +100,7 @@ def register_modifier(
     ``advantage`` counts, and what the modifier changed of it is the part ``<name>``; ``returns``, ``extra`` and metrics
     of the estimator stay. Its own metrics and levels, bare names, become ``credit/<name>/<metric>`` and
     ``<name>/<level>``. With ``stateful`` it is ``fn(batch, params, estimate, state)``, as for estimators, and
-    ``Credit.state`` is its own.
+    ``Credit.state`` is its own. ``of_tokens``: see :class:`ModifierSpec`.
 
     Raises:
         ValueError: the name is taken or contains a slash, ``params`` is not a frozen dataclass or has a field ``name``,
@@ -107,7 +119,32 @@ def register_modifier(
     check_columns(f"modifier {name!r}", needs)
 
     def register(fn: Modifier) -> Modifier:
-        _MODIFIERS[name] = ModifierSpec(name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes)
+        _MODIFIERS[name] = ModifierSpec(
+            name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes, of_tokens
+        )
+        return fn
+
+    return register
+
+
+def register_token_modifier(
+    name: str, *, params: type, needs: tuple[str, ...] = (), paper: str = "", summary: str = ""
+) -> Callable[[Rule], Rule]:
+    """Decorate ``fn(advantage, tokens, batch, params) -> advantages`` to make it a modifier of tokens alone.
+
+    ``advantage`` (T,) float64 is that of the steps, or of the modifiers of tokens before this one, without penalties;
+    ``tokens``: :class:`Tokens`. What it changed of a step's advantage, a mean over tokens, is the part ``<name>``.
+
+    Raises:
+        ValueError: as :func:`register_modifier`.
+    """
+
+    def register(fn: Rule) -> Rule:
+        def steps(batch: StepBatch, params: Any, estimate: Estimate) -> Credit:
+            return estimate(batch)
+
+        own = {"params": params, "needs": needs, "paper": paper, "summary": summary}
+        register_modifier(name, of_tokens=fn, **own)(update_wrapper(steps, fn))
         return fn
 
     return register
@@ -156,7 +193,11 @@ def _parsed(entry: Any, here: str) -> Modification:
 
 
 def modified(
-    estimate: Estimate, modify: Sequence[Modification], batch: StepBatch, state: Mapping[str, float]
+    estimate: Estimate,
+    modify: Sequence[Modification],
+    batch: StepBatch,
+    state: Mapping[str, float],
+    tokens: Tokens | None = None,
 ) -> Credit:
     """Credit of ``batch`` by ``estimate`` under the modifiers, the first of them next to ``estimate``.
 
@@ -164,6 +205,7 @@ def modified(
     unmodified. ``state`` and the credit's: those of the modifiers, under ``modify/<name>/<key>``, and the estimator's.
     The credit has the estimator's parts, or one, ``method``, of an estimator that names none, and one named after each
     modifier: what it changed. What a modifier changed in the table is in the parts that the estimator made of it.
+    Modifiers of tokens come after all others, in their own order.
     """
     if not modify:
         return estimate(batch)
@@ -179,6 +221,8 @@ def modified(
     for one in modify:
         whole = _wrapped(whole, one, state)
     credit = whole(batch.replaced(penalty=np.zeros(len(batch))) if batch.penalty.any() else batch)
+    if by_token := [one for one in modify if one.by_token]:
+        credit = with_tokens(credit, by_token, batch, tokens, change)
     return replace(credit, advantage=credit.advantage + change)
 
 

@@ -19,6 +19,7 @@ from verl_turnkey.advantage.modifying import (
 )
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
+from verl_turnkey.advantage.tokens import Tokens
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 
@@ -27,6 +28,9 @@ FROM_TRAINER = {
     "extra.log_prob": "the sum of the old policy's log-probabilities of the turn's own tokens",
     "extra.entropy": "the mean entropy of the old policy at the turn's own tokens",
     "extra.task": "a key of the task, the same in every batch and in every run",
+    "extra.teacher_gap": "the sum of the teacher's minus the old policy's log-probabilities of the turn's own tokens",
+    "extra.teacher_gap_mean": "the mean of the same",
+    "extra.teacher_log_prob_mean": "the mean log-probability of the turn's own tokens under the teacher's prompt",
 }
 
 #: How a rollout comes to have a column, for the error that says it is missing.
@@ -107,7 +111,7 @@ TIERS = {
 }
 
 #: Arguments of :func:`compute_credit`, which no parameter can be called.
-RESERVED = ("name", "batch", "state", "modify")
+RESERVED = ("name", "batch", "state", "modify", "tokens")
 
 
 def register_estimator(
@@ -177,12 +181,14 @@ def compute_credit(
     *,
     state: Mapping[str, float] | None = None,
     modify: Sequence[Any] = (),
+    tokens: Tokens | None = None,
     **params: Any,
 ) -> Credit:
     """Credit of every step of ``batch`` by the estimator ``name``; ``params`` are the fields of its dataclass.
 
     ``modify`` lists modifiers, each by its name or as a mapping with ``name`` and its parameters: the first modifies
-    the estimator, each later one the result of those before it. ``state`` is the ``Credit.state`` of the last batch,
+    the estimator, each later one the result of those before it. ``tokens``: for modifiers of single tokens, whose
+    result is ``Credit.tokens``. ``state`` is the ``Credit.state`` of the last batch,
     for stateful estimators and modifiers; None at the start.
 
     Raises:
@@ -210,7 +216,7 @@ def compute_credit(
         own = (estimators_state(state),) if spec.stateful else ()
         return _checked(spec, spec.fn(table, parsed, *own), len(batch))
 
-    credit = modified(estimate, chosen, batch, state)
+    credit = modified(estimate, chosen, batch, state, tokens)
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
     described_parts = [describe(part, numbers) for part, numbers in (*credit.levels.items(), *credit.parts.items())]
     metrics = {

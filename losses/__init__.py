@@ -16,7 +16,10 @@ from verl_turnkey.losses import (  # noqa: F401  importing a loss registers it
     hdpo,
     psft,
     rebel,
+    sdar,
+    sdpo_sampled,
     segment_mask,
+    skill_sd,
     st_ppo,
     turn_ratio,
 )

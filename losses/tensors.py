@@ -11,6 +11,13 @@ from torch import Tensor
 
 from verl_turnkey.advantage.params import ConfigError
 
+#: Further inputs of losses with a second prompt, which the queue holds under these names, and what provides them.
+TEACHER = {
+    "teacher_log_prob": "a teacher's prompt: set turnkey.teacher.source; else (B, L), log-probabilities of the tokens "
+    "under it",
+    "has_teacher": "a teacher's prompt: set turnkey.teacher.source; else (B,), whether the row has a text for it",
+}
+
 
 @dataclass(frozen=True)
 class LossInputs:

@@ -11,7 +11,7 @@ from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS, TRAINERS, claim, g
 
 
 def register_search_path(module: ModuleType) -> None:
-    """Let Hydra find the groups ``turnkey``, ``turnkey/loss``, ``/env``, ``/preset`` and ``/device``."""
+    """Let Hydra find the groups ``turnkey``, ``turnkey/loss``, ``/modifier``, ``/env``, ``/preset`` and ``/device``."""
 
     def register() -> None:
         from verl_turnkey.plugins.config.command_line import refuse_split

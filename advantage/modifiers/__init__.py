@@ -2,11 +2,17 @@
 
 from verl_turnkey.advantage.modifiers import (  # noqa: F401  importing a modifier registers it
     a_grae,
+    agent_opsd,
     copo,
     dynamo_modulation,
     empg,
+    grsd,
+    hcapo,
     length_gate,
+    opid,
+    rlsd,
     shrinkage,
     tool_gate,
+    trial,
     unlikeliness,
 )

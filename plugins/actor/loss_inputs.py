@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec, turn_ids
 from verl_turnkey.losses.registry import WEIGHT_SHARE, weighs, weight_share
+from verl_turnkey.losses.tensors import TEACHER
 from verl_turnkey.losses.turns import TURN
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.verl_api import internals
@@ -46,8 +47,8 @@ class Batch:
 
 
 def queue_name(name: str) -> str:
-    """The column's name in the queue, prefixed because verl's own columns are there, too."""
-    return f"turnkey_{name}"
+    """The column's name in the queue, prefixed because verl's own columns are there, too; a teacher's has no prefix."""
+    return name if name in TEACHER else f"turnkey_{name}"
 
 
 def staleness(batch: Batch) -> torch.Tensor:
@@ -122,7 +123,7 @@ def all_columns(spec: LossSpec, params: Any, batch: Batch, now: Mapping[str, tor
             old_log_prob=now["old_log_probs"].to_padded_tensor(0.0),
             advantages=now["advantages"].to_padded_tensor(0.0),
             response_mask=now["response_mask"].to_padded_tensor(0),
-            extra=read(found, spec.inputs),
+            extra=read(found.copy().update({name: now[name] for name in TEACHER if name in now}), spec.inputs),
         )
         assert share is not None
         found[queue_name(WEIGHT_SHARE)] = torch.full((len(batch.tags),), float(share))

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
+from verl_turnkey.losses.tensors import TEACHER
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_weights
@@ -127,7 +128,7 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
             f"(+turnkey=base for an estimator of verl's), or set trainer.v1.trainer_mode=turnkey_{mode}",
         )
     estimator = estimator_of(config)
-    provided = {*PROVIDED, *(estimator.gives if estimator else ())}
+    provided = {*PROVIDED, *TEACHER, *(estimator.gives if estimator else ())}
     if lacking := {key: provider for key, provider in spec.needs.items() if key not in provided}:
         missing = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
         refuse(
@@ -135,7 +136,7 @@ def _check_loss(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Co
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs more than "
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} gives ({missing})",
         )
-    if {*spec.needs} - {"staleness"} and estimator is None and (without := {*loops} & {*VERLS_LOOPS}):
+    if {*spec.needs} - {"staleness", *TEACHER} and estimator is None and (without := {*loops} & {*VERLS_LOOPS}):
         refuse(
             "loss-steps",
             f"actor_rollout_ref.actor.policy_loss.loss_mode={name} needs the steps of each episode, which "

@@ -60,7 +60,8 @@ def _parts(line: str) -> Iterator[tuple[str, Any, type, str]]:
         yield "method", shipped()[method], shipped()[method].params, "turnkey.credit."
     if loss := words.get("+turnkey/loss"):
         yield "loss", shipped_losses()[loss], shipped_losses()[loss].params, "turnkey.loss."
-    for name in yaml.safe_load(words.get("turnkey.credit.modify", "[]")):
+    recipe = [words["+turnkey/modifier"]] if "+turnkey/modifier" in words else []
+    for name in recipe or yaml.safe_load(words.get("turnkey.credit.modify", "[]")):
         yield "modifier", shipped_modifiers()[name], shipped_modifiers()[name].params, ""
     if strategy := words.get("turnkey.rollout.strategy"):
         from verl_turnkey.plugins.rollout.strategies import read_strategy

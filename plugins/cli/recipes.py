@@ -44,6 +44,14 @@ actor_rollout_ref:
 turnkey:
   loss: {{}}
 """
+MODIFIER = """\
+# @package _global_
+#
+turnkey:
+  credit:
+    modify:
+      - name: {name}
+"""
 
 
 def shipped() -> dict[str, EstimatorSpec]:
@@ -74,27 +82,34 @@ def loss_recipes() -> list[str]:
     return [f"loss/{name}" for name in shipped_losses()]
 
 
+def modifier_recipes() -> list[str]:
+    """Recipes of the group ``turnkey/modifier``, one per modifier of this package."""
+    return [f"modifier/{name}" for name in shipped_modifiers()]
+
+
 def render(recipe: str) -> str:
-    """The text of a new file for a method, or for a policy loss, ``loss/<name>``."""
-    new = LOSS if recipe.startswith("loss/") else METHOD
-    return updated(recipe, new.format(name=recipe.removeprefix("loss/")))
+    """The text of a new file for a method, a policy loss (``loss/<name>``) or a modifier (``modifier/<name>``)."""
+    group, _, name = recipe.rpartition("/")
+    return updated(recipe, {"": METHOD, "loss": LOSS, "modifier": MODIFIER}[group].format(name=name))
 
 
 def updated(recipe: str, text: str) -> str:
     """The ``text`` of a recipe's file, with title and parameters taken from the code.
 
-    ``base`` holds the whole node ``turnkey:``, a method ``turnkey.credit``, ``loss/<name>`` ``turnkey.loss``.
+    ``base`` holds the whole node ``turnkey:``, a method ``turnkey.credit``, ``loss/<name>`` ``turnkey.loss``, and
+    ``modifier/<name>`` the entry of ``turnkey.credit.modify``.
 
     Raises:
         ValueError: the file lacks the key under which the parameters stand.
     """
     if recipe == "base":
         return _with(text, "turnkey:", TurnkeyConfig(), recipe)
-    of_loss = recipe.startswith("loss/")
-    spec = shipped_losses()[recipe.removeprefix("loss/")] if of_loss else estimators()[recipe]
+    group, _, name = recipe.rpartition("/")
+    specs: dict[str, Any] = {"": estimators, "loss": shipped_losses, "modifier": shipped_modifiers}[group]()
+    key = {"": "  credit:", "loss": "  loss:", "modifier": f"      - name: {name}"}[group]
     package, _, rest = text.split("\n", 2)
-    titled = f"{package}\n# {spec.summary} ({spec.paper})\n{rest}"
-    return _with(titled, "  loss:" if of_loss else "  credit:", spec.params(), recipe)
+    titled = f"{package}\n# {specs[name].summary} ({specs[name].paper})\n{rest}"
+    return _with(titled, key, specs[name].params(), recipe)
 
 
 def _with(text: str, key: str, params: Any, recipe: str) -> str:
@@ -108,10 +123,11 @@ def _with(text: str, key: str, params: Any, recipe: str) -> str:
 def write(root: Path) -> list[Path]:
     """Update every recipe file under ``root`` and make missing ones; returns the changed files."""
     changed = []
-    for recipe in [*names(), *loss_recipes()]:
+    for recipe in [*names(), *loss_recipes(), *modifier_recipes()]:
         file = root / "recipe" / "config" / "turnkey" / f"{recipe}.yaml"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         if text != (new := updated(recipe, text) if text else render(recipe)):
+            file.parent.mkdir(exist_ok=True)
             file.write_text(new, encoding="utf-8")
             changed.append(file)
     return changed

@@ -21,7 +21,7 @@ from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config.foreign_keys import BARE, VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
-from verl_turnkey.plugins.config.line_words import KWARGS, check_argument, check_node, check_together
+from verl_turnkey.plugins.config.line_words import KWARGS, check_argument, check_modifiers, check_node, check_together
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
 _OVERRIDE = re.compile(r"(?P<plus>\+{0,2})(?P<key>[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
@@ -32,9 +32,8 @@ _ESTIMATOR_KEY = "algorithm.adv_estimator"
 _LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
 # Group -> the groups that must follow it. Devices share no keys with others.
 _ORDER = {
-    "turnkey": ("turnkey/env", "turnkey/loss", "turnkey/preset"),
-    "turnkey/env": ("turnkey/preset",),
-    "turnkey/loss": ("turnkey/preset",),
+    "turnkey": ("turnkey/env", "turnkey/loss", "turnkey/modifier", "turnkey/preset"),
+    **{f"turnkey/{group}": ("turnkey/preset",) for group in ("env", "loss", "modifier")},
 }
 
 
@@ -159,6 +158,7 @@ def check(arguments: Sequence[str], main: str = "") -> None:
     _check_order(line)
     _check_estimator(line)
     _check_loss(line)
+    check_modifiers([(override.text, override.key) for override in line.overrides])
     _check_foreign(line)
     for override in line.ours:
         if not line.own_files:

@@ -49,6 +49,20 @@ def check_node(text: str, key: str, value: str, groups: Mapping[str, Sequence[st
         raise ConfigError(f"{text}: a recipe is chosen with a slash and one plus: write +{group}={value}")
 
 
+def check_modifiers(overrides: Iterable[tuple[str, str]]) -> None:
+    """Refuse a list of modifiers beside a recipe of one, which it would replace; ``overrides``: text and key of each.
+
+    Raises:
+        ConfigError: names both.
+    """
+    texts = {key: text for text, key in overrides}
+    recipe, modifiers = texts.get("turnkey/modifier"), texts.get("turnkey.credit.modify")
+    if recipe and modifiers:
+        raise ConfigError(
+            f"{modifiers} replaces the modifier of {recipe}: list them all in turnkey.credit.modify, and drop {recipe}"
+        )
+
+
 def check_argument(text: str, key: str, recipes: Sequence[tuple[str, str]], added: Iterable[str]) -> None:
     """Refuse an environment argument without a plus that no recipe of the line sets.
 

@@ -20,6 +20,7 @@ from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.mcp import McpConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.stop import StopConfig
+from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
@@ -103,6 +104,8 @@ class RolloutConfig:
     """prompt template: a shipped name or the path of a text file"""
     system: str | None = None
     """system message; null: none"""
+    skill: str | None = None
+    """column of the data, or key of its extra_info, whose text every prompt shows after the task; null: none"""
     examples: list[Any] | str = field(default_factory=list)
     """turns shown before the episode's own, each with observation and action (or response), or a file with them (YAML,
     JSON, JSONL); as turns in a conversation, as text in a template"""
@@ -146,18 +149,12 @@ class RolloutConfig:
         check(self.max_turns > 0, "max_turns", "positive", self.max_turns)
         check(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
         check(
-            self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0,
-            "max_tokens_per_turn",
-            "null or positive",
-            self.max_tokens_per_turn,
-        )
-        check(
             self.invalid_action_penalty >= 0,
             "invalid_action_penalty",
             "zero or more (it is subtracted)",
             self.invalid_action_penalty,
         )
-        for name in ("branch_tokens", "branch_steps"):
+        for name in ("max_tokens_per_turn", "branch_tokens", "branch_steps"):
             value = getattr(self, name)
             check(value is None or value > 0, name, "null or positive", value)
         check(self.branches_at_once > 0, "branches_at_once", "positive", self.branches_at_once)
@@ -205,6 +202,7 @@ class TurnkeyConfig:
     mcp: McpConfig = field(default_factory=McpConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stop: StopConfig = field(default_factory=StopConfig)

@@ -14,10 +14,9 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from verl_turnkey.advantage import ConfigError, Credit, Modification, compute_credit, estimators
+from verl_turnkey.advantage import ConfigError, Credit, Modification, Tokens, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.metrics import (
@@ -55,9 +54,13 @@ class CreditStep:
     """``Credit.state`` of the batch before, and after ``run`` that of this one"""
     modify: Sequence[Modification] = ()
     """what modifies the estimator's credit"""
+    training_step: int = 1
+    """of the trainer, from 1"""
     metrics: dict[str, float] = field(default_factory=dict)
     rows: Rows | None = None
     """the table of steps, once it has been read"""
+    tokens: Tokens | None = None
+    """of the steps of the table, where a teacher has scored them and the method reads it"""
     credit: Credit | None = None
     """of the steps of the table; None with an estimator of verl's"""
 
@@ -143,18 +146,21 @@ class CreditStep:
         supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
-        credit = compute_credit(name, rows.steps, state=self.state, modify=self.modify, **asdict(self.params))
+        self.tokens = supplied.tokens_of(self.data, rows.turns, self.training_step)
+        context = {"state": self.state, "modify": self.modify, "tokens": self.tokens}
+        credit = compute_credit(name, rows.steps, **context, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         self.credit, self.state = credit, credit.state
 
         rejected = int(response_mask.sum()) < int(self.response_mask.values().sum())
 
-        def padded(per_step: np.ndarray) -> torch.Tensor:
-            tokens = rows.to_tokens(per_step).to_padded_tensor(0.0, output_size=tuple(response_mask.shape))
+        def padded(jagged: torch.Tensor) -> torch.Tensor:
+            tokens = jagged.to_padded_tensor(0.0, output_size=tuple(response_mask.shape))
             return tokens.mul_(response_mask) if rejected else tokens
 
-        advantages = padded(credit.advantage)
-        return advantages, advantages if credit.returns is None else padded(credit.returns)
+        of_tokens = rows.to_tokens(credit.advantage) if credit.tokens is None else rows.tokens_of_steps(credit.tokens)
+        advantages = padded(of_tokens)
+        return advantages, advantages if credit.returns is None else padded(rows.to_tokens(credit.returns))
 
 
 _current: ContextVar[CreditStep | None] = ContextVar("turnkey_credit_step", default=None)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
-from verl_turnkey.losses.turns import Turns, row_offsets
+from verl_turnkey.losses.turns import Turns, like, row_offsets
 from verl_turnkey.plugins.credit.row_turns import ParsedRows, Runs, branch_name, record_of, split_key
 from verl_turnkey.plugins.credit.supplied import Column
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
@@ -58,6 +58,13 @@ class Rows:
     def to_tokens(self, per_step: np.ndarray) -> torch.Tensor:
         """Write one value per step, (S,), onto the tokens of its turn: jagged float32, zero elsewhere."""
         return self.runs.spread(np.append(per_step, 0.0)[self.of_run].astype(np.float32), 0.0)
+
+    def tokens_of_steps(self, per_token: np.ndarray) -> torch.Tensor:
+        """Write one value per token of a step, (T,) in the order of ``turns.index``: jagged float32, zero elsewhere."""
+        index = self.turns.index.values()
+        flat = torch.zeros(len(index), dtype=torch.float32)
+        flat[index < self.turns.n] = torch.from_numpy(per_token.astype(np.float32))
+        return like(flat, self.turns.index)
 
 
 def failure(extra_fields: Any, has_tokens: bool) -> str | None:

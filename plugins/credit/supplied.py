@@ -13,8 +13,9 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import torch
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, Tokens
 from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.losses.turns import Turns
 
@@ -27,10 +28,17 @@ BYPASS = "algorithm.rollout_correction.bypass_mode"
 
 @dataclass(frozen=True)
 class Source:
-    """``fields``: of the queue; ``column(data, turns, row)`` makes the column of the fields ``data`` of all rows."""
+    """``fields``: of the queue; ``column(data, turns, row)`` makes the column of the fields ``data`` of all rows.
+
+    It needs all of the ``fields``, or ``any_of`` them.
+    """
 
     fields: tuple[str, ...]
     column: Callable[[Mapping[str, Any], Turns, np.ndarray], Sequence[Any] | np.ndarray]
+    any_of: bool = False
+
+    def has(self, data: Mapping[str, Any]) -> bool:
+        return (any if self.any_of else all)(field in data for field in self.fields)
 
 
 def _log_prob(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
@@ -42,18 +50,58 @@ def _entropy(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarr
     return np.where(turns.tokens.numpy() > 0, mean, np.nan)
 
 
+def teacher_gap(data: Mapping[str, Any]) -> torch.Tensor:
+    """Log-probability under the teacher's prompt minus that under the student's, by token, flat: float64."""
+    return data[TEACHER].values().double() - data["old_log_probs"].values().double()
+
+
+def _with_text(column: torch.Tensor, data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    """``column`` (S,), nan where the row has no text for a teacher, or the step no token."""
+    has_text = np.array([bool(flag) for flag in data[HAS_TEACHER]], dtype=bool)[row]
+    return np.where(has_text & (turns.tokens.numpy() > 0), column.numpy(), np.nan)
+
+
+def _gap(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    return _with_text(turns.sum(teacher_gap(data)), data, turns, row)
+
+
+def _gap_mean(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    return _with_text(turns.mean(teacher_gap(data)), data, turns, row)
+
+
+def _teacher_mean(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    return _with_text(turns.mean(data[TEACHER].double()), data, turns, row)
+
+
+def tokens_of(data: Mapping[str, Any], turns: Turns, training_step: int) -> Tokens | None:
+    """The tokens of all steps with their gaps, in the order of ``turns.index``; None: no teacher ran."""
+    if not GAP.has(data):
+        return None
+    step = turns.index.values()
+    return Tokens(step[step < turns.n].numpy(), teacher_gap(data)[step < turns.n].numpy(), training_step)
+
+
 def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:
     keys = task_keys({name: list(data[name]) for name in TASK_FIELDS if name in data})
     return [keys[i] for i in row]
 
 
+TEACHER, HAS_TEACHER = "teacher_log_prob", "has_teacher"
+"""fields of the queue: log-probabilities under the teacher's prompt, like ``old_log_probs``, which they equal in a row
+without a text; and whether a row has one"""
+GAP = Source((TEACHER, HAS_TEACHER, "old_log_probs"), _gap)
 TASK_FIELDS = (TASK, "data_source", "index", "raw_prompt")
 """by which tasks are told apart"""
 SOURCES = {
     "extra.log_prob": Source(("old_log_probs",), _log_prob),
     "extra.entropy": Source(("entropy",), _entropy),
-    "extra.task": Source(TASK_FIELDS, _task),
+    "extra.task": Source(TASK_FIELDS, _task, any_of=True),
+    "extra.teacher_gap": GAP,
+    "extra.teacher_gap_mean": Source(GAP.fields, _gap_mean),
+    "extra.teacher_log_prob_mean": Source((TEACHER, HAS_TEACHER), _teacher_mean),
 }
+#: What a second prompt says of a step.
+OF_TEACHER = {column for column, source in SOURCES.items() if TEACHER in source.fields}
 
 
 def fields(columns: Iterable[str]) -> list[str]:
@@ -69,7 +117,7 @@ def supply(columns: Iterable[str], data: Mapping[str, Any]) -> dict[str, Column]
     return {
         column.removeprefix("extra."): partial(SOURCES[column].column, data)
         for column in columns
-        if column in SOURCES and any(field in data for field in SOURCES[column].fields)
+        if column in SOURCES and SOURCES[column].has(data)
     }
 
 
@@ -99,15 +147,22 @@ def _plain(value: Any) -> Any:
 
 
 def check_supplied(names: Iterable[str], lacking: Iterable[str]) -> None:
-    """Refuse columns that no record gives and that verl has no field for: entropies, without old log-probabilities.
+    """Refuse columns that no record gives and that this configuration has no field for.
 
-    ``names``: of the estimator and of its modifiers.
+    Entropies, without old log-probabilities; what a teacher says, without one. ``names``: of the estimator and of its
+    modifiers.
 
     Raises:
         ConfigError: names the key to change.
     """
+    lacking = set(lacking)
     if "extra.entropy" in lacking:
         raise ConfigError(
             f"{' with '.join(names)} needs 'extra.entropy' of each step, the entropy of the old policy, which verl "
             f"does not compute with {BYPASS}=true: set it to false"
+        )
+    if columns := sorted(lacking & OF_TEACHER):
+        raise ConfigError(
+            f"{' with '.join(names)} needs {columns[0]!r} of each step, which takes a teacher's prompt: set "
+            "turnkey.teacher.source"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_turnkey.advantage import Credit
+from verl_turnkey.advantage import Credit, Tokens
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit.rows import Rows
 
@@ -81,3 +81,23 @@ def credit_columns(
     episodes = steps.ids["trajectory"]
     table: dict[str, Sequence[Any]] = {"episode": [episodes[i] for i in steps.trajectory[chosen].tolist()]}
     return table | {name: column[chosen] for name, column in columns.items()}
+
+
+def token_columns(
+    rows: Rows, credit: Credit, tokens: Tokens, *, train_step: int, chosen: np.ndarray
+) -> dict[str, Sequence[Any]]:
+    """The columns of the table ``tokens`` for the turns ``chosen`` (S,) bool: a list per turn, in the tokens' order."""
+    steps, order = rows.steps, np.argsort(tokens.step, kind="stable")
+    cuts = np.bincount(tokens.step, minlength=len(steps)).cumsum()[:-1]
+    numbers = {"gap": tokens.gap, "advantage": credit.tokens}
+    lists = {
+        name: np.split(column[order].astype(np.float32), cuts) for name, column in numbers.items() if column is not None
+    }
+    wanted = np.flatnonzero(chosen).tolist()
+    episodes = steps.ids["trajectory"]
+    return {
+        "episode": [episodes[steps.trajectory[i]] for i in wanted],
+        "turn": steps.step[chosen].astype(np.int32),
+        "train_step": np.full(len(wanted), train_step, np.int32),
+        **{name: [of_turn[i] for i in wanted] for name, of_turn in lists.items()},
+    }

@@ -27,7 +27,7 @@ COMPONENT = "composed_return."
 
 
 class Column(NamedTuple):
-    """A column: its type by pyarrow's name, and what it holds. A name that ends in ``.*`` stands for a family."""
+    """A column: its type by pyarrow's name, or ``floats``, and what it holds. A name in ``.*`` stands for a family."""
 
     name: str
     type: str
@@ -139,6 +139,17 @@ TABLES = {
             kl                float    KL penalty, subtracted from the reward; null: none
         """),
     ),
+    "tokens": Table(
+        "trainer",
+        ("episode", "turn", "train_step"),
+        _columns("""
+            episode           string   of which the turn is
+            turn              int32    0, 1, 2, ...
+            train_step        int32    the step that trained it
+            gap               floats   of each token: log-probability under the teacher's prompt, less the policy's
+            advantage         floats   of each, before any rejection; null: all have that of the turn
+        """),
+    ),
     "updates": Table(
         "actor",
         ("train_step", "row_id", "turn_in_row", "epoch"),
@@ -177,7 +188,8 @@ def schema(table: str, further: tuple[str, ...] = ()) -> pa.Schema:
     fields = []
     for column in TABLES[table].columns:
         if not column.name.endswith(".*"):
-            fields.append(pa.field(column.name, pa.type_for_alias(column.type)))
+            kind = pa.list_(pa.float32()) if column.type == "floats" else pa.type_for_alias(column.type)
+            fields.append(pa.field(column.name, kind))
             continue
         own = sorted(name for name in further if name.startswith(column.name[:-1]))
         fields += [pa.field(name, pa.type_for_alias(column.type)) for name in own]

@@ -94,7 +94,7 @@ class EnvAgentLoop(AgentLoopBase):
         member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
-            hint = hints.hint_line(kwargs)
+            hint = hints.hint_line(kwargs) + hints.skill_line(kwargs, self.options.skill)
             trajectory = await self._play(episode, self._sampling(sampling_params), task, branching, hint)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
             if branching is not None:

@@ -1,4 +1,4 @@
-"""A hint of a data row, shown after the text of the task in the prompt."""
+"""Hint and skill of a data row, shown after the text of the task in the prompt."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def hint_line(row: Mapping[str, Any]) -> str:
     hint = words(row.get(COLUMN))
     number = math.ceil(len(hint) * float(row.get(SHARE) or 0.0) - 1e-9)
     return f"\nHint: {' '.join(hint[:number])}" if number else ""
+
+
+def skill_line(row: Mapping[str, Any], column: str | None) -> str:
+    """The text in ``column`` of the row, or under that key of its ``extra_info``, after a line break; else empty.
+
+    The policy reads the text that a teacher's source ``task_skill`` keeps from it: Skill-GRPO of arXiv:2605.15155.
+    """
+    extra = row.get("extra_info")
+    text = None if column is None else row.get(column, extra.get(column) if isinstance(extra, Mapping) else None)
+    return f"\n{text}" if isinstance(text, str) and text.strip() else ""

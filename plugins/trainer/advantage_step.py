@@ -13,6 +13,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.registry import weighs
+from verl_turnkey.losses.tensors import TEACHER
 from verl_turnkey.plugins.actor import loss_inputs, weighing
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
@@ -75,6 +76,7 @@ class AdvantageStep:
         step = CreditStep(
             params=self.params,
             modify=self.modify,
+            training_step=self._trainer.global_steps,
             keys=batch.keys,
             tags=batch.tags,
             extra_fields=extra_fields,
@@ -139,7 +141,7 @@ class AdvantageStep:
         if self._trainer.use_critic:
             fields.append("values")
         if self.loss is not None and weighs(self.loss, self.loss_params):
-            fields.append("old_log_probs")
+            fields += ["old_log_probs", *(name for name in TEACHER if name in self.loss.needs)]
         return fields
 
     def _groups_of(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:

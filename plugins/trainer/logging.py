@@ -24,7 +24,7 @@ from verl_turnkey.plugins.config.schema import LogConfig
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
-from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl
+from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl, token_columns
 from verl_turnkey.plugins.log import bounds
 from verl_turnkey.plugins.log.segments import UNNAMED, look_for
 from verl_turnkey.plugins.log.writer import Counts, Tables
@@ -128,6 +128,9 @@ class TrainingLog:
         step_number = self._trainer.global_steps
         numbering = {"train_step": step_number, "first_row": self._first_row, "numbers": self._numbers}
         self.tables.put("credit", step_number, credit_columns(rows, credit, kl=kl, chosen=chosen, **numbering))
+        if step.tokens is not None:
+            lists = token_columns(rows, credit, step.tokens, train_step=step_number, chosen=chosen)
+            self.tables.put("tokens", step_number, lists)
         of_turns = updates.columns(rows, self._first_row, chosen)
         self._first_row += len(step.keys)
         return of_turns

@@ -2,6 +2,11 @@
 
 T = "tests/unit/advantage"
 TESTS = {
+    **{
+        f"advantage/modifiers/{name}.py": f"{T}/modifiers/test_teacher.py"
+        for name in ("agent_opsd", "grsd", "hcapo", "opid", "rlsd", "trial")
+    },
+    "advantage/tokens.py": f"{T}/modifiers/test_tokens.py",
     "advantage/batch.py": f"{T}/test_step_batch.py {T}/methods/test_turn_gae.py",
     "advantage/columns.py": f"{T}/test_step_batch.py {T}/methods/test_salt.py",
     "advantage/methods/gigpo.py": f"{T}/methods/test_gigpo.py {T}/test_all_estimators.py",
@@ -29,6 +34,19 @@ TESTS = {
     "advantage/methods/dual_granularity.py": f"{T}/methods/test_dual_granularity.py",
 }
 MUTATIONS = [
+    # --- a teacher's gaps
+    ("advantage/modifiers/rlsd.py", "np.sign(advantage) * gap", "gap"),
+    ("advantage/modifiers/rlsd.py", "1 - step / self.decay_steps", "1 - (step - 1) / self.decay_steps"),
+    ("advantage/modifiers/agent_opsd.py", "before[first] = start[first]", "before[first] = 0.5"),
+    ("advantage/modifiers/agent_opsd.py", "solved_trajectories(batch)", "batch.success[first]"),
+    ("advantage/modifiers/grsd.py", "changes = known & (", "changes = ("),
+    ("advantage/modifiers/grsd.py", "weights=known.astype(np.int64)", "weights=None"),
+    ("advantage/modifiers/hcapo.py", "np.maximum(term, 0.0), term", "term, term"),
+    ("advantage/modifiers/hcapo.py", "weights=known.astype(np.int64)", "weights=None"),
+    ("advantage/modifiers/trial.py", "-bound, bound", "-np.inf, np.inf"),
+    ("advantage/modifiers/opid.py", "advantage + params.weight", "advantage - params.weight"),
+    ("advantage/tokens.py", "penalties[tokens.step]", "0.0"),
+    ("advantage/tokens.py", "of_step + moved, parts[name] + moved", "of_step, parts[name]"),
     # --- these survived once
     (
         "advantage/methods/_similarity.py",

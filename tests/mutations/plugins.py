@@ -11,6 +11,7 @@ LOSSES, PHASES = f"{C}/actor/test_policy_losses.py", f"{C}/actor/test_phases.py"
 TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_batches.py"
 TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
 SUPPLIED = f"{C}/credit/test_supplied.py"
+TEACHER = f"{C}/credit/test_teacher.py"
 CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
 KEPT, ALLOCATION = f"{C}/trainer/test_group_selection.py", f"{C}/trainer/test_allocation.py"
 REPLAY = f"{C}/trainer/test_replay.py"
@@ -348,7 +349,7 @@ MUTATIONS = [
         "estimators().get(name)",
         f"{STEP} -k both_names",
     ),
-    ("plugins/config/schema.py", "self.max_tokens_per_turn is None or self.max_tokens_per_turn > 0", "True"),
+    ("plugins/config/schema.py", '("max_tokens_per_turn", "branch_tokens"', '("branch_tokens"'),
     ("plugins/checks/data.py", "if batch_size and rows < batch_size:", "if batch_size and rows <= batch_size:"),
     (
         "plugins/checks/agent_loop.py",
@@ -360,7 +361,11 @@ MUTATIONS = [
         "line.overrides[: stands[0]]",
         "line.overrides[stands[0] :]",
     ),
-    ("plugins/checks/update.py", "{*PROVIDED, *(estimator.gives if estimator else ())}", "{*PROVIDED}"),
+    (
+        "plugins/checks/update.py",
+        "{*PROVIDED, *TEACHER, *(estimator.gives if estimator else ())}",
+        "{*PROVIDED, *TEACHER}",
+    ),
     (
         "plugins/checks/update.py",
         "not (bypass and config.actor_rollout_ref.rollout.calculate_log_probs)",
@@ -389,7 +394,7 @@ MUTATIONS = [
         "return all(record_of(fields) is not None for fields in rows)",
         "return any(record_of(fields) is not None for fields in rows)",
     ),
-    ("plugins/credit/estimator.py", "else padded(credit.returns)", "else advantages", STEP),
+    ("plugins/credit/estimator.py", "else padded(rows.to_tokens(credit.returns))", "else advantages", STEP),
     ("plugins/credit/estimator.py", "tokens.mul_(response_mask) if rejected else tokens", "tokens", STEP),
     ("plugins/credit/estimator.py", "tokens.mul_(response_mask) if rejected else tokens", "tokens * 0.5", STEP),
     (
@@ -496,14 +501,27 @@ MUTATIONS = [
     ),
     ("plugins/trainer/checkpointing.py", "        if trainer.global_steps:\n", "        if True:\n", CHECKPOINTS),
     ("plugins/trainer/advantage_step.py", "        self.state = step.state\n", "", CHECKPOINTS),
-    ("plugins/credit/estimator.py", "state=self.state, ", "", CHECKPOINTS),
+    ("plugins/credit/estimator.py", '"state": self.state, ', "", CHECKPOINTS),
     ("plugins/credit/supplied.py", 'turns.mean(data["entropy"]', 'turns.sum(data["entropy"]'),
     ("plugins/credit/supplied.py", "np.where(turns.tokens.numpy() > 0, mean, np.nan)", "mean", SUPPLIED),
     ("plugins/credit/supplied.py", "return [keys[i] for i in row]", "return keys[: len(row)]"),
     ("plugins/credit/supplied.py", "if not isinstance(text, str):", "if True:"),
     ("plugins/credit/supplied.py", '("data_source", "index", "raw_prompt")]', '("data_source", "index")]'),
     ("plugins/credit/supplied.py", "        return value.tolist()\n", "        return str(value)\n"),
-    ("plugins/credit/supplied.py", "and any(field in data for field in SOURCES[column].fields)", "", SUPPLIED),
+    ("plugins/credit/supplied.py", "and SOURCES[column].has(data)", "", SUPPLIED),
+    ("plugins/credit/supplied.py", "self.any_of else all)", "self.any_of else any)", TEACHER),
+    (
+        "plugins/credit/supplied.py",
+        "np.where(has_text & (turns.tokens.numpy() > 0)",
+        "np.where(turns.tokens.numpy() > 0",
+        TEACHER,
+    ),
+    ("plugins/credit/supplied.py", "turns.mean(teacher_gap(data))", "turns.sum(teacher_gap(data))", TEACHER),
+    ("plugins/credit/supplied.py", "turns.mean(data[TEACHER]", "turns.sum(data[TEACHER]", TEACHER),
+    ("plugins/credit/rows.py", "per_token.astype(np.float32)", "np.sort(per_token).astype(np.float32)", TEACHER),
+    ("plugins/credit/estimator.py", "if credit.tokens is None else rows.tokens_of_steps(credit.tokens)", "", TEACHER),
+    ("plugins/trainer/advantage_step.py", "training_step=self._trainer.global_steps", "training_step=1", TEACHER),
+    ("plugins/actor/loss_inputs.py", "name if name in TEACHER else ", "", TEACHER),
     ("plugins/credit/rows.py", 'step["action"] is None and name not in before', 'step["action"] is None', TURNS),
     ("plugins/credit/rows.py", "if name not in parsed.extra}", "}", SUPPLIED),
     ("plugins/checks/validate.py", "{*COLUMNS, *SOURCES, *per_turn}", "{*COLUMNS, *per_turn}", SUPPLIED),

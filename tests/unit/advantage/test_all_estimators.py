@@ -9,7 +9,7 @@ from estimator_cases import as_batch, cases, step_rows, with_parents, with_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, describe_part, estimators, modifiers
+from verl_turnkey.advantage import ConfigError, StepBatch, Tokens, compute_credit, describe_part, estimators, modifiers
 from verl_turnkey.advantage.glossary import MEANINGS
 
 SHIPPED = {name: spec for name, spec in estimators().items() if spec.fn.__module__.startswith("verl_turnkey.")}
@@ -72,6 +72,7 @@ ANY = pytest.mark.parametrize(("name", "params"), VARIANTS, ids=lambda x: x if i
 EXTRA = {"tool_calls": 1, "role": "setter", "parent": "start", "switch": 1}
 EXTRA |= {f"value_{stream}": 0.0 for stream in ("low", "high", "term")}
 EXTRA |= {"entropy": 0.5, "log_prob": -1.0, "answer": "yes", "task": "task", "prior": 0.0}
+EXTRA |= {"teacher_gap": 0.1, "teacher_gap_mean": 0.1, "teacher_log_prob_mean": -1.0}
 EXTRA |= {"turn_score": 0.0, "candidate_score": 0.0, "turn_value": 0.0, "potential": 0.0, "gold_probability": 0.5}
 FULL = step_rows(
     "anchor", "action", "value", "tokens", "success", "text", *(name for name in EXTRA if name != "parent"), ends=True
@@ -152,7 +153,7 @@ def test_credit_is_finite_its_parts_add_up_and_every_name_is_explained(name, par
 def test_the_glossary_has_no_name_too_many():
     seen = set()
     for name, params in [*VARIANTS, ("grpo_steps", {"modify": list(modifiers())}), ("hgpo", {"episode_level": True})]:
-        credit = compute_credit(name, batch_of(3, 1.0), **params)
+        credit = compute_credit(name, batch_of(3, 1.0), tokens=Tokens(range(3), [0.5] * 3), **params)
         for key in (*credit.parts, *credit.levels, *credit.groups):
             names = (f"{name}/{key}", key, re.sub(r"\d+", "<k>", key))
             seen.update(found[:1] if (found := [one for one in names if one in MEANINGS]) else [])

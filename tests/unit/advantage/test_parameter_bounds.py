@@ -52,16 +52,23 @@ BOUNDS = {
 }
 OF_MODIFIERS = {
     "a_grae": {"alpha": "(0, 1]"},
+    "agent_opsd": {"lam": SHARE, "bound": SHARE},
     "copo": {"gamma": FACTOR, "rho": ANY},
     "dynamo_modulation": {"a": FACTOR, "floor": SHARE, "steepness": "[0, 500]", "threshold": SHARE},
     "empg": {"k": FACTOR, "k_next": FACTOR, "zeta": FACTOR},
+    "grsd": {"lam": FACTOR, "eta": FACTOR, "bound": FACTOR, "success": ANY},
+    "hcapo": {"weight": FACTOR, "gamma": SHARE, "temperature": POSITIVE, "clip": "[0, 1)", "success": ANY},
     "length_gate": {"weight": FACTOR},
+    "opid": {"weight": FACTOR},
+    "rlsd": {"lam": SHARE, "clip": "[0, 1)"},
     "shrinkage": {"decay": "[0, 1)"},
     "tool_gate": {"weight": FACTOR},
+    "trial": {"coefficient": FACTOR},
     "unlikeliness": {"beta": SHARE},
 }
 WHOLE = {"hgpo": {"history": FACTOR}, "progress": {"k": "[1, inf)"}, "proxmo": {"max_features": "[1, inf)"}}
 WHOLE["salt"] = {"history": FACTOR}
+WHOLE_OF_MODIFIERS = {"rlsd": {"decay_steps": "[1, inf)"}}
 
 
 def cases(table, registered, whole=False):
@@ -74,7 +81,10 @@ def cases(table, registered, whole=False):
 
 @pytest.mark.parametrize(
     ("params", "key", "inside", "outside"),
-    cases(BOUNDS, estimators()) + cases(OF_MODIFIERS, modifiers()) + cases(WHOLE, estimators(), whole=True),
+    cases(BOUNDS, estimators())
+    + cases(OF_MODIFIERS, modifiers())
+    + cases(WHOLE, estimators(), whole=True)
+    + cases(WHOLE_OF_MODIFIERS, modifiers(), whole=True),
 )
 def test_a_number_reaches_its_bounds_and_no_further(params, key, inside, outside):
     for value in inside:

@@ -8,6 +8,7 @@ import pytest
 from verl_turnkey.advantage import (
     Credit,
     StepBatch,
+    Tokens,
     compute_credit,
     describe_part,
     modifiers,
@@ -170,6 +171,7 @@ def test_what_is_refused(returned, fields, words):
 @pytest.mark.parametrize("penalty", [0.0, 0.25])
 def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
     extra = {"entropy": [0.1, 0.5, 0.9, 0.2], "log_prob": [-1.0, -2.0, -3.0, 0.0], "tool_calls": [1, 0, 2, 3]}
+    extra |= {name: [-0.1, 0.3, -0.2, -0.4] for name in ("teacher_gap", "teacher_gap_mean", "teacher_log_prob_mean")}
     batch = StepBatch(
         group=[*"aabb"],
         trajectory=range(4),
@@ -180,10 +182,13 @@ def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
         tokens=[3, 4, 5, 9],
         extra={**extra, "answer": [*"xyxx"], "task": [*"ttuu"]},
     )
-    credit = compute_credit("grpo_steps", batch, modify=[name], norm="mean", state={f"modify/{name}/t": 0.0})
+    tokens = Tokens([0, 0, 1, 2, 3], [0.2, -0.4, 0.1, -0.3, 0.05])
+    given = {"state": {f"modify/{name}/t": 0.0}, "tokens": tokens}
+    credit = compute_credit("grpo_steps", batch, modify=[name], norm="mean", **given)
     np.testing.assert_allclose(sum(credit.parts.values()), credit.advantage, rtol=1e-12, atol=1e-12)
     assert list(credit.parts) == ["episode_level", "penalty", name]
-    assert credit.parts[name].any() == (name != "unlikeliness"), "it changes the rewards, not the credit"
+    other = ("unlikeliness", "agent_opsd")  # it changes the rewards, not the credit; and episodes of a single turn
+    assert credit.parts[name].any() == (name not in other)
     for key in (*credit.parts, *credit.levels):
         assert describe_part(key, "grpo_steps"), key
         assert f"credit/{key}/share_nonzero" in credit.metrics

@@ -19,6 +19,12 @@ BOUNDS = {
     "tool_w": "[0, inf)",
     "eta": "(0, inf)",
     "threshold": "(0, 1]",
+    "coefficient": "[0, inf)",
+    "beta": "[0, inf)",
+    "pg_weight": "[0, inf)",
+    "lam": "[0, inf)",
+    "weight": "[0, 1]",
+    "is_clip": "(0, inf)",
 }
 
 #: Of the authors' papers and code, as each loss's docstring has it; those of clip_low and clip_high are 0.2.
@@ -28,6 +34,9 @@ DEFAULTS = {
     "hdpo": {"accuracy_w": 1.0, "tool_w": 0.15, "dual_clip": 3.0},
     "psft": {"clip_high": 0.28},
     "rebel": {"eta": 1.0},
+    "sdar": {"coefficient": 0.01, "beta": 5.0, "pg_weight": 1.0, "dual_clip": 3.0},
+    "sdpo_sampled": {"weight": 1.0, "is_clip": 2.0, "rows": "with_text", "dual_clip": 3.0},
+    "skill_sd": {"lam": 0.001, "dual_clip": 3.0},
     "segment_mask": {"threshold": 0.9, "drop_zeros": False},
     "s_ppo": {"divide": "above_one"},
     "st_ppo": {"divide": "above_one"},

@@ -20,6 +20,9 @@ TURN_CONSTANT = turn_ids(MASK).double() * 0.7 - 0.4
 STOPPED = {
     "dgpo": {"spread": 0.05},
     "a3po": {"staleness": torch.ones(4)},
+    "sdar": {"has_teacher": torch.zeros(4)},  # its own gradients: test_teacher_losses.py
+    "sdpo_sampled": {"has_teacher": torch.zeros(4)},
+    "sdpo_sampled/half": {"has_teacher": torch.zeros(4)},
     "turn_ratio/token": {"advantages": TURN_CONSTANT},
 }
 VARIANTS = {
@@ -27,11 +30,16 @@ VARIANTS = {
     "turn_ratio/product": ("turn_ratio", {"ratio": "product"}),
     "turn_ratio/turns": ("turn_ratio", {"aggregate": "turns", "dual_clip": 3.0}),
     "turn_ratio/token": ("turn_ratio", {"gradient": "token"}),
+    "sdar/ungated": ("sdar", {"beta": 0.0, "coefficient": 0.5}),
+    "sdpo_sampled/half": ("sdpo_sampled", {"weight": 0.5}),
     "segment_mask/half": ("segment_mask", {"threshold": 0.5}),
     "segment_mask/zeros": ("segment_mask", {"threshold": 1.0, "drop_zeros": True}),
 }
 
-OWN_WEIGHTS = {"segment_mask/half", "hdpo", "turn_ratio/turns"}
+OWN_WEIGHTS = {"segment_mask/half", "hdpo", "sdpo_sampled", "turn_ratio/turns"}
+OTHER_GRADIENT = {"rebel", "psft", "hdpo", "turn_ratio/turns", "segment_mask", "segment_mask/half"}
+"""that at ratio one is not the policy gradient alone"""
+OF_TEACHER = {variant for variant, (name, _) in VARIANTS.items() if name in ("sdar", "sdpo_sampled", "skill_sd")}
 
 
 def cases(name):
@@ -56,6 +64,8 @@ def inputs(seed=0, spread=0.3, dtype=torch.float64, mask=MASK, **fixed):
         "rewards": normal(len(mask)),
         "group_log_ratio": normal(len(mask)),
         "group_reward": normal(len(mask)),
+        "teacher_log_prob": old + normal(*mask.shape),
+        "has_teacher": torch.tensor([1.0, 0.0, 1.0, 1.0])[: len(mask)],
         **fixed,
     }
 
@@ -149,7 +159,7 @@ def test_nothing_off_the_mask_touches_loss_or_gradient(variant):
 
 @pytest.mark.parametrize(
     "variant",
-    sorted(set(VARIANTS) - {"rebel", "psft", "hdpo", "turn_ratio/turns", "segment_mask", "segment_mask/half"}),
+    sorted(set(VARIANTS) - OTHER_GRADIENT - OF_TEACHER),
 )
 def test_at_ratio_one_it_is_the_policy_gradient(variant):
     given = inputs(spread=0.0)

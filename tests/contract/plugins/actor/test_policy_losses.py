@@ -28,6 +28,10 @@ from verl_turnkey.plugins.trainer.worker_setup import configure
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.ledger import loss_names
 
+TEACHER = {
+    "teacher_log_prob": -torch.arange(20.0).reshape(4, 5) / 10,
+    "has_teacher": torch.tensor([True, False, True, True]),
+}
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 1, 0], [1, 0, 1, 0, 1], [1, 1, 1, 1, 1]])
 
 
@@ -100,6 +104,9 @@ def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
                 "group_log_ratio": torch.tensor([0.1, 0.1, -0.2, -0.2]),
             },
         ),
+        ("sdar", TEACHER),
+        ("skill_sd", TEACHER),
+        ("sdpo_sampled", {**TEACHER, "weight_share": torch.full((4,), 2.0)}),
     ],
 )
 def test_further_inputs_travel_with_the_rows(inputs, name, columns):
@@ -292,10 +299,12 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
     ("segment_mask", {"threshold": 1.0, "drop_zeros": True}),
     *(("turn_ratio", {"ratio": r, "aggregate": "turns"}) for r in ("geometric", "product")),
     ("turn_ratio", {"gradient": "token", "dual_clip": 3.0}),
+    ("sdpo_sampled", {"rows": "all", "weight": 0.5}),
 ]
 FURTHER = {
     "staleness": torch.tensor([1.0, 2.0, 8.0, 1.0]),
     "tool_advantages": MASK * torch.tensor([[1.0], [0.0], [-2.0], [0.0]]),
+    **TEACHER,
     **{key: torch.tensor([1.0, 0.0, 2.0, 0.5]) for key in ("rewards", "group_reward", "group_log_ratio")},
 }
 

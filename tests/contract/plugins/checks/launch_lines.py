@@ -922,6 +922,9 @@ STARTS = [
     "+turnkey=turn_gae",
     "+turnkey=vc_gae critic.model.path={model}",
     *(f"+turnkey=gigpo +turnkey/loss={name}" for name in ("turn_ratio", "st_ppo", "s_ppo", "psft", "rebel", "a3po")),
+    "+turnkey=gigpo +turnkey/modifier=grsd +turnkey/loss=sdpo_sampled",
+    "+turnkey=gigpo +turnkey/loss=skill_sd turnkey.teacher.source=group_success",
+    "+turnkey=base algorithm.adv_estimator=grpo +turnkey/loss=sdar turnkey.teacher.source=group_success",
     "+turnkey=hdpo +turnkey/loss=hdpo 'turnkey.rewards=[{name: step},{name: step, label: q, column: tool_calls}]'",
     "+turnkey=gigpo +turnkey/env=babyai +turnkey/device=cpu trainer.n_gpus_per_node=1 "
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",

@@ -33,6 +33,7 @@ from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
+from verl_turnkey.plugins.credit.supplied import OF_TEACHER, SOURCES
 from verl_turnkey.plugins.log.segments import SEGMENT, write_segment
 from verl_turnkey.plugins.verl_api import internals
 
@@ -81,6 +82,8 @@ def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, d
         config.data.max_response_length = 8192
     probe = probe and recipe.env.id == "turnkey/MiniGrid-v0"  # the tasks here are, and all packages are there
     config.turnkey.env.probe = probe
+    if config.turnkey.teacher.source is not None:
+        config.turnkey.teacher.source = "group_success"  # which needs no column of the data
     columns = [] if method == "base" else [c for c in estimators()[method].needs if c.startswith("extra.")]
     config.turnkey.rewards += [{"name": "step", "label": c, "column": c.removeprefix("extra.")} for c in columns]
     checked(config)
@@ -99,9 +102,24 @@ def test_recipes_combine_freely(compose: Compose, tmp_path, method, loss, env, d
 
 def test_every_group_has_a_test_above():
     folders = {path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()}
-    assert folders == {"loss", "env", "device", "preset", "agent"}  # presets: test_presets.py; agents: envs/agents
+    # presets: test_presets.py; agents: envs/agents; modifiers: below
+    assert folders == {"loss", "env", "device", "preset", "agent", "modifier"}
     assert groups("") == recipes.names()
     assert groups("loss") == sorted(["vanilla", *recipes.shipped_losses()])
+
+
+@pytest.mark.parametrize("name", groups("modifier"))
+def test_the_recipe_of_a_modifier_is_its_defaults_and_a_text_where_it_needs_one(compose: Compose, name):
+    config = compose("+turnkey=rebn", f"+turnkey/modifier={name}")
+    assert name in recipes.shipped_modifiers()
+    spec = recipes.shipped_modifiers()[name]
+    assert config.turnkey.credit.modify == [{"name": name, **vars(spec.params())}]
+    assert (config.turnkey.teacher.source is not None) == bool(OF_TEACHER & {*spec.needs})
+    if config.turnkey.teacher.source is not None:
+        config.turnkey.teacher.source = "group_success"  # which needs no column of the data
+    own = [column for column in spec.needs if column.startswith("extra.") and column not in SOURCES]
+    config.turnkey.rewards += [{"name": "step", "label": c, "column": c.removeprefix("extra.")} for c in own]
+    checked(config)
 
 
 def test_a_package_that_is_not_installed_is_named_before_ray(compose: Compose, monkeypatch: pytest.MonkeyPatch):

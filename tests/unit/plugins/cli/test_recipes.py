@@ -12,6 +12,7 @@ import yaml
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
+RECIPES = [*recipes.names(), *recipes.loss_recipes(), *recipes.modifier_recipes()]
 METHODS = [name for name in recipes.names() if name != "base"]
 
 
@@ -27,12 +28,12 @@ def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, tree
 
 
-@pytest.mark.parametrize("recipe", [*recipes.names(), *recipes.loss_recipes()])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_the_parameters_of_a_recipe_are_the_dataclass_s(recipe):
     assert text(recipe) == recipes.updated(recipe, text(recipe)), "`turnkey tables` writes it"
 
 
-SPECS = [*recipes.shipped().values(), *recipes.shipped_losses().values()]
+SPECS = [spec for of in (recipes.shipped, recipes.shipped_losses, recipes.shipped_modifiers) for spec in of().values()]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -48,10 +49,11 @@ def test_a_method_repeats_nothing_of_base(method):
     assert not set(map(str, leaves(file))) & set(map(str, leaves(yaml.safe_load(text("base")))))
 
 
-@pytest.mark.parametrize("recipe", ["base", "seeupo", "loss/rebel"])
+@pytest.mark.parametrize("recipe", ["base", "seeupo", "loss/rebel", "modifier/grsd"])
 def test_what_the_code_says_is_written_and_the_rest_is_left(recipe):
     as_it_is = text(recipe)
     stale = as_it_is.replace("3.0", "2.0").replace("eta: 1.0", "eta: 1.0\n    tau: 1").replace("# gymnasium", "# an")
+    stale = stale.replace("bound: 0.2", "bound: 0.3")
     assert stale != as_it_is
     assert recipes.updated(recipe, stale) == as_it_is
     own = as_it_is.replace("adv_estimator: ", "adv_estimator: my_").replace("loss_mode: ", "loss_mode: my_")
@@ -63,7 +65,7 @@ def test_a_file_without_the_key_is_named():
         recipes.updated("gigpo", text("gigpo").replace("credit:", "credits:"))
 
 
-@pytest.mark.parametrize("recipe", ["grpo_steps", "loss/psft"])
+@pytest.mark.parametrize("recipe", ["grpo_steps", "loss/psft", "modifier/empg"])
 def test_a_new_file_is_the_one_shipped(recipe):
     assert recipes.render(recipe) == text(recipe)
 
@@ -71,7 +73,8 @@ def test_a_new_file_is_the_one_shipped(recipe):
 def test_files_are_written_only_where_something_changed(tmp_path):
     folder = tmp_path / "recipe" / "config" / "turnkey"
     (folder / "loss").mkdir(parents=True)
-    for recipe in [*recipes.names(), *recipes.loss_recipes()]:
+    (folder / "modifier").mkdir()
+    for recipe in RECIPES:
         stale = text(recipe).replace("weights: paper", "weights: code").replace("clip_high: 0.28", "clip_high: 0.2")
         (folder / f"{recipe}.yaml").write_text(stale, encoding="utf-8")
     assert recipes.write(tmp_path) == [folder / "hgpo.yaml", folder / "loss" / "psft.yaml"]

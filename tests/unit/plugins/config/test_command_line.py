@@ -39,6 +39,12 @@ REFUSED = {
     "+turnkey=gigpo +turnkey/loss=sorl": ["no loss 'sorl'; sorl is the loss st_ppo here", "+turnkey/loss=st_ppo"],
     "+turnkey=rloo": ["'rloo'", "+turnkey=base algorithm.adv_estimator=rloo"],
     "+turnkey=gigpo +turnkey/env=babyi": ["+turnkey/env=babyi", "'babyai'", "turnkey.env.id", "choices: alfworld"],
+    "+turnkey=gigpo +turnkey/modifier=rlds": ["there is no modifier 'rlds'", "'rlsd'"],
+    "+turnkey/modifier=rlsd +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/modifier=rlsd"],
+    "+turnkey=gigpo +turnkey/modifier=rlsd turnkey.credit.modify=[empg]": [
+        "turnkey.credit.modify=[empg] replaces the modifier of +turnkey/modifier=rlsd",
+        "list them all in turnkey.credit.modify",
+    ],
     "+turnkey=gigpo +turnkey/loss=turn_ration": ["there is no loss 'turn_ration'", "'turn_ratio'"],
     "+turnkey=gigpo +turnkey/enviroment=babyai": ["'turnkey/enviroment'", "'turnkey/env'"],
     "+turnkey=[gigpo,hgpo]": ["+turnkey=[gigpo,hgpo]", "one choice at a time"],
@@ -95,6 +101,7 @@ LINES_THAT_PASS = [
     "+turnkey=gigpo +turnkey/env=alfworld +turnkey/preset=gigpo_alfworld_1.5b +turnkey/device=cpu trainer.test_freq=1",
     "+turnkey=gigpo algorithm.adv_estimator=grpo algorithm.adv_estimator=gigpo",  # Hydra takes the last
     "+turnkey=base algorithm.adv_estimator=grpo",
+    "+turnkey=gigpo +turnkey/loss=sdar +turnkey/modifier=rlsd turnkey.teacher.source=gold_answer",
     "+turnkey/device=cpu +turnkey=gigpo +turnkey/env=babyai +turnkey/loss=psft",
     "+turnkey=gigpo +turnkey.env.kwargs.anything=1 turnkey.rewards=[{name:step}] +turnkey.env.kwargs.more=2",
     "+turnkey=hgpo turnkey.credit.weights=code +turnkey/loss=turn_ratio turnkey.loss.ratio=product",

@@ -1,10 +1,10 @@
-"""What of a hint stands behind the task."""
+"""What of a hint, and of a skill, stands behind the task."""
 
 from __future__ import annotations
 
 import pytest
 
-from verl_turnkey.plugins.rollout.hints import hint_line
+from verl_turnkey.plugins.rollout.hints import hint_line, skill_line
 
 TEXT = "Open the  red box\nthen leave"
 
@@ -24,3 +24,14 @@ def test_the_first_words_up_to_a_share(share, words):
 )
 def test_nothing_without_a_hint_or_a_share(row):
     assert hint_line(row) == ""
+
+
+@pytest.mark.parametrize("row", [{"skill": TEXT}, {"extra_info": {"skill": TEXT}}, {"skill": TEXT, "extra_info": None}])
+def test_a_skill_is_shown_whole_from_a_column_or_from_extra_info(row):
+    assert skill_line(row, "skill") == f"\n{TEXT}"
+    assert skill_line(row, None) == skill_line(row, "other") == ""
+
+
+@pytest.mark.parametrize("text", [None, "", "  ", 3, float("nan")])
+def test_nothing_without_a_skill(text):
+    assert skill_line({"skill": text}, "skill") == ""

@@ -1,0 +1,75 @@
+"""HCAPO: turns that are likely in hindsight, with a successful outcome in the prompt, share more of the return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.group_ops import group_stats, next_values, normalize, ordinals
+from verl_turnkey.advantage.methods._step_columns import step_column
+from verl_turnkey.advantage.modifying import Estimate, register_modifier
+from verl_turnkey.advantage.params import check
+
+_FAR = -500.0  # below it exp is so close to 0 that a mean of them could not divide
+
+
+@dataclass(frozen=True)
+class HcapoParams:
+    """Parameters of ``hcapo``; the defaults are the paper's."""
+
+    weight: float = 1.0  # of the hindsight term; the paper's omega
+    gamma: float = 0.95  # discount of the outcome, per turn from the end
+    temperature: float = 5.0  # divides the mean log-probability of a turn in hindsight
+    clip: float = 0.2  # a turn's ratio is clipped to [1 - clip, 1 + clip]
+    smooth: bool = False  # average the value of a turn with that of the next
+    success: float = 0.0  # a score above it is a success, whose turns get no negative term
+
+    def __post_init__(self) -> None:
+        check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
+        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+        check(0 < self.temperature < np.inf, "temperature", "a finite number > 0", self.temperature)
+        check(0 <= self.clip < 1, "clip", "a number in [0, 1)", self.clip)
+        check(np.isfinite(self.success), "success", "a finite number", self.success)
+
+
+@register_modifier(
+    "hcapo",
+    params=HcapoParams,
+    needs=("extra.teacher_log_prob_mean",),
+    paper="HCAPO, arXiv:2603.08754",
+    summary="adds the outcome's share of each turn, by how likely the turn is with a successful outcome in the prompt",
+)
+def hcapo(batch: StepBatch, params: HcapoParams, estimate: Estimate) -> Credit:
+    """``A_t + weight C_t`` for the turns t of a trajectory of T turns, with score R.
+
+    ::
+
+        h_t   = exp(extra.teacher_log_prob_mean / temperature)
+        rho_t = clip(h_t / (mean of h over the trajectory), 1 - clip, 1 + clip)
+        Q_t   = rho_t gamma^(T - 1 - t) R                     with smooth: 0.5 Q_t + 0.5 Q_{t+1}
+        C_t   = (Q_t - mean Q) / (std Q + 1e-6)               over all turns of the group; in a success at least 0
+
+    A turn without a text has rho = 1, and takes no part in the mean of h. The credit is never that of the method alone:
+    with equal h the term is a discounted return.
+
+    Source: the equations of arXiv:2603.08754 as a third party copied them (RainyFields/Agentic-RL-CA); no code of the
+    authors. The sample std and its epsilon are our reading, and so is that the last turn keeps its Q under ``smooth``.
+    """
+    credit = estimate(batch)
+    log_prob = step_column(batch, "hcapo", "teacher_log_prob_mean", gaps=True)
+    known = ~np.isnan(log_prob)
+    h = np.exp(np.maximum(np.where(known, log_prob, 0.0) / params.temperature, _FAR))
+    average = group_stats(h, batch.trajectory, batch.n_trajectories, weights=known.astype(np.int64)).mean
+    ratio = np.divide(h, average[batch.trajectory], out=np.ones_like(h), where=known)
+    rho = np.clip(ratio, 1 - params.clip, 1 + params.clip)
+    left = batch.runs.lengths[batch.trajectory] - 1 - ordinals(batch.runs)
+    score = batch.score[batch.first_rows][batch.trajectory]
+    q = rho * params.gamma**left * score
+    if params.smooth:
+        q = 0.5 * q + 0.5 * next_values(q, batch.runs, q)
+    term = normalize(q, batch.group, group_stats(q, batch.group, batch.n_groups), "mean_std", 1e-6)
+    term = np.where(score > params.success, np.maximum(term, 0.0), term)
+    levels = {"hindsight_ratio": rho, "hindsight_value": q}
+    return replace(credit, advantage=credit.advantage + params.weight * term, levels=levels)
