@@ -97,7 +97,7 @@ def token_columns(
     episodes = steps.ids["trajectory"]
     return {
         "episode": [episodes[steps.trajectory[i]] for i in wanted],
-        "turn": steps.step[chosen].astype(np.int32),
-        "train_step": np.full(len(wanted), train_step, np.int32),
+        "turn": steps.step[chosen].tolist(),
+        "train_step": [train_step] * len(wanted),
         **{name: [of_turn[i] for i in wanted] for name, of_turn in lists.items()},
     }
