@@ -49,7 +49,7 @@ _TYPES = tuple((name, types) for name, (types, _) in _FIELDS.items())
 
 
 class RecordError(ValueError):
-    """A malformed record; the message names the row key and the field."""
+    """A record is malformed. The message names the row and the field."""
 
 
 def make_step(

@@ -2,6 +2,7 @@
 
     python benchmarks/gateway.py --tokenizer FOLDER
     python benchmarks/gateway.py --tokenizer FOLDER --episodes 8 --turns 5 --prompt 30000
+    python benchmarks/gateway.py --tokenizer FOLDER --episodes 2 --turns 100 --prompt 100000 --memory
 
 Real clients over loopback, the model's own tokenizer and chat template; a script is the model.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import resource
 import time
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -83,18 +86,22 @@ async def measured(codec: TimedCodec, options: argparse.Namespace) -> dict[str, 
     await asyncio.gather(*map(play, sessions))
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    gc.collect()
+    kept = tracemalloc.get_traced_memory()[0]
     assert all(len(session.turns) == options.turns for session in sessions)
     await server.stop()
     turns = options.episodes * options.turns
+    numbers = {"turns": turns, "prompt tokens of the last turn": len(sessions[0].turns[-1].prompt.ids)}
+    if options.memory:
+        return {**numbers, "MiB of an episode that waits": kept / 2**20 / options.episodes}
     return {
-        "turns": turns,
-        "prompt tokens of the last turn": len(sessions[0].turns[-1].prompt.ids),
+        **numbers,
         "wall ms per turn": 1000 * seconds / turns,
         "CPU ms per turn, client included": 1000 * cpu / turns,
         "of these rendering and reading": 1000 * codec.seconds / turns,
         "all else": 1000 * (cpu - codec.seconds) / turns,
         "median ms until a reply": 1000 * sorted(waiting)[len(waiting) // 2],
-        "MiB of memory per episode": memory / 1024 / options.episodes,
+        "MiB per episode at the peak, client included": memory / 1024 / options.episodes,
     }
 
 
@@ -106,13 +113,18 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20, help="of each episode")
     parser.add_argument("--prompt", type=int, default=200, help="words of the first prompt")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds of the model's turn")
+    parser.add_argument("--memory", action="store_true", help="trace what waiting episodes hold; times get longer")
     options = parser.parse_args()
     tokenizer = hf_tokenizer(options.tokenizer)
     builder = create_continuous_token_builder(
         tokenizer, hf_model_type=options.model_type, chat_template_kwargs={}, mm_processor_kwargs={}, processor=None
     )
-    for name, value in asyncio.run(measured(TimedCodec(tokenizer, builder), options)).items():
-        print(f"{name:34} {value:10.2f}")
+    codec, warm_up = TimedCodec(tokenizer, builder), argparse.Namespace(**{**vars(options), "episodes": 1, "turns": 2})
+    asyncio.run(measured(codec, warm_up))
+    if options.memory:
+        tracemalloc.start()
+    for name, value in asyncio.run(measured(codec, options)).items():
+        print(f"{name:44} {value:10.2f}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/pictures.py run      # train what is missing below runs/pictures (half an hour on 2 cores), draw
+    python benchmarks/pictures.py run      # train what runs/pictures lacks (half an hour on 2 cores), then draw
     python benchmarks/pictures.py draw     # draw from the runs that are there
     python benchmarks/pictures.py draw --quickstart RUN --healthy RUN --collapsed RUN     # from runs elsewhere
 
@@ -56,7 +56,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.command()
 def run() -> None:
-    """Train what is missing, then draw."""
+    """Train the runs that are missing, then draw all pictures."""
     train_missing(RUNS / "quickstart", method="gigpo", seed=0, steps=10, options=("--model", "smollm2"))
     train_missing(RUNS / "healthy", method="gigpo", seed=0, steps=12)
     train_missing(RUNS / "collapsed", method="gigpo", seed=0, steps=12, options=("--override", TOO_LARGE))

@@ -95,7 +95,7 @@ class Answer:
 def read_reset(answer: Any) -> Answer | Fault:
     """What ``reset`` returned, (observation, info); a fault when it has another form."""
     if not (isinstance(answer, tuple) and len(answer) == 2):
-        return Fault("runs", f"reset must return (observation, info), not {shown(answer)}")
+        return Fault("runs", f"reset must return (observation, info), not {short_repr(answer)}")
     return _read(answer[0], answer[1], ("tools", read_tools))
 
 
@@ -103,16 +103,16 @@ def read_step(answer: Any) -> Answer | Fault:
     """What ``step`` returned, (observation, reward, terminated, truncated, info); a fault when it has another form."""
     if not (isinstance(answer, tuple) and len(answer) == 5):
         return Fault(
-            "runs", f"step must return (observation, reward, terminated, truncated, info), not {shown(answer)}"
+            "runs", f"step must return (observation, reward, terminated, truncated, info), not {short_repr(answer)}"
         )
     observation, reward, terminated, truncated, info = answer
-    found = _read(observation, info, ("results", read_results))
-    found.reward = _reward(reward, found.faults)
+    output = _read(observation, info, ("results", read_results))
+    output.reward = _reward(reward, output.faults)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not _is_bool(flag):
-            found.faults.append(Fault("flags", f"{name} must be a bool, not {shown(flag)}"))
-    found.terminated, found.truncated = terminated is not None and bool(terminated), bool(truncated)
-    return found
+            output.faults.append(Fault("flags", f"{name} must be a bool, not {short_repr(flag)}"))
+    output.terminated, output.truncated = terminated is not None and bool(terminated), bool(truncated)
+    return output
 
 
 def plain_text(value: Any) -> str:
@@ -120,7 +120,7 @@ def plain_text(value: Any) -> str:
     return str.__str__(str(value)).encode("utf-8", "replace").decode("utf-8")
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Type and beginning of a value that should not be there."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else f'{text[:80]}... ({len(text)} characters)'}"
@@ -134,7 +134,7 @@ def _read(observation: Any, info: Any, of_tools: tuple[str, Callable[[Any], Any]
     """``of_tools``: the key of ``info`` that is about tools, and its reader."""
     faults: list[Fault] = []
     if not isinstance(observation, str):
-        faults.append(Fault("observation", f"an observation must be text, not {shown(observation)}"))
+        faults.append(Fault("observation", f"an observation must be text, not {short_repr(observation)}"))
         observation = repr(observation)[:1000]
     return Answer(plain_text(observation), _info(info, faults, of_tools), faults=faults)
 
@@ -154,9 +154,9 @@ def finite_reward(value: Any, what: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{what} must be a finite number, not {shown(value)}")
+        raise ValueError(f"{what} must be a finite number, not {short_repr(value)}")
     if abs(number) > LARGEST_REWARD:
-        raise ValueError(f"{what} must be at most 1e18 in size, not {shown(value)}")
+        raise ValueError(f"{what} must be at most 1e18 in size, not {short_repr(value)}")
     return number
 
 
@@ -167,29 +167,29 @@ def _info(info: Any, faults: list[Fault], of_tools: tuple[str, Callable[[Any], A
         faults.append(Fault(property, what))
 
     if not isinstance(info, Mapping):
-        fault(f"info must be a dict, not {shown(info)}")
+        fault(f"info must be a dict, not {short_repr(info)}")
         info = {}
     key, admissible, task = info.get("state_key"), info.get("admissible"), info.get("task")
     if isinstance(key, np.integer):
         key = int(key)
     if key is not None and (isinstance(key, bool) or not isinstance(key, str | int)):
-        fault(f"info['state_key'] must be a str or an int, not {shown(key)}", "state_key")
+        fault(f"info['state_key'] must be a str or an int, not {short_repr(key)}", "state_key")
         key = None
     if isinstance(admissible, np.ndarray):
         admissible = admissible.tolist()
     if admissible is not None and not (
         isinstance(admissible, list | tuple) and all(isinstance(action, str) for action in admissible)
     ):
-        fault(f"info['admissible'] must be a list of str, not {shown(admissible)}")
+        fault(f"info['admissible'] must be a list of str, not {short_repr(admissible)}")
         admissible = None
     if task is not None and not isinstance(task, str):
-        fault(f"info['task'] must be text, not {shown(task)}")
+        fault(f"info['task'] must be text, not {short_repr(task)}")
         task = None
     flags: dict[str, bool | None] = {}
     for name in ("success", "won", "invalid"):
         flags[name] = info.get(name)
         if flags[name] is not None and not _is_bool(flags[name]):
-            fault(f"info['{name}'] must be a bool, not {shown(flags[name])}")
+            fault(f"info['{name}'] must be a bool, not {short_repr(flags[name])}")
             flags[name] = None
     success, won = flags["success"], flags["won"]  # won: verl-agent's name for it
     if success is not None and won is not None and bool(success) != bool(won):
@@ -252,7 +252,7 @@ def plain_values(value: Any, what: str) -> dict[str, Any]:
         TypeError: it is not a mapping of plain values; calls it ``what``.
     """
     if not isinstance(value, Mapping):
-        raise TypeError(f"{what} must be a dict, not {shown(value)}")
+        raise TypeError(f"{what} must be a dict, not {short_repr(value)}")
     return _plain(value, what)
 
 
@@ -260,7 +260,7 @@ def _plain(value: Any, what: str) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if type(value) in (int, float) and not -_LARGEST <= value <= _LARGEST:  # nan neither
-        raise TypeError(f"{what} must hold finite numbers, not {shown(value)}")
+        raise TypeError(f"{what} must hold finite numbers, not {short_repr(value)}")
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
@@ -269,4 +269,4 @@ def _plain(value: Any, what: str) -> Any:
         return {plain_text(key): _plain(item, what) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, what) for item in value]
-    raise TypeError(f"{what} must hold numbers, texts, lists and dicts, not {shown(value)}")
+    raise TypeError(f"{what} must hold numbers, texts, lists and dicts, not {short_repr(value)}")

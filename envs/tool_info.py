@@ -21,19 +21,19 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     """
     tools = _json(value, TOOLS)
     if not isinstance(tools, list):
-        raise TypeError(f"{TOOLS} must be a list of function schemas, not {_shown(value)}")
+        raise TypeError(f"{TOOLS} must be a list of function schemas, not {_short(value)}")
     for n, tool in enumerate(tools):
         where = f"{TOOLS}[{n}]"
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict):
-            raise TypeError(f"{where} must be {{'type': 'function', 'function': {{...}}}}, not {_shown(tool)}")
+            raise TypeError(f"{where} must be {{'type': 'function', 'function': {{...}}}}, not {_short(tool)}")
         if not isinstance(function.get("name"), str) or not function["name"]:
-            raise TypeError(f"{where} must have a name, not {_shown(function.get('name'))}")
+            raise TypeError(f"{where} must have a name, not {_short(function.get('name'))}")
         if not isinstance(function.setdefault("description", ""), str):
-            raise TypeError(f"the description of {where} must be text, not {_shown(function['description'])}")
+            raise TypeError(f"the description of {where} must be text, not {_short(function['description'])}")
         parameters = function.setdefault("parameters", {"type": "object", "properties": {}})
         if not isinstance(parameters, dict) or not isinstance(parameters.setdefault("properties", {}), dict):
-            raise TypeError(f"the parameters of {where} must be a JSON schema of an object, not {_shown(parameters)}")
+            raise TypeError(f"the parameters of {where} must be a JSON schema of an object, not {_short(parameters)}")
     names = [tool["function"]["name"] for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise TypeError(f"{TOOLS} has several tools of the name {twice[0]!r}")
@@ -48,14 +48,14 @@ def read_results(value: Any) -> list[dict[str, Any]]:
     """
     results = _json(value, RESULTS)
     if not isinstance(results, list):
-        raise TypeError(f"{RESULTS} must be a list with one result per call, not {_shown(value)}")
+        raise TypeError(f"{RESULTS} must be a list with one result per call, not {_short(value)}")
     for n, result in enumerate(results):
         if not (
             isinstance(result, dict)
             and isinstance(result.get("content"), str)
             and isinstance(result.setdefault("is_error", False), bool)
         ):
-            raise TypeError(f"{RESULTS}[{n}] must be {{'content': text, 'is_error': bool}}, not {_shown(result)}")
+            raise TypeError(f"{RESULTS}[{n}] must be {{'content': text, 'is_error': bool}}, not {_short(result)}")
     return results
 
 
@@ -111,6 +111,6 @@ def _json(value: Any, what: str) -> Any:
     return json.loads(text.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else f'{text[:80]}...'}"

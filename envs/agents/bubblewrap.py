@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
-from verl_turnkey.envs.agents.jobs import (
-    HOME,
-    PATH,
-    Job,
-    Launch,
-    Mount,
-    Network,
-    relay_mounts,
-    seen_inside,
-    through_relay,
-)
+from verl_turnkey.envs.agents.jobs import HOME, PATH, Job, Launch, Mount, Network, own_mounts, relayed, seen_inside
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # No file with a secret: whoever trains as root would show /etc/shadow.
@@ -59,16 +49,13 @@ class Bubblewrap:
         if self.network == "host":
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         command, own = ([*job.command], []) if self.rootfs else _program(job.command)
-        mounts = [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True)]
-        mounts.append(Mount(job.folder / "tmp", "/tmp", True))
+        mounts = [*own_mounts(job), Mount(job.folder / "tmp", "/tmp", True)]
         readable = [path for path in dict.fromkeys([*own, *self.readable]) if not path.is_relative_to("/usr")]
         mounts += [Mount(path, str(path)) for path in readable]  # after /tmp, in which some of them may lie
-        mounts += job.mounts
         path = _search_path(Path(command[0])) if own else PATH
-        if self.network == "gateway" and job.socket is not None:
-            mounts += relay_mounts(job.socket)
-            command = through_relay(sys.executable if self.rootfs is None else "python3", command)
-        for mount in mounts:
+        python = sys.executable if self.rootfs is None else "python3"
+        relay_mounts, command = relayed(job, self.network, command, python)
+        for mount in (*mounts, *job.mounts, *relay_mounts):
             options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
         # The environment comes with the process: options would show the key of the gateway to every user.
         env = {"PATH": path, "HOME": HOME, "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
@@ -101,21 +88,21 @@ def installation(program: Path) -> list[Path]:
     A program that is in no virtual environment, conda environment, installation of node or folder of its packages
     counts alone: the folder around it may be a user's home.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for path in dict.fromkeys((program, program.resolve())):
         prefix = path.parent.parent
         if "node_modules" in path.parts:
-            found += [Path(*path.parts[: path.parts.index("node_modules") + 1])]
+            paths += [Path(*path.parts[: path.parts.index("node_modules") + 1])]
             continue
         if path.parent.name != "bin" or not _is_installation(prefix):
-            found.append(path)
+            paths.append(path)
             continue
-        found.append(prefix)
+        paths.append(prefix)
         if (prefix / "pyvenv.cfg").is_file():
             python = (prefix / "bin" / "python").resolve()
             if python != path:
-                found += [python.parent.parent]
-    return [path for path in dict.fromkeys(found) if path.exists()]
+                paths += [python.parent.parent]
+    return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
 def _is_installation(prefix: Path) -> bool:

@@ -8,17 +8,7 @@ from typing import ClassVar
 from uuid import uuid4
 
 from verl_turnkey.envs.agents.base import AgentHandle
-from verl_turnkey.envs.agents.jobs import (
-    HOME,
-    PATH,
-    Job,
-    Launch,
-    Mount,
-    Network,
-    relay_mounts,
-    seen_inside,
-    through_relay,
-)
+from verl_turnkey.envs.agents.jobs import HOME, PATH, Job, Launch, Network, own_mounts, relayed, seen_inside
 
 
 @dataclass(frozen=True)
@@ -35,12 +25,8 @@ class Docker:
         command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir", job.cwd]
         command += ["--user", f"{os.getuid()}:{os.getgid()}"]  # files that it writes can be removed by this user
         command += ["--network", "none" if self.network == "gateway" else "host"]
-        mounts = [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True), *job.mounts]
-        run = list(job.command)
-        if self.network == "gateway" and job.socket is not None:
-            mounts += relay_mounts(job.socket)
-            run = through_relay("python3", run)
-        for mount in mounts:
+        relay_mounts, run = relayed(job, self.network, job.command)
+        for mount in (*own_mounts(job), *job.mounts, *relay_mounts):
             mode = "" if mount.writable else ",readonly"
             command += ["--mount", f"type=bind,source={mount.source},target={mount.target}{mode}"]
         variables = {"HOME": HOME, **job.env}

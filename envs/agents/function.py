@@ -90,18 +90,18 @@ class _FunctionProcess:
         """Start it and wait until the function is loaded. Raises AgentFailure."""
         variables = scrubbed(os.environ) | without_proxy() | {"CUDA_VISIBLE_DEVICES": ""} | dict(env)
         variables.setdefault("OMP_NUM_THREADS", "1")
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LARGEST_ANSWER)
-            argument = json.dumps([theirs.fileno(), path, [str(place) for place in sys.path]])
+        own_end, child_end = socket.socketpair()
+        own_end.setblocking(False)
+        with child_end:
+            reader, writer = await asyncio.open_unix_connection(sock=own_end, limit=_LARGEST_ANSWER)
+            argument = json.dumps([child_end.fileno(), path, [str(place) for place in sys.path]])
             command = [sys.executable, "-u", "-c", _BOOT, argument]
-            started = cls(AgentProcess.start(command, env=variables, pass_fds=[theirs.fileno()]), reader, writer)
+            started = cls(AgentProcess.start(command, env=variables, pass_fds=[child_end.fileno()]), reader, writer)
         try:
             answer = await asyncio.wait_for(started._answer(), BOOT_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
             await started.end()
-            raise AgentFailure(f"{KEY}={path} was not imported after {BOOT_SECONDS:g} s") from None
+            raise AgentFailure(f"{KEY}={path} took longer than {BOOT_SECONDS:g} s to import") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             reason = await started.how_it_ended()
             await started.end()

@@ -73,8 +73,9 @@ def _descendants(root: int) -> list[int]:
             children.setdefault(parent, []).append(pid)
     below, todo = [], [root]
     while todo:
-        below += (found := children.get(todo.pop(), []))
-        todo += found
+        next_below = children.get(todo.pop(), [])
+        below += next_below
+        todo += next_below
     return below
 
 

@@ -147,7 +147,7 @@ def read_reward(folder: Path, key: str = "reward") -> tuple[float, dict[str, flo
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"reward.json is no JSON: {error}") from None
+        raise ValueError(f"reward.json is not JSON: {error}") from None
     if not isinstance(fields, dict) or not fields:
         raise ValueError(f"reward.json must hold names and numbers, not {text[:80]!r}")
     rewards = {str(name): _number(f"reward.json: {name}", value) for name, value in fields.items()}

@@ -109,7 +109,7 @@ def sandbox_for(task: HarborTask, sandbox: Sandbox) -> Sandbox:
         image = task.docker_image or sandbox.image
         if not image:
             raise TaskFormatError(
-                f"Harbor task {task.folder}: its Dockerfile is not built: set environment.docker_image"
+                f"Harbor task {task.folder}: Dockerfiles are not built here: set environment.docker_image"
             )
         return replace(sandbox, image=image)
     if task.needs_image and not (isinstance(sandbox, Bubblewrap) and sandbox.rootfs):
@@ -125,7 +125,7 @@ async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
     """What is wrong with ``task``: the oracle must get 1, doing nothing less, and a reward that was planted nothing."""
     problems = []
     if not (task.folder / "solution/solve.sh").exists():
-        problems.append("there is no solution/solve.sh: nobody knows whether it can be solved")
+        problems.append("there is no solution/solve.sh, so nothing shows that the task can be solved")
     else:
         oracle = await _reward_of(task, sandbox, ["bash", "/solution/solve.sh"], solution=True)
         if oracle != 1.0:

@@ -87,14 +87,22 @@ class NoSandbox:
         return agent
 
 
-def through_relay(python: str, command: Sequence[str]) -> list[str]:
-    """``command`` behind the relay, which ``python`` runs."""
-    return [python, "-I", "-S", RELAY, SOCKET, str(PORT), *command]
+def own_mounts(job: Job) -> list[Mount]:
+    """The working folder and HOME of the episode."""
+    return [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True)]
 
 
-def relay_mounts(socket: str) -> list[Mount]:
-    """What the relay needs in a sandbox."""
-    return [Mount(Path(socket), SOCKET, True), Mount(Path(relay.__file__), RELAY)]
+def relayed(
+    job: Job, network: Network, command: Sequence[str], python: str = "python3"
+) -> tuple[list[Mount], list[str]]:
+    """``command`` behind the relay to the gateway, which ``python`` runs, and the mounts that the relay needs.
+
+    A command that has a network of its own, or reaches no model, stays as it is.
+    """
+    if network == "host" or job.socket is None:
+        return [], list(command)
+    mounts = [Mount(Path(job.socket), SOCKET, True), Mount(Path(relay.__file__), RELAY)]
+    return mounts, [python, "-I", "-S", RELAY, SOCKET, str(PORT), *command]
 
 
 def seen_inside(agent: AgentHandle, network: Network, cwd: str) -> AgentHandle:

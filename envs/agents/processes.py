@@ -127,7 +127,7 @@ class AgentProcess:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # the latter: a null byte in an argument or a variable
-            raise AgentFailure(f"no process could be started for the agent: {error}") from None
+            raise AgentFailure(f"the agent's process could not be started: {error}") from None
         return cls(process, mark)
 
     async def wait(self, timeout: float | None) -> int | None:

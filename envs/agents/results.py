@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
-from verl_turnkey.envs.answers import finite_reward, plain_values, shown
+from verl_turnkey.envs.answers import finite_reward, plain_values, short_repr
 
 _FIELDS = ("reward", "success", "turns", "extra")
 
@@ -36,9 +36,9 @@ def _outcome(fields: Mapping[str, Any]) -> Outcome:
             raise TypeError(f"there is no field {name!r}{did_you_mean(str(name), _FIELDS) or '.'}")
     reward, success, turns = fields.get("reward"), fields.get("success"), fields.get("turns") or {}
     if success is not None and not isinstance(success, bool | np.bool_):
-        raise TypeError(f"success must be a bool, not {shown(success)}")
+        raise TypeError(f"success must be a bool, not {short_repr(success)}")
     if not isinstance(turns, Mapping):
-        raise TypeError(f"turns must be a dict of turn: reward, not {shown(turns)}")
+        raise TypeError(f"turns must be a dict of turn: reward, not {short_repr(turns)}")
     return Outcome(
         reward=None if reward is None else finite_reward(reward, "reward"),
         success=None if success is None else bool(success),
@@ -53,5 +53,5 @@ def _turn(turn: Any) -> int:
     except (TypeError, ValueError):
         number = -1
     if number < 0 or isinstance(turn, bool | float):
-        raise TypeError(f"turns must be counted 0, 1, 2, ..., not {shown(turn)}")
+        raise TypeError(f"the keys of turns must be 0, 1, 2, ..., not {short_repr(turn)}")
     return number

@@ -66,7 +66,7 @@ def bwrap_problem() -> str | None:
         return "bwrap is not installed (Debian's package bubblewrap)"
     options = ["--unshare-all", "--uid", "0", "--gid", "0", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     message = _failure(["bwrap", *options, "true"])
-    return None if message is None else f"bwrap does not work here, where namespaces may be forbidden: {message}"
+    return None if message is None else f"bwrap fails on this machine, which may forbid namespaces: {message}"
 
 
 @functools.cache

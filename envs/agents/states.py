@@ -45,12 +45,12 @@ class WorkspaceState:
             below = todo.pop()
             try:
                 with os.scandir(self._folder / below) as entries:
-                    found = [(os.path.join(below, entry.name), entry) for entry in entries]
+                    children = [(os.path.join(below, entry.name), entry) for entry in entries]
             except OSError:  # a folder that its agent has locked, or that is gone
                 if not below:
                     return None
                 continue
-            for path, entry in found:
+            for path, entry in children:
                 if not entry.is_dir(follow_symlinks=False):
                     files.append((path, entry))
                 elif entry.name not in IGNORED:

@@ -21,7 +21,7 @@ from typing import Any
 from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import errors
-from verl_turnkey.envs.answers import shown
+from verl_turnkey.envs.answers import short_repr
 from verl_turnkey.envs.base import AnyText
 from verl_turnkey.envs.checking.clones import Elsewhere, clones
 from verl_turnkey.envs.checking.memory import tree_memory_mb
@@ -251,7 +251,7 @@ def _after_end(env: Env, trace: Trace, calls: Calls) -> str | None:
         answer, _ = calls("step", "step after the end", lambda: env.step(again.actions[-1]))
     except (Exception, SystemExit):
         return ""
-    return shown(answer)
+    return short_repr(answer)
 
 
 def _threads(job: Job, first: Sequence[Trace]) -> list[Trace]:

@@ -38,8 +38,8 @@ def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool
     """
     for key, (default, instead) in NOWHERE.items():
         if (value := OmegaConf.select(config, key)) not in (default, None):
-            shown_value = str(value).lower() if value is True else value
-            warn("key-without-effect", f"{key}={shown_value} has no effect: {instead}")
+            value_text = str(value).lower() if value is True else value
+            warn("key-without-effect", f"{key}={value_text} has no effect: {instead}")
     _check_elsewhere(config, use_critic=use_critic)
     _check_trace(config)
     saves, strategy = config.trainer.save_freq > 0, str(config.actor_rollout_ref.actor.strategy)

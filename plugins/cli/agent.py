@@ -57,8 +57,7 @@ def agent(
     settings.setdefault("agent", {})["run"] = run if FUNCTION.fullmatch(run) else shlex.split(run)
     episode = asyncio.run(rehearse(settings, json_object(text, "--task"), stand_in))
     report = lines(episode, settings["agent"]["run"])
-    shown = json.dumps(asdict(episode), default=str) if as_json else "\n".join(report)
-    typer.echo(shown)
+    typer.echo(json.dumps(asdict(episode), default=str) if as_json else "\n".join(report))
     raise typer.Exit(0 if episode.failure is None else 1)
 
 

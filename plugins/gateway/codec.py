@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
@@ -34,8 +34,62 @@ class Parsed:
     """it holds a tool call that cannot be read; then ``text`` is all of its answer, unless other calls could be"""
 
 
-class Codec:
-    """Renders and reads the turns of one model. Its methods tokenize, so they are called outside the event loop.
+class TurnCodec(Protocol):
+    """What a session asks of a model's codec. Its methods tokenize, so they are called outside the event loop."""
+
+    shows_tools: bool
+    """whether the model's prompts show tools"""
+    stop_token_ids: Sequence[int]
+    """ids that end a turn, besides those of the model"""
+
+    def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
+        """The ids of a prompt with all of ``messages``."""
+        ...
+
+    def continued(
+        self,
+        prompt: Sequence[int],
+        sampled: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        tools: Tools,
+    ) -> list[int] | None:
+        """The ids of a prompt that goes on after a turn: those sampled stay as they are, ``new`` is appended.
+
+        Args:
+            prompt: ids that the turn answered.
+            sampled: ids of the turn.
+            calls: of the turn.
+            new: the messages that follow it.
+            tools: of the prompt.
+
+        Returns:
+            None: the model's template, or verl's builder for it, cannot append these messages.
+        """
+        ...
+
+    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+        """The thoughts, calls and text of a turn.
+
+        Args:
+            ids: of the turn.
+            prompt: ids that it answers.
+            tools: that its prompt shows; without any, calls are text.
+            stop: strings that ended the turn, which its text does not include.
+        """
+        ...
+
+    def ended(self, ids: Sequence[int]) -> bool:
+        """Whether a turn ends with a token that ends turns."""
+        ...
+
+    def token(self, token_id: int) -> str:
+        """The text of a token."""
+        ...
+
+
+class Codec(TurnCodec):
+    """Renders and reads the turns of one model by its tokenizer, chat template and tool parser.
 
     Args:
         tokenizer: the model's.
@@ -65,7 +119,6 @@ class Codec:
         self._special = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
 
     def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
-        """The ids of a prompt with all of ``messages``."""
         return builders.first_tokens(self._builder, self._rendered(messages, {}), [*tools] or None, images)
 
     def continued(
@@ -76,18 +129,6 @@ class Codec:
         new: Sequence[Message],
         tools: Tools,
     ) -> list[int] | None:
-        """The ids of a prompt that goes on after a turn: those sampled stay as they are, ``new`` is appended.
-
-        Args:
-            prompt: ids that the turn answered.
-            sampled: ids of the turn.
-            calls: of the turn.
-            new: the messages that follow it.
-            tools: of the prompt.
-
-        Returns:
-            None: the model's template, or verl's builder for it, cannot append these messages.
-        """
         if self._tail is None or not new:
             return None
         text_arguments = self._tail.text_arguments
@@ -95,25 +136,19 @@ class Codec:
         turn = _call_message(answered or calls, text_arguments) if calls else {"role": "assistant", "content": "a"}
         past = [ASKED, turn]
         role = "tool" if new[0].role == "tool" else "user"
-        held = [*prompt, *sampled, *self._tail.close(sampled, role)]
+        past_ids = [*prompt, *sampled, *self._tail.close(sampled, role)]
         names = {call.id: call.name for call in calls}
         try:
             return builders.appended_tokens(
-                self._builder, past, [*past, *self._rendered(new, names, head=False)], held, [*tools] or None
+                self._builder, past, [*past, *self._rendered(new, names, head=False)], past_ids, [*tools] or None
             )
         except Exception as error:  # of a template, which may refuse any order of roles
-            warn_once(f"a conversation is rendered anew where its messages cannot be appended: {str(error)[:200]}")
+            warn_once(
+                f"messages cannot be appended to a conversation, so its next turn begins a row: {str(error)[:200]}"
+            )
             return None
 
     async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
-        """The thoughts, calls and text of a turn.
-
-        Args:
-            ids: of the turn.
-            prompt: ids that it answers.
-            tools: that its prompt shows; without any, calls are text.
-            stop: strings that ended the turn, which its text does not include.
-        """
         text, thoughts, answer = await asyncio.to_thread(self.split, ids, prompt)
         if answer is None:
             return Parsed("", reasoning=thoughts)
@@ -135,7 +170,6 @@ class Codec:
         return text, None if thoughts is None else self._plain(thoughts).strip(), answer
 
     def ended(self, ids: Sequence[int]) -> bool:
-        """Whether a turn ends with a token that ends turns."""
         return bool(ids) and ids[-1] in self._ends
 
     def token(self, token_id: int) -> str:
@@ -201,16 +235,18 @@ class Codec:
             return {"role": "tool", "content": text, **more}
         if not message.images:
             return {"role": "user", "content": text}
-        shown = [{"type": "image", "image": image} for image in message.images]
-        return {"role": "user", "content": [*shown, {"type": "text", "text": text}]}
+        images = [{"type": "image", "image": image} for image in message.images]
+        return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
 
     def _shows_tools(self) -> bool:
         """Whether the model's chat template shows tools."""
         try:
-            without, shown = (builders.first_tokens(self._builder, [ASKED], tools) for tools in (None, [ACT]))
+            without_tools, with_tools = (
+                builders.first_tokens(self._builder, [ASKED], tools) for tools in (None, [ACT])
+            )
         except Exception:  # a template may raise anything on what it does not know
             return False
-        return without != shown
+        return without_tools != with_tools
 
     def _learn(self) -> TurnTail | None:
         """How the model's turns end; None: nothing can be appended to them."""
@@ -218,7 +254,7 @@ class Codec:
             return learn(self._builder, self.tokenizer, [ACT] if self.shows_tools else None, "auto")
         except ConfigError as error:
             reason = str(error).removeprefix("turnkey.rollout.prompt=conversation: ").rpartition(": set ")[0]
-            warn_once(f"each turn of an agent is a row of its own with this model: {reason}")
+            warn_once(f"with this model each turn of an agent is a row of its own: {reason}")
             return None
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError
@@ -15,8 +15,41 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 BODY_BYTES = 32 * 2**20
 """most bytes of a request's body"""
+BODIES_BYTES = 8 * BODY_BYTES
+"""most bytes of bodies that one episode sends at the same time"""
 BODY_SECONDS = 60.0
 """longest wait for the next part of a body"""
+
+
+class Bodies:
+    """The bodies that one episode sends at the same time: together at most :data:`BODIES_BYTES`."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """that have come"""
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[int], None]]:
+        """While a request is read and answered. The function takes the size of each part of its body.
+
+        Raises:
+            GatewayError: too many bytes; the client may send them again later.
+        """
+        received = 0
+
+        def take(size: int) -> None:
+            nonlocal received
+            received += size
+            self.bytes += size
+            if self.bytes > BODIES_BYTES:
+                raise GatewayError(
+                    503, "overloaded", f"an episode may send at most {BODIES_BYTES} bytes at the same time"
+                )
+
+        try:
+            yield take
+        finally:
+            self.bytes -= received
 
 
 class Gone(Exception):
@@ -32,8 +65,14 @@ class Exchange:
         self.gone = False
         self._streaming = False
 
-    async def body(self, length: str | None) -> bytes:
-        too_long = GatewayError(413, "invalid_request", f"a request has at most {BODY_BYTES} bytes")
+    async def body(self, length: str | None, take: Callable[[int], None]) -> bytes:
+        """The body. ``length``: as its header says; ``take`` is called with the bytes of each part.
+
+        Raises:
+            GatewayError: it is too long, or too slow.
+            Gone: the client has closed the connection.
+        """
+        too_long = GatewayError(413, "invalid_request", f"the body of a request may have at most {BODY_BYTES} bytes")
         if length is not None and length.isdigit() and int(length) > BODY_BYTES:
             raise too_long
         parts, size = [], 0
@@ -46,6 +85,7 @@ class Exchange:
                 raise Gone
             parts.append(message.get("body", b""))
             size += len(parts[-1])
+            take(len(parts[-1]))
             if size > BODY_BYTES:
                 raise too_long
             if not message.get("more_body"):

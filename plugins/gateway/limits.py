@@ -74,8 +74,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("guided_grammar", "refused", CONSTRAINED),
     Parameter("logits_processors", "refused", "they would change the policy that is trained", ([],)),
     Parameter("top_logprobs", "refused", "the rollout keeps the log-probabilities of sampled tokens alone", (0,)),
-    Parameter("functions", "refused", "they are the former spelling: send them as tools", ([],)),
-    Parameter("function_call", "refused", "it is the former spelling: send tool_choice"),
+    Parameter("functions", "refused", "it is deprecated: send tools", ([],)),
+    Parameter("function_call", "refused", "it is deprecated: send tool_choice"),
     Parameter("audio", "refused", "the model writes text"),
     Parameter("modalities", "refused", "the model writes text", (["text"],)),
     # The Responses API stores replies unless told otherwise; here previous_response_id finds those of the episode.

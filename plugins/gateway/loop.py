@@ -13,11 +13,9 @@ from time import perf_counter
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
-from verl.utils.tokenizer.tokenizer import get_processor_token_id
 
-from verl_turnkey.envs import EnvironmentFailure, TaskFormatError
+from verl_turnkey.envs import TaskFormatError
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
-from verl_turnkey.envs.rewards import GroupMember
 from verl_turnkey.envs.tasks import COLUMN
 from verl_turnkey.plugins.credit.metrics import AGENT
 from verl_turnkey.plugins.gateway import episode as episodes
@@ -28,7 +26,7 @@ from verl_turnkey.plugins.gateway.turns import Aborted
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.branching import FAILURES
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, Prompt, RowBuilder
-from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.rollout.generation import generate, group_member
 from verl_turnkey.plugins.verl_api import builders
 
 ROW = ("data_source", "extra_info", "reward_model")
@@ -44,7 +42,6 @@ class UserAgentLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.shared = worker.shared(self.config)
         self.agents: AgentProcess = shared(self.config, self.tokenizer, builders.builder_of_loop(self))
-        self._image_token = get_processor_token_id(self.processor, "image")
         merged = self.shared.turnkey.rollout.layout == "merged"
         # No budget for what follows the first prompt: prompts and turns together fit into what a row may have.
         labels = self.shared.rewards.labels
@@ -62,7 +59,7 @@ class UserAgentLoop(AgentLoopBase):
             masked output of a failed episode.
         """
         episode, failed, session = Episode(), None, None
-        member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
+        member = group_member(self.shared, kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = task_of(kwargs)
             session = self.agents.session(self._generate, sampling_params)
@@ -122,38 +119,13 @@ class UserAgentLoop(AgentLoopBase):
                     future.cancel()
             await asyncio.gather(run, finished, return_exceptions=True)
 
-    def _group_member(self, row: Mapping[str, Any]) -> GroupMember | None:
-        """A training episode as a member of its task's group; None unless a reward compares them."""
-        if row.get(VALIDATION) or self.shared.rewards.compares is None:
-            return None
-        return self.shared.groups.join(str(row["uid"]), str(row["session_id"]))
-
     async def _generate(self, request_id: str, prompt: Prompt, sampling: dict[str, Any]) -> Generated:
-        multi_modal = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
         if prompt.images:
             builders.check_takes_images(self)
-        started = perf_counter()
-        output = await self.server_manager.generate(
-            request_id=request_id,
-            prompt_ids=prompt.ids,
-            sampling_params=sampling,
-            **(multi_modal if prompt.images else {}),
-        )
-        ids = list(output.token_ids)
-        if output.stop_reason in ("aborted", "abort") or not ids:
-            raise Aborted(f"it wrote {len(ids)} tokens")
-        if self._image_token in ids:
-            raise EnvironmentFailure(
-                "images", "the model wrote the token that stands for an image: no image belongs to it"
-            )
-        return Generated(
-            ids=ids,
-            log_probs=list(output.log_probs) if output.log_probs is not None else None,
-            text=self.tokenizer.decode(ids, skip_special_tokens=True),
-            extra_fields=dict(output.extra_fields),
-            num_preempted=-1 if output.num_preempted is None else output.num_preempted,
-            seconds=perf_counter() - started,
-        )
+        turn = await generate(self, request_id, prompt, sampling)
+        if turn.stop_reason in ("aborted", "abort") or not turn.ids:
+            raise Aborted(f"after {len(turn.ids)} tokens")
+        return turn
 
 
 def task_of(row: Mapping[str, Any]) -> dict[str, Any]:

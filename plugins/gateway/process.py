@@ -19,7 +19,7 @@ from verl_turnkey.envs.agents.harbor_runner import HarborRunner
 from verl_turnkey.envs.agents.states import WorkspaceState
 from verl_turnkey.plugins.config.agent import OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
-from verl_turnkey.plugins.gateway.codec import Codec
+from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
 from verl_turnkey.plugins.gateway.episode import StepOptions
 from verl_turnkey.plugins.gateway.messages import Request
 from verl_turnkey.plugins.gateway.server import Gateway
@@ -31,14 +31,14 @@ from verl_turnkey.plugins.gateway.turns import Generate, Limits
 class AgentProcess:
     """Built before the first rollout of a worker process."""
 
-    def __init__(self, config: DictConfig, codec: Codec) -> None:
+    def __init__(self, config: DictConfig, codec: TurnCodec) -> None:
         self.turnkey: TurnkeyConfig = turnkey_config(config)
-        agent, rollout, theirs = self.turnkey.agent, self.turnkey.rollout, config.actor_rollout_ref.rollout
+        agent, rollout, verl_rollout = self.turnkey.agent, self.turnkey.rollout, config.actor_rollout_ref.rollout
         self.codec = codec
-        whole = theirs.prompt_length + theirs.response_length
+        whole = verl_rollout.prompt_length + verl_rollout.response_length
         self.limits = Limits(
-            room=min(whole, theirs.max_model_len or whole),
-            turn=rollout.max_tokens_per_turn or theirs.response_length,
+            room=min(whole, verl_rollout.max_model_len or whole),
+            turn=rollout.max_tokens_per_turn or verl_rollout.response_length,
             turns=rollout.max_turns,
             thinking=agent.thinking,
             stop=tuple(rollout.stop),

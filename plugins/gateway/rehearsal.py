@@ -98,7 +98,7 @@ async def rehearse(turnkey: Mapping[str, Any], task: Mapping[str, Any], model: M
         await server.stop()
         if (close := getattr(agents.runner, "close", None)) is not None:
             await close()
-    return _told(session, outcome, agents, failure)
+    return _rehearsal(session, outcome, agents, failure)
 
 
 def configuration(turnkey: Mapping[str, Any]) -> DictConfig:
@@ -108,7 +108,7 @@ def configuration(turnkey: Mapping[str, Any]) -> DictConfig:
     return OmegaConf.create({"turnkey": dict(turnkey), "actor_rollout_ref": {"rollout": rollout}, "reward": {}})
 
 
-def _told(session: Session, outcome: Outcome, agents: AgentProcess, failure: str | None) -> Rehearsal:
+def _rehearsal(session: Session, outcome: Outcome, agents: AgentProcess, failure: str | None) -> Rehearsal:
     episode, rows = Episode(), 0
     if failure is None:
         try:

@@ -104,7 +104,7 @@ class Gateway:
         while not server.started:
             if task.done():
                 task.result()
-                raise RuntimeError("the gateway's server ended before it began")
+                raise RuntimeError("the gateway's server stopped while it was starting")
             await asyncio.sleep(0.005)
         self._servers.append(server)
         self._tasks.append(task)
@@ -131,13 +131,14 @@ class Gateway:
             dialect = next((dialect for dialect in DIALECTS if path == f"/v1{dialect.path}"), None)
             if scope["method"] != "POST" or (dialect is None and path not in ("/reward", "/state", "/finish")):
                 raise GatewayError(404, "not_found", f"there is no {scope['method']} {path[:80]} here")
-            raw = await exchange.body(headers.get("content-length"))
-            body = await asyncio.to_thread(_object, raw) if len(raw) > SLOW_JSON else _object(raw)
-            if dialect is None:
-                session.report(path[1:], body)
-                await exchange.json(200, {"ok": True})
-            else:
-                await self._answer(session, dialect, headers, path, raw, body, exchange)
+            with session.bodies.one() as take:
+                raw = await exchange.body(headers.get("content-length"), take)
+                body = await asyncio.to_thread(_object, raw) if len(raw) > SLOW_JSON else _object(raw)
+                if dialect is None:
+                    session.report(path[1:], body)
+                    await exchange.json(200, {"ok": True})
+                else:
+                    await self._answer(session, dialect, headers, path, raw, body, exchange)
         except GatewayError as error:
             if session is not None:
                 session.refuse(error)
@@ -145,10 +146,10 @@ class Gateway:
         except (Gone, asyncio.CancelledError):
             pass
         except Exception as error:  # costs this call; the server goes on
-            warn_once(f"the gateway cannot answer a call: {type(error).__name__}: {str(error)[:300]}")
+            warn_once(f"the gateway could not answer a request: {type(error).__name__}: {str(error)[:300]}")
             failure = GatewayError(500, "internal_error", f"{type(error).__name__}: {str(error)[:300]}")
             if session is not None:
-                session.failed = session.failed or f"the gateway could not answer a call: {failure.message}"
+                session.failed = session.failed or f"the gateway could not answer a request: {failure.message}"
             await exchange.error(failure, dialect)
         finally:
             exchange.close()
@@ -199,7 +200,7 @@ def _object(raw: bytes) -> Mapping[str, Any]:
     try:
         body = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise GatewayError(400, "invalid_request", f"the body is no JSON: {str(error)[:200]}") from None
+        raise GatewayError(400, "invalid_request", f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(body, dict):
         raise GatewayError(400, "invalid_request", f"expected a JSON object, got {type(body).__name__}")
     return body

@@ -11,8 +11,10 @@ from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
-from verl_turnkey.plugins.gateway.codec import Codec, Parsed
+from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
+from verl_turnkey.plugins.gateway.exchange import Bodies
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Tree
 from verl_turnkey.plugins.gateway.turns import Aborted, Generate, Limits, Turn
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
@@ -36,13 +38,15 @@ class Session:
             agent waits then; None: no other state is like it. It may block.
     """
 
-    codec: Codec
+    codec: TurnCodec
     generate: Generate
     sampling: Mapping[str, Any]
     limits: Limits
     model: str = "policy"
     observe: Callable[[Request], str | None] | None = None
 
+    bodies: Bodies = field(default_factory=Bodies)
+    """of its requests that are read or answered"""
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(18))
     tag: str = field(default_factory=lambda: secrets.token_hex(4))
     """part of the ids of calls, by which the turns of two episodes differ"""
@@ -74,6 +78,7 @@ class Session:
         self._busy: set[str] = set()
         self._next_state: str | None = None
         self._started = 0
+        self._failed = 0
 
     # --- calls of the model -------------------------------------------------------------------------------------------
 
@@ -96,6 +101,11 @@ class Session:
         running = sum(not task.done() for task in self._tasks)
         if running >= AT_ONCE:
             raise GatewayError(503, "overloaded", f"{AT_ONCE} calls of this episode are running")
+        unread = self._started - self._failed - running - len(self.turns)
+        if unread >= self.limits.turns + AT_ONCE:
+            raise GatewayError(
+                400, "turn_limit", f"the client closed the connection before {unread} replies of this episode"
+            )
         if len(self.turns) + running >= self.limits.turns:
             self.full = True
             raise GatewayError(
@@ -142,13 +152,14 @@ class Session:
         if state is None and self.observe is not None:
             state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
         match = self._tree.match(request)
-        prompt, match = await self._prompt(request, match)
+        request = match.request
+        prompt = await self._prompt(match)
         sampling = self._sampling(request, len(prompt.ids))
         request_id = self._request_id(match)
         try:
             generated = await self.generate(request_id, prompt, sampling)
         except Aborted as error:
-            raise GatewayError(503, "overloaded", f"the model server stopped the turn: {error}") from error
+            raise GatewayError(503, "overloaded", f"the model server stopped the turn {error}") from error
         finally:
             self._busy.discard(request_id)
         stop = sampling.get("stop") or ()
@@ -157,29 +168,26 @@ class Session:
         reply = self._reply(number, request, prompt, generated, parsed, sampling)
         return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, request_id)
 
-    async def _prompt(self, request: Request, match: Match) -> tuple[Prompt, Match]:
-        """The prompt of a request, and the turn that it goes on after."""
+    async def _prompt(self, match: Match) -> Prompt:
+        """The prompt of a request."""
+        request = match.request
         if request.tools and not self.codec.shows_tools and self.limits.unsupported == "refuse":
             raise GatewayError(
                 400,
                 "unsupported_parameter",
-                "tools: the model's chat template shows none (turnkey.agent.unsupported=ignore leaves them out)",
+                "tools: the model's chat template shows no tools (turnkey.agent.unsupported=ignore leaves them out)",
             )
         tools = match.tools if self.codec.shows_tools else ()
         images = [image for message in request.messages for image in message.images] or None
         parent = self._parent(match)
-        reason = match.reason
+        before = parent.ids if parent is not None else self.turns[-1].ids if self.turns else None
+        appended = None
         try:
-            ids = None
             if parent is not None and self.limits.thinking == "keep":
-                whole = parent.prompt.ids, parent.generated.ids
-                ids = await guarded(self.codec.continued, *whole, parent.reply.calls, match.new, tools)
-                held = len(parent.prompt.ids) + len(parent.generated.ids)
-                if ids is not None and ids[:held] != [*parent.prompt.ids, *parent.generated.ids]:
-                    reason = "boundary"
-            if ids is None:
-                reason = reason if parent is None else "thinking" if self.limits.thinking == "as_sent" else "template"
-                ids = await guarded(self.codec.first, request.messages, tools, images)
+                past = parent.prompt.ids, parent.generated.ids
+                appended = await guarded(self.codec.continued, *past, parent.reply.calls, match.new, tools)
+            rendered = appended or await guarded(self.codec.first, request.messages, tools, images)
+            ids = await guarded(SharedIds.of, rendered, before)
         except PromptError as error:
             raise GatewayError(400, "invalid_request", f"{error}"[:300]) from error
         left = self.limits.room - len(ids)
@@ -195,7 +203,12 @@ class Session:
                     "with it (data.max_prompt_length + data.max_response_length, or rollout.max_model_len)"
                 )
             raise GatewayError(400, "context_length_exceeded", words)
-        return Prompt(ids, images, reason or None), match
+        reason: str | None = match.reason
+        if parent is not None and appended is None:
+            reason = "thinking" if self.limits.thinking == "as_sent" else "template"
+        elif parent is not None and ids.shared < len(parent.ids):
+            reason = "boundary"
+        return Prompt(ids, images, reason)
 
     def _sampling(self, request: Request, prompt_tokens: int) -> dict[str, Any]:
         stop = [*self.limits.stop, *request.stop]
@@ -295,8 +308,9 @@ class Session:
 
     def _ended(self, task: asyncio.Task[Turn]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # else asyncio warns of it where nobody waits any more
+        # Reading the exception keeps asyncio from warning of it where nobody waits any more.
+        if task.cancelled() or task.exception() is not None:
+            self._failed += 1
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1

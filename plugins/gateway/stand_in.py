@@ -16,7 +16,7 @@ import yaml
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
-from verl_turnkey.plugins.gateway.codec import Codec, Parsed
+from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
@@ -30,7 +30,7 @@ EXAMPLES: Mapping[str, Any] = {"string": "example", "integer": 1, "number": 1.0,
 DONE = Parsed("ok")
 
 
-class StandIn(Codec):
+class StandIn(TurnCodec):
     """A codec and a model in one, whose ids stand for messages."""
 
     def __init__(self, model: Model) -> None:

@@ -93,18 +93,18 @@ def _normal_digest(text: str) -> str:
 
 def history(view: View) -> str:
     """All messages and calls so far: two episodes are in one state while they agree in everything."""
-    return digest([_told(message) for message in view.messages])
+    return digest([_compared(message) for message in view.messages])
 
 
 def observation(view: View) -> str:
     """The messages after the model's last turn."""
-    return digest([_told(message) for message in view.new])
+    return digest([_compared(message) for message in view.new])
 
 
 def call(view: View) -> str:
     """The model's last calls, or its text, with what came back; before its first turn :func:`observation`."""
     turn = view.last
-    return observation(view) if turn is None else digest(_told(turn), [_told(message) for message in view.new])
+    return observation(view) if turn is None else digest(_compared(turn), [_compared(message) for message in view.new])
 
 
 FUNCTIONS: Mapping[str, StateFunction] = {"history": history, "observation": observation, "call": call}
@@ -148,7 +148,7 @@ def _checked(function: Callable[..., Any], name: str) -> StateFunction:
     return key
 
 
-def _told(message: Message) -> list[Any]:
+def _compared(message: Message) -> list[Any]:
     """A message as states compare it: without ids and reasoning; what the model did not write is in normal form."""
     if message.role != "assistant":
         return [message.role, _normal_digest(message.text), message.error, *map(digest, map(_pixels, message.images))]

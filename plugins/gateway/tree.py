@@ -33,6 +33,8 @@ request has gone on there already; a reply has come back with other content than
 class Node:
     """A call of the model that has been answered."""
 
+    request: Request
+    """messages and tools that the tree has already are the same objects"""
     reply: Reply
     parent: Node | None
     new: tuple[Message, ...]
@@ -51,8 +53,6 @@ class Node:
     """messages of its conversation, the reply included"""
     key: bytes
     """hash of these messages"""
-    instructions: bool
-    """see ``Request.instructions``"""
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -70,6 +70,8 @@ class Node:
 class Match:
     """Where a request goes on."""
 
+    request: Request
+    """with all messages; those that the tree has already are the same objects"""
     parent: Node | None
     """the turn after which the request goes on; None: its prompt is rendered anew"""
     new: tuple[Message, ...]
@@ -95,7 +97,10 @@ class Tree:
         self._chains: list[list[Node]] = []
         self._starts: set[tuple[bytes, bytes]] = set()
         """tools and messages of the requests that begin conversations"""
-        self._shown: dict[bytes, Tools] = {}
+        self._first_tools: dict[bytes, Tools] = {}
+        """of each set of tools, as it was sent first"""
+        self._messages: dict[bytes, Message] = {}
+        """the last message with this hash of it and all before it"""
 
     def whole(self, request: Request) -> Request:
         """The request with all messages of its conversation, where it names the reply before by its id.
@@ -116,7 +121,7 @@ class Tree:
                 {"param": "previous_response_id"},
             )
         first = int(request.instructions)
-        past = node.messages[int(node.instructions) :]
+        past = node.messages[int(node.request.instructions) :]
         messages = (*request.messages[:first], *past, *request.messages[first:])
         return replace(request, messages=messages, previous=None)
 
@@ -128,29 +133,32 @@ class Tree:
         """
         request = self.whole(request)
         keys, tools = _keys(request.messages), _tools_key(request.tools)
+        request = self._shared(request, keys, tools)
         parent = self._longest(request.messages, keys, tools)
         new = request.messages[0 if parent is None else parent.length :]
-        shown = self._shown.get(tools, request.tools)
-        return Match(parent, new, self._reason(request.messages, keys, tools, parent), shown)
+        first_tools = self._first_tools.get(tools, request.tools)
+        return Match(request, parent, new, self._reason(request.messages, keys, tools, parent), first_tools)
 
     def commit(self, request: Request, reply: Reply, parent: Node | None) -> Node:
         """Add the turn that answers ``request``, after ``parent``, the one that :meth:`match` gave."""
         request = self.whole(request)
         keys, tools = _keys(request.messages), _tools_key(request.tools)
+        request = self._shared(request, keys, tools)
+        self._messages |= zip(keys, request.messages, strict=True)
         reason = self._reason(request.messages, keys, tools, parent)
         chain = len(self._chains) if parent is None or parent.children else parent.chain
         node = Node(
+            request=request,
             reply=reply,
             parent=parent,
             new=request.messages[0 if parent is None else parent.length :],
-            tools=self._shown.setdefault(tools, request.tools),
+            tools=self._first_tools.setdefault(tools, request.tools),
             reason=reason,
             number=len(self.nodes),
             chain=chain,
             depth=0 if parent is None else parent.depth + 1,
             length=len(request.messages) + 1,
             key=_key(keys[-1] if keys else b"", reply.message),
-            instructions=request.instructions,
         )
         if parent is not None:
             parent.children.append(node)
@@ -169,6 +177,15 @@ class Tree:
     def chains(self) -> list[list[Node]]:
         """The nodes by chain, chains in the order in which they began."""
         return [list(chain) for chain in self._chains]
+
+    def _shared(self, request: Request, keys: Sequence[bytes], tools: bytes) -> Request:
+        """The request without copies of what the tree has: every request repeats the conversation before it."""
+        messages = tuple(
+            known if known == message else message
+            for message, known in zip(request.messages, map(self._messages.get, keys), strict=True)
+        )
+        first_tools = self._first_tools.get(tools)
+        return replace(request, messages=messages, tools=first_tools if first_tools == request.tools else request.tools)
 
     def _longest(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> Node | None:
         """The node with the most messages that begin ``messages``; of equals the last without a child, or the last."""
@@ -193,10 +210,10 @@ class Tree:
     ) -> Reason | None:
         if not self.nodes:
             return None
-        held = 0 if parent is None else parent.length
-        if any(self._edited(message) for message in messages[held:]):
+        past = 0 if parent is None else parent.length
+        if any(self._edited(message) for message in messages[past:]):
             return "edited"
-        if any(self._tools.get(key, {tools}) != {tools} for key in keys[held:-1]):
+        if any(self._tools.get(key, {tools}) != {tools} for key in keys[past:-1]):
             return "tools"
         if parent is not None:
             return "branch" if parent.children else None

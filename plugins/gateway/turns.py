@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_turnkey.plugins.gateway.messages import Reply, Request
+from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Node
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 
@@ -63,3 +64,9 @@ class Turn:
     parent: Turn | None = None
     node: Node | None = None
     """its place in the tree, once the agent has the reply"""
+
+    @property
+    def ids(self) -> SharedIds:
+        """Its prompt and what the model wrote."""
+        assert isinstance(self.prompt.ids, SharedIds)
+        return self.prompt.ids.followed_by(self.generated.ids)

@@ -13,13 +13,11 @@ from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
-from verl.utils.tokenizer.tokenizer import get_processor_token_id
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.rewards import GroupMember
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.rollout import hints, worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
@@ -28,6 +26,7 @@ from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
+from verl_turnkey.plugins.rollout.generation import generate, group_member
 from verl_turnkey.plugins.rollout.images import processed
 from verl_turnkey.plugins.rollout.prompts import Prompts, PromptSettings, TemplatePrompts, guarded
 from verl_turnkey.plugins.rollout.query import Query
@@ -65,7 +64,6 @@ class EnvAgentLoop(AgentLoopBase):
             response_length=self.shared.response_length,
         )
         self.tail = self.shared.turn_tail(builder, self.tokenizer, self.reader.tools)
-        self._image_token = get_processor_token_id(self.processor, "image")
         self.rows = RowBuilder(
             self.tokenizer.eos_token_id or 0,
             self.shared.log_probs,
@@ -91,7 +89,7 @@ class EnvAgentLoop(AgentLoopBase):
             verls = VerlTools(self._verl_tools, kwargs.get("tools_kwargs"), timeout)
             self.worker_tools = WorkerTools(verls, self.shared.mcp_servers)
         branching, episodes = self._branching(kwargs), [episode]
-        member = self._group_member(kwargs)  # before the first await: the rollouts of a task begin together
+        member = group_member(self.shared, kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
             hint = hints.hint_line(kwargs) + hints.skill_line(kwargs, self.options.skill)
@@ -115,12 +113,6 @@ class EnvAgentLoop(AgentLoopBase):
         for each in episodes:
             self.shared.log.write(kwargs, task, each, outputs, failed, self.tokenizer.decode)
         return outputs
-
-    def _group_member(self, row: dict[str, Any]) -> GroupMember | None:
-        """A training episode as a member of its task's group; None unless a reward compares them."""
-        if row.get(VALIDATION) or self.shared.rewards.compares is None:
-            return None
-        return self.shared.groups.join(str(row["uid"]), str(row["session_id"]))
 
     def _branching(self, row: dict[str, Any]) -> Branching | None:
         """What forks the episode of a data row; None: nothing does. Validation plays as the model is used."""
@@ -293,26 +285,6 @@ class EnvAgentLoop(AgentLoopBase):
         return TemplatePrompts(settings, task) if self.tail is None else ConversationPrompts(settings, task, self.tail)
 
     async def _generate(self, trajectory: Trajectory, prompt: Prompt) -> Generated:
-        multi_modal = {"image_data": prompt.images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
-        started = perf_counter()
-        output = await self.server_manager.generate(
-            request_id=trajectory.request_id,
-            prompt_ids=prompt.ids,
-            sampling_params=dict(trajectory.sampling),
-            **(multi_modal if prompt.images else {}),
-        )
-        seconds = perf_counter() - started
-        ids = list(output.token_ids)
-        trajectory.spent += Cost(tokens=len(ids))
-        if self._image_token in ids:
-            raise EnvironmentFailure(
-                "images", "the model wrote the token that stands for an image: no image belongs to it"
-            )
-        return Generated(
-            ids=ids,
-            log_probs=list(output.log_probs) if output.log_probs is not None else None,
-            text=self.tokenizer.decode(ids, skip_special_tokens=True),
-            extra_fields=dict(output.extra_fields),
-            num_preempted=-1 if output.num_preempted is None else output.num_preempted,
-            seconds=seconds,
-        )
+        turn = await generate(self, trajectory.request_id, prompt, trajectory.sampling)
+        trajectory.spent += Cost(tokens=len(turn.ids))
+        return turn

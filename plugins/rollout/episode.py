@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any
@@ -20,7 +20,7 @@ from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 class Prompt:
     """The prompt of one step."""
 
-    ids: list[int]
+    ids: Sequence[int]
     images: list[Any] | None = None
     """all images in the prompt"""
     broke: str | None = None
@@ -39,6 +39,8 @@ class Generated:
     extra_fields: dict[str, Any]
     num_preempted: int
     seconds: float
+    stop_reason: str | None = None
+    """as the server reports it"""
 
     @property
     def version(self) -> int | None:
@@ -218,16 +220,16 @@ class RowBuilder:
 
         Rows of a branch contain only its own steps.
         """
-        rows = self._steps(episode)
-        if self.merged:
-            rows = merge_rows(rows, self.max_response_length)
+        steps = self._steps(episode)
+        rows = merge_rows(steps, self.max_response_length) if self.merged else [*steps]
         return without_steps(rows, episode.begins) if episode.begins else rows
 
-    def _steps(self, episode: Episode) -> list[AgentLoopOutput]:
+    def _steps(self, episode: Episode) -> Iterator[AgentLoopOutput]:
+        """One row per step, made when it is asked for: the prompts of long episodes do not fit into memory together."""
         info = episode.info()
         score = float(sum(step.record["composed_reward"] for step in episode.steps))
-        return [
-            self._row(
+        for t, step in enumerate(episode.steps):
+            yield self._row(
                 prompt=step.prompt,
                 response_ids=step.turn.ids,
                 response_mask=[1] * len(step.turn.ids),
@@ -247,8 +249,6 @@ class RowBuilder:
                     **step.cached,
                 },
             )
-            for t, step in enumerate(episode.steps)
-        ]
 
     def failed(
         self, reason: str, global_steps: int, branching: Mapping[str, float] | None = None
@@ -290,7 +290,7 @@ class RowBuilder:
         metrics: AgentLoopMetrics,
         extra_fields: dict[str, Any],
     ) -> AgentLoopOutput:
-        prompt_ids = prompt.ids
+        prompt_ids = [*prompt.ids]
         if not response_ids:  # verl accepts no empty response: one masked token replaces it
             prompt_ids, response_ids, response_mask, log_probs = prompt_ids or [self.eos], [self.eos], [0], [0.0]
         fields: dict[str, Any] = {}

@@ -8,7 +8,7 @@ was sampled as other tokens than the tokenizer's).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import make_record
@@ -23,7 +23,7 @@ LISTED = ("turn_scores", "tool_rewards", CACHED)
 """extra fields with one number per turn"""
 
 
-def merge_rows(outputs: Sequence[AgentLoopOutput], max_response_length: int | None = None) -> list[AgentLoopOutput]:
+def merge_rows(outputs: Iterable[AgentLoopOutput], max_response_length: int | None = None) -> list[AgentLoopOutput]:
     """Merge the outputs of one episode: steps that extend each other become one row. The arguments are not changed.
 
     Nothing is cut: the rows hold the same steps in the same order, with the same ids under their masks. Tokens that the
@@ -73,7 +73,8 @@ class _Row:
     """A row to which steps are added; ``why``: why it does not extend the row before."""
 
     def __init__(self, first: AgentLoopOutput, why: str) -> None:
-        self.steps, self.why, self.flaw = [first], why, _flaw(first)
+        self.last, self.why, self.flaw = first, why, _flaw(first)
+        self.metrics, self.extra_fields = [first.metrics], [first.extra_fields]
         self.prompt = first.prompt_ids
         self.ids = first.prompt_ids + first.response_ids
         self.mask = list(first.response_mask)
@@ -84,41 +85,42 @@ class _Row:
         for flaw in ("empty", "gap"):
             if flaw in (_flaw(step), self.flaw):
                 return flaw
-        held, last = len(self.ids), self.steps[-1]
-        if _branch(last) != _branch(step):
+        length = len(self.ids)
+        if _branch(self.last) != _branch(step):
             return "branch"
-        if step.prompt_ids[:held] != self.ids:
+        if step.prompt_ids[:length] != self.ids:
             return step.extra_fields.get(BREAK) or "prefix"
-        if len(step.prompt_ids) == held and self.mask[-1] and step.response_mask[0]:
+        if len(step.prompt_ids) == length and self.mask[-1] and step.response_mask[0]:
             return "nothing"
-        if not _same_media(last, step):
+        if not _same_media(self.last, step):
             return "images"
-        length = len(step.prompt_ids) - len(self.prompt) + len(step.response_ids)
-        if budget is not None and length > budget:
+        response_length = len(step.prompt_ids) - len(self.prompt) + len(step.response_ids)
+        if budget is not None and response_length > budget:
             return "budget"
         return "columns" if (self.log_probs is None) != (step.response_logprobs is None) else None
 
     def add(self, step: AgentLoopOutput) -> None:
         """Append a step that extends this row."""
         between = step.prompt_ids[len(self.ids) :]
-        self.steps.append(step)
+        self.last = step
+        self.metrics.append(step.metrics)
+        self.extra_fields.append(step.extra_fields)
         self.ids += between + step.response_ids
         self.mask += [0] * len(between) + step.response_mask
         if self.log_probs is not None:
             self.log_probs += [0.0] * len(between) + (step.response_logprobs or [])
 
     def build(self) -> AgentLoopOutput:
-        last = self.steps[-1]
-        if len(self.steps) == 1:
-            return last.model_copy(update={"extra_fields": {**last.extra_fields, BREAK: self.why}})
+        if len(self.metrics) == 1:
+            return self.last.model_copy(update={"extra_fields": {**self.last.extra_fields, BREAK: self.why}})
         fields: dict[str, Any] = {} if self.log_probs is None else {"response_logprobs": self.log_probs}
-        return last.model_copy(
+        return self.last.model_copy(
             update={
                 "prompt_ids": self.prompt,
                 "response_ids": self.ids[len(self.prompt) :],
                 "response_mask": self.mask,
-                "metrics": _summed([step.metrics for step in self.steps]),
-                "extra_fields": {**_joined([step.extra_fields for step in self.steps]), BREAK: self.why},
+                "metrics": _summed(self.metrics),
+                "extra_fields": {**_joined(self.extra_fields), BREAK: self.why},
                 **fields,
             }
         )

@@ -131,8 +131,8 @@ class _VllmParser:
     def _read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
 
-        shown = [ChatCompletionToolsParam.model_validate(tool) for tool in tools]
-        parser = self._kind(self._tokenizer, shown)  # it keeps a state of what it has read
+        tool_params = [ChatCompletionToolsParam.model_validate(tool) for tool in tools]
+        parser = self._kind(self._tokenizer, tool_params)  # it keeps a state of what it has read
         request = parser.adjust_request(ChatCompletionRequest.model_validate({"messages": [], "tools": tools}))
         text = self._tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
         parsed = parser.extract_tool_calls(text.lstrip(), request)  # some look for calls at the very beginning
@@ -143,9 +143,9 @@ class _VllmParser:
 @cache
 def _with_vocabulary(tokenizer: Any) -> Any:
     """The tokenizer with its vocabulary at hand: vLLM's parsers look it up when they are made, for a second."""
-    vocabulary, held = tokenizer.get_vocab(), copy.copy(tokenizer)
-    held.get_vocab = lambda: vocabulary
-    return held
+    vocabulary, cached = tokenizer.get_vocab(), copy.copy(tokenizer)
+    cached.get_vocab = lambda: vocabulary
+    return cached
 
 
 def _of_vllm() -> Any:
@@ -160,9 +160,9 @@ def _view(function: Mapping[str, Any]) -> SimpleNamespace:
     """A function as verl's parsers look at it, whatever keywords its schema has."""
     parameters = function.get("parameters") or {}
     properties = {name: _Property(schema) for name, schema in (parameters.get("properties") or {}).items()}
-    shown = SimpleNamespace(properties=properties, required=parameters.get("required") or [])
+    schema = SimpleNamespace(properties=properties, required=parameters.get("required") or [])
     return SimpleNamespace(
-        type="function", function=SimpleNamespace(name=function["name"], description="", parameters=shown)
+        type="function", function=SimpleNamespace(name=function["name"], description="", parameters=schema)
     )
 
 

@@ -121,7 +121,7 @@ class _Turn(NamedTuple):
         prompt, turn = step.prompt, step.turn
         return cls(
             step.record,
-            prompt.ids[-TAIL:] if t else prompt.ids,
+            prompt.ids[-TAIL if t else 0 :],
             prompt.cut,
             len(prompt.ids),
             len(turn.ids),

@@ -260,7 +260,7 @@ MUTATIONS = [
         "for fields in ()):\n        return None",
     ),
     # --- these survived once
-    ("plugins/rollout/agent_loop.py", "if self._image_token in ids:", "if False:"),
+    ("plugins/rollout/generation.py", 'if get_processor_token_id(loop.processor, "image") in ids:', "if False:"),
     (
         "plugins/rollout/prompts.py",
         "    except Exception as error:\n        raise PromptError",

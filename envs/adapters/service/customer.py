@@ -51,23 +51,23 @@ class RulesCustomer:
         """As :meth:`verl_turnkey.envs.users.User.reply`; the scenario is the case's."""
         message = dialogue[-1].text
         text = EMAIL.sub("email", message.lower())
-        asked = {topic for topic, words in WORDS.items() if re.search(words, text)}
+        topics = {topic for topic, words in WORDS.items() if re.search(words, text)}
         answers = []
-        if "confirm" in asked and (pairs := announced(message)):
+        if "confirm" in topics and (pairs := announced(message)):
             wanted = {(request.order, request.kind) for request in self._case.requests}
             answers.append(YES if pairs & wanted else NO)
-            asked &= {"email", "cancel"}  # what else is named belongs to the change
-        if "email" in asked:
+            topics &= {"email", "cancel"}  # what else is named belongs to the change
+        if "email" in topics:
             answers.append(f"My email address is {self._case.customer['email']}.")
-        answers += [words for request in self._case.requests if (words := self._of(request, asked))]
+        answers += [words for request in self._case.requests if (words := self._of(request, topics))]
         if not answers:
-            answers = [WHICH] if "confirm" in asked else [PARDON, *(request.wish for request in self._case.requests)]
+            answers = [WHICH] if "confirm" in topics else [PARDON, *(request.wish for request in self._case.requests)]
         return " ".join(answers)
 
-    def _of(self, request: Request, asked: set[str]) -> str:
-        if request.kind in asked and request.answer:
+    def _of(self, request: Request, topics: set[str]) -> str:
+        if request.kind in topics and request.answer:
             others = len(self._case.requests) > 1
             return f"For the {request.label}: {request.answer}" if others else request.answer
-        if "order" in asked:
+        if "order" in topics:
             return f"It is order {request.order}." if self._case.details else f"It is the one with the {request.label}."
         return ""

@@ -198,10 +198,12 @@ class ServiceText(ToolEnv):
     def search_catalogue(self, product: str) -> list[Record]:
         """Find products by name: item id, colour, price and stock of each colour."""
         name = product.strip().lower()
-        found = [{"item_id": item, **about} for item, about in self.shop.catalogue.items() if name in about["product"]]
-        shown = {about["item_id"] for about in found}
-        self.known |= {f"stock {r.order}" for r in self.case.requests if r.kind == "exchange" and r.detail in shown}
-        return found
+        matches = [
+            {"item_id": item, **about} for item, about in self.shop.catalogue.items() if name in about["product"]
+        ]
+        item_ids = {about["item_id"] for about in matches}
+        self.known |= {f"stock {r.order}" for r in self.case.requests if r.kind == "exchange" and r.detail in item_ids}
+        return matches
 
     # --- tools: change ------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def limit(body: Mapping[str, Any], *names: str) -> int | None:
     values = {name: body[name] for name in names if body.get(name) is not None}
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise GatewayError(400, "invalid_request", f"{name}: expected a whole number from 1, got {value!r}")
+            raise GatewayError(400, "invalid_request", f"{name}: expected a positive integer, got {value!r}")
     return min(values.values(), default=None)
 
 
@@ -151,8 +151,8 @@ def conversation(messages: Sequence[Message]) -> tuple[Message, ...]:
         raise GatewayError(
             400,
             "invalid_request",
-            "the last message is the assistant's: a turn that the agent begins is not the model's own. "
-            "End the messages with one of the user or of a tool",
+            "the last message is the assistant's: the policy is trained on whole turns of its own. "
+            "End the messages with one of the user or a tool",
         )
     return tuple(messages)
 

@@ -62,10 +62,10 @@ class Script:
 
     async def __call__(self, request_id: str, prompt: Prompt, sampling: dict[str, Any]) -> Generated:
         tokenizer, number = self.codec.tokenizer, len(self.prompts)
-        self.prompts.append(prompt.ids)
+        self.prompts.append([*prompt.ids])
         self.params.append(sampling)
         self.request_ids.append(request_id)
-        turn = self.turns(tokenizer.decode(prompt.ids)) if callable(self.turns) else self.turns[number]
+        turn = self.turns(tokenizer.decode(self.prompts[number])) if callable(self.turns) else self.turns[number]
         self.sampled.append([])
         if self.wait is not None:
             await self.wait()

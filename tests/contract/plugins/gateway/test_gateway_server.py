@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from gateway_parts import LIMITS, Script, codec, openai, run
-from openai import NotFoundError
+from openai import BadRequestError, NotFoundError
 from test_clients import ASKED, spelled
 from test_endings import ask
 
+from verl_turnkey.plugins.gateway import exchange
+from verl_turnkey.plugins.gateway import session as sessions
 from verl_turnkey.plugins.gateway.server import Gateway
 from verl_turnkey.plugins.gateway.session import Session
+from verl_turnkey.plugins.gateway.turns import Limits
 
 
 def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
@@ -109,23 +113,39 @@ def test_a_stream_that_waits_sends_comments(monkeypatch: pytest.MonkeyPatch) -> 
     assert played.value[-1] == "data: [DONE]"
 
 
+@asynccontextmanager
+async def two_episodes(
+    wait: Callable[[], Awaitable[Any]] | None = None, limits: Limits = LIMITS
+) -> AsyncIterator[tuple[int, Session, Session]]:
+    """The port of a gateway, a session for an agent that means harm, and one that must not notice it.
+
+    ``wait``, ``limits``: of the first one.
+    """
+    model, server = codec(), Gateway()
+    hostile = Session(model, Script(model, lambda _: "Here.", wait), {}, limits)
+    honest = Session(model, Script(model, lambda _: "Here."), {}, LIMITS)
+    for session in (hostile, honest):
+        server.add(session)
+    try:
+        yield await server.start(), hostile, honest
+    finally:
+        await server.stop()
+
+
+async def works(port: int, session: Session) -> None:
+    async with openai(f"http://127.0.0.1:{port}/{session.secret}/v1") as client:
+        assert (await ask(client)).message.content == "Here."
+
+
 def test_hostile_clients_cost_their_own_episode_alone() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 2**20
+
     async def both() -> Session:
-        model = codec()
-        server = Gateway()
-        await server.start()
-        hostile, honest = (Session(model, Script(model, lambda _: "Here."), {}, LIMITS) for _ in range(2))
-        for session in (hostile, honest):
-            server.add(session)
-        root = f"http://127.0.0.1:{server.port}"
-        async with httpx.AsyncClient(timeout=60) as web:
-            url = f"{root}/{hostile.secret}/v1/chat/completions"
-
-            async def endless() -> AsyncIterator[bytes]:
-                for _ in range(100):
-                    yield b" " * 2**20
-
-            slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(50)]
+        async with two_episodes() as (port, hostile, honest), httpx.AsyncClient(timeout=60) as web:
+            url = f"http://127.0.0.1:{port}/{hostile.secret}/v1/chat/completions"
+            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
             begun = f"POST /{hostile.secret}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n"
             for _, writer in slow:
                 writer.write(begun.encode())
@@ -138,13 +158,81 @@ def test_hostile_clients_cost_their_own_episode_alone() -> None:
             bodies = (b"\xff", b"[1]", b"{}", f'{{"messages": {deep}}}'.encode(), b'{"messages": [{"role": "x"}]}')
             statuses += [(await web.post(url, content=body)).status_code for body in bodies]
             assert statuses == [413, 413, 400, 400, 400, 400, 400]
-            async with openai(f"{root}/{honest.secret}/v1") as client:
-                assert (await ask(client)).message.content == "Here."
+            await works(port, honest)
             for _, writer in slow:
                 writer.close()
-        await server.stop()
         return honest
 
     honest = asyncio.run(both())
     assert honest.failed is None
     assert len(honest.turns) == 1
+
+
+def test_a_flood_of_requests_costs_its_own_episode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "AT_ONCE", 4)
+
+    async def both() -> tuple[list[int], int]:
+        gate = asyncio.Event()
+        limit = httpx.Limits(max_connections=None)
+        async with (
+            two_episodes(gate.wait, Limits(4000, 200, turns=6)) as (port, hostile, honest),
+            httpx.AsyncClient(timeout=60, limits=limit) as web,
+        ):
+
+            async def post(number: int) -> int:
+                body = {"model": "policy", "messages": [{"role": "user", "content": str(number)}]}
+                url = f"http://127.0.0.1:{port}/{hostile.secret}/v1/chat/completions"
+                return (await web.post(url, json=body)).status_code
+
+            flood = [asyncio.ensure_future(post(number)) for number in range(100)]
+            await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+            await works(port, honest)
+            gate.set()
+            statuses = [*await asyncio.gather(*flood), *[await post(number) for number in range(100, 110)]]
+            return statuses, len(hostile.turns)
+
+    statuses, turns = asyncio.run(both())
+    assert turns == statuses.count(200) == 6
+    assert {*statuses} == {200, 400, 503}
+
+
+def test_a_client_that_never_reads_its_replies_runs_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "AT_ONCE", 2)
+
+    async def agent(url: str) -> Any:
+        for number in range(4):
+            async with openai(url, timeout=0.2, max_retries=0) as client:
+                with pytest.raises(Exception, match="timed out"):
+                    await ask(client, [{"role": "user", "content": str(number)}])
+            await asyncio.sleep(0.4)
+        async with openai(url, max_retries=0) as client:
+            with pytest.raises(BadRequestError, match="closed the connection before 4 replies"):
+                await ask(client)
+
+    played = run(agent, lambda _: "Lost.", wait=lambda: asyncio.sleep(0.4), limits=Limits(4000, 200, turns=2))
+    assert len(played.script.prompts) == 4
+    assert not played.session.turns
+
+
+def test_bodies_that_are_sent_at_the_same_time_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BODIES_BYTES", 2**20)
+
+    async def both() -> list[int]:
+        async with two_episodes() as (port, hostile, honest), httpx.AsyncClient(timeout=60) as web:
+
+            async def post(session: Session) -> int:
+                url = f"http://127.0.0.1:{port}/{session.secret}/reward"
+                return (await web.post(url, content=b'{"reward": 1.0}' + b" " * 100_000)).status_code
+
+            head = f"POST /{hostile.secret}/reward HTTP/1.1\r\nhost: x\r\ncontent-length: 2000000\r\n\r\n"
+            _, slow = await asyncio.open_connection("127.0.0.1", port)
+            slow.write(head.encode() + b" " * 1_000_000)
+            while hostile.bodies.bytes < 1_000_000:
+                await asyncio.sleep(0.01)
+            statuses = [await post(hostile), await post(honest)]
+            slow.close()
+            while hostile.bodies.bytes:
+                await asyncio.sleep(0.01)
+            return [*statuses, await post(hostile)]
+
+    assert asyncio.run(both()) == [503, 200, 200]

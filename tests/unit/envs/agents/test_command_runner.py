@@ -213,5 +213,5 @@ def test_placeholders_without_a_value_are_refused() -> None:
 
 
 def test_a_null_byte_costs_the_episode() -> None:
-    with pytest.raises(AgentFailure, match="no process could be started for the agent: embedded null byte"):
+    with pytest.raises(AgentFailure, match="the agent's process could not be started: embedded null byte"):
         play(["echo", "{instruction}"], {"instruction": "a\0b"})

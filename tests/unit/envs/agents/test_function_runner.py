@@ -60,7 +60,7 @@ def test_results_of_either_kind(runner: Callable[..., Any]) -> None:
         ("nan", "the result must be a finite number, not float nan"),
         ("text", "the result must be a finite number, not str '1.0'"),
         ("typo", "there is no field 'rewards'; did you mean 'reward'?"),
-        ("turn", "turns must be counted 0, 1, 2, ..., not int -1"),
+        ("turn", "the keys of turns must be 0, 1, 2, ..., not int -1"),
         ("success", "success must be a bool, not int 1"),
         ("coroutine", "the result must be a finite number, not coroutine"),
         ("extra", "extra must hold numbers, texts, lists and dicts, not object"),

@@ -239,7 +239,7 @@ def test_a_check_names_what_is_wrong(task: Path) -> None:
     (task / "tests/test.sh").write_text("cp -r /logs/agent . 2>/dev/null; echo 1 > /logs/verifier/reward.txt")
     (task / "solution/solve.sh").unlink()
     assert asyncio.run(check_task(HarborTask.load(str(task)), Bubblewrap())) == [
-        "there is no solution/solve.sh: nobody knows whether it can be solved",
+        "there is no solution/solve.sh, so nothing shows that the task can be solved",
         "doing nothing must get a reward below 1, not 1.0",
     ]
     (task / "solution/solve.sh").write_text("true")

@@ -85,6 +85,26 @@ def test_nothing_survives(end: str) -> None:
     assert outcome.truncated == (end == "timeout")
 
 
+def test_processes_that_fork_on_and_on_end_with_their_episode() -> None:
+    word = f"77{os.getpid()}"
+    fork = f'f() {{ sleep {word} & [ "$1" -eq 0 ] || {{ f $(($1 - 1)) & f $(($1 - 1)) & }}; }}; f 5; wait; sleep {word}'
+
+    async def both() -> tuple[Outcome, Outcome]:
+        hostile, honest = (
+            CommandRunner(["bash", "-c", script], timeout=timeout, sandbox=Bubblewrap())
+            for script, timeout in ((fork, 10.0), ("echo fine", 60.0))
+        )
+        forking = asyncio.ensure_future(hostile.run({}, HANDLE))
+        while len(marked(word)) < 32 and not forking.done():
+            await asyncio.sleep(0.05)
+        return await honest.run({}, HANDLE), await forking
+
+    honest, hostile = asyncio.run(both())
+    assert honest.extra["output"] == "fine\n"
+    assert hostile.truncated
+    assert not marked(word)
+
+
 ASK = """
 import json, os, urllib.request
 def post(url, body):
