@@ -15,6 +15,8 @@ from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 
 COLUMN = "turnkey_task"
 HINT = "turnkey_hint"
+ROW = ("data_source", "extra_info", "reward_model")
+"""fields of a data row that an agent gets where the row has no task, beside its prompt"""
 _MAX_SEED = 2**31 - 1
 HELD_OUT = 2**16
 """so many of the largest seeds are for evaluations alone"""
@@ -58,6 +60,27 @@ class Task:
         if not isinstance(task.env_id, str) or not isinstance(task.seed, int) or not isinstance(task.kwargs, dict):
             raise _bad(text, "env_id is text, seed an integer, kwargs an object")
         return task
+
+
+def task_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What an agent gets of a data row: the JSON of its task, or its prompt and :data:`ROW` where it has none.
+
+    Raises:
+        TaskFormatError: the task is no JSON object.
+    """
+    text = row.get(COLUMN)
+    if text is None:
+        plain = {name: row[name] for name in ROW if name in row}
+        return json.loads(json.dumps({"prompt": row.get("raw_prompt"), **plain}, default=str))
+    try:
+        task = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise TaskFormatError(
+            f"column {COLUMN!r}: expected a JSON object, got {str(text)[:200]!r} ({error})"
+        ) from error
+    if not isinstance(task, dict):
+        raise TaskFormatError(f"column {COLUMN!r}: expected a JSON object, got {str(text)[:200]!r}")
+    return task
 
 
 def _bad(text: Any, reason: str) -> TaskFormatError:

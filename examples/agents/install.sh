@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs agents in a folder of their own, beside the training environment, whose packages theirs must not change:
-#   examples/agents/install.sh FOLDER AGENT...     AGENT: mini_swe, pi, codex, qwen_code, opencode
-# Python's programs are in FOLDER/bin then, those of npm, with a node of their own, in FOLDER/npm/bin.
+#   examples/agents/install.sh FOLDER AGENT...     AGENT: mini_swe, pi, codex, qwen_code, opencode, pydantic_ai
+# Python's programs are in FOLDER/bin then, those of npm, with a node of their own, in FOLDER/npm/bin. The libraries of
+# pydantic_ai, which a function of the training environment imports, are in FOLDER/site, without those that verl has.
 set -euo pipefail
 folder="$(realpath -m "${1:?usage: install.sh FOLDER AGENT...}")"
 shift
@@ -12,6 +13,7 @@ declare -A packages=(
     [codex]=@openai/codex@0.169.0
     [qwen_code]=@qwen-code/qwen-code@0.24.4
     [opencode]=opencode-ai@1.18.33
+    [pydantic_ai]="pydantic-ai-slim==2.68.0 pydantic-graph==2.68.0 genai-prices==0.2.3 griffelib==2.4.1 logfire-api==5.6.0"
 )
 
 with_pip() {
@@ -31,6 +33,8 @@ for agent in "$@"; do
     [ "$(cat "$stamp" 2>/dev/null)" = "$package" ] && continue
     case "$package" in
         @* | opencode*) with_npm "$package" ;;
+        # shellcheck disable=SC2086
+        pydantic*) with_pip --no-deps --upgrade --target "$folder/site" $package ;;
         *) with_pip "$package" ;;
     esac
     echo "$package" >"$stamp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.console import LINE_EVERY
 from verl_turnkey.plugins.cli.packages import require_verl
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from verl_turnkey.plugins.cli.launch import Played
     from verl_turnkey.plugins.cli.run_folder import RunFolder
 
 app = typer.Typer()
@@ -30,7 +29,11 @@ ROLLOUT = "actor_rollout_ref.rollout"
 @app.command("eval")
 def evaluate(
     environment: Annotated[
-        str, typer.Argument(metavar="RUN|ENVIRONMENT", help="folder of a run, recipe, gymnasium id, or your file")
+        str,
+        typer.Argument(
+            metavar="RUN|ENVIRONMENT|turnkey.agent.run=AGENT",
+            help="folder of a run, recipe, gymnasium id, or your file; or, for an agent, its key on a launch line",
+        ),
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     checkpoint: Annotated[
@@ -59,38 +62,39 @@ def evaluate(
     require_verl("eval")
     from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
     from verl_turnkey.envs.user_modules import import_modules
-    from verl_turnkey.plugins.cli import launch
+    from verl_turnkey.plugins.cli import eval_tasks, launch
     from verl_turnkey.plugins.cli.run_folder import RunFolder
     from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.config.overrides import override
+    from verl_turnkey.plugins.config.overrides import override, values
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
     from verl_turnkey.plugins.eval.samples import locked
 
-    trained = RunFolder.of(Path(environment)) or (RunFolder.of(checkpoint) if checkpoint else None)
-    if trained is not None and trained.config.get("turnkey.agent.run") is not None:
-        raise typer.BadParameter(
-            f"{trained.folder} trained an agent (turnkey.agent.run), and `turnkey eval` plays environments: run its "
-            "launch line with trainer.val_only=true"
-        )
-    if trained is not None and Path(environment).is_dir():
+    further = list(overrides or ())
+    if "=" in environment and not Path(environment).exists():
+        further, environment = [environment, *further], ""
+    trained = RunFolder.of(Path(environment)) if environment else None
+    name = "" if trained is None else trained.folder.name
+    if trained is not None:
         environment = trained.env_id
+        further = [*([override("turnkey.agent.run", trained.agent)] if trained.agent else []), *further]
         checkpoint = trained.checkpoints if checkpoint is None and server is None else checkpoint
-        name = trained.folder.name
-    else:
-        name = ""
+    elif checkpoint:
+        trained = RunFolder.of(checkpoint)
+    if environment and launch.agent_of(further):
+        raise typer.BadParameter(f"either {environment} is played, or the agent of turnkey.agent.run: leave out one")
     if (checkpoint is None) == (server is None):
         raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
     if checkpoint is None and model is None:
         raise typer.BadParameter("--server needs --model, the name of the model there")
-    method, overridden, ignored = _method(overrides or ())
+    method, overridden, ignored = _method(further)
     if ignored:
         typer.echo(f"ignored, since credit does not affect an evaluation: {' '.join(ignored)}", err=True)
     further = [*_sampling(greedy, temperature, samples), *overridden]
     if trained is not None:
         import_modules(trained.modules, "turnkey.modules of the run")
-    played = launch.resolve(environment, further)
+    played = launch.played(environment, further)
     weights_name = (model or "").rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
     folder = (out or Path("evals") / f"{name or played.name}-{weights_name}").absolute()
     here, gpus = launch.device_here()
@@ -122,9 +126,10 @@ def evaluate(
         for line in trained.differing(further):
             typer.echo(f"differs from the run: {line}", err=True)
         further = [*own, *further]
-        played = launch.resolve(environment, further)
+        played = launch.played(environment, further)
     elif trained is not None:
-        typer.echo(f"the run trained on {trained.env_id}, not on {played.id}: its settings are ignored", err=True)
+        of_run, of_line = trained.env_id or f"the agent {trained.agent}", played.id or f"the agent {played.agent}"
+        typer.echo(f"the run trained on {of_run}, not on {of_line}: its settings are ignored", err=True)
     config = composed(words(of_tokenizer, further))
     if checkpoint is not None:
         checkpoints.find(checkpoint)
@@ -137,8 +142,10 @@ def evaluate(
                 checkpoints.check_shards(checkpoint, folder)
             trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
             weights = checkpoints.resolve(checkpoint, folder, trusted)
-        task_file = _task_file(tasks, played, folder)
-        typer.echo(_counted_tasks(config, task_file, trained, samples), err=True)
+        val_files = values(further, "data.val_files")[-1:] or (trained.task_files("val") if trained else [])
+        val_files = val_files[0] if val_files and isinstance(val_files[0], list) else val_files
+        task_file = eval_tasks.task_file(tasks, played, folder, val_files)
+        typer.echo(eval_tasks.counted(config, task_file, trained, samples), err=True)
         settings = EvalSettings(
             words=words(str(weights or tokenizer or model), further),
             tasks=task_file,
@@ -165,23 +172,13 @@ def _header(config: DictConfig, checkpoint: Path | None, trained: RunFolder | No
         yield f"weights   {checkpoints.locate(checkpoint)}"
     if trained is not None:
         yield f"settings  of the run in {trained.folder}, except for the overrides"
+    if (run := config.turnkey.agent.run) is not None:
+        yield f"agent     {run if isinstance(run, str) else shlex.join(run)}"
     rollout = config.actor_rollout_ref.rollout
     temperature = float(rollout.temperature)
     yield "sampling  " + ("greedy" if temperature == 0 else f"temperature {temperature:g}, top_p {rollout.top_p:g}")
     prompt, response = (int(config.data[f"max_{name}_length"]) for name in ("prompt", "response"))
     yield f"limits    prompt {prompt} tokens (data.max_prompt_length), response {response} (data.max_response_length)"
-
-
-def _counted_tasks(config: DictConfig, tasks: Path, trained: RunFolder | None, samples: int) -> str:
-    """The number of tasks, and how many of them the run trained on."""
-    from omegaconf import OmegaConf
-
-    from verl_turnkey.plugins.checks.files import shared_tasks
-
-    files = {"train_files": trained.task_files("train") if trained else [], "val_files": [str(tasks)]}
-    shared, total = shared_tasks(OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}}))
-    of_training = f"; the run trained on {shared or 'none'} of them" if trained else ""
-    return f"tasks     {total}, {samples} sample{'s' * (samples > 1)} per task ({tasks}){of_training}"
 
 
 def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:
@@ -208,28 +205,6 @@ def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str
     if greedy:
         return [f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.top_p=1.0", f"{ROLLOUT}.top_k=-1"]
     return [] if temperature is None else [override(f"{ROLLOUT}.temperature", temperature)]
-
-
-def _task_file(tasks: str, played: Played, folder: Path) -> Path:
-    """The file of tasks. For a number: write tasks to ``folder``, with seeds that no training task has."""
-    from verl_turnkey.envs import make
-    from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet
-    from verl_turnkey.plugins.checks.probe import first_task
-
-    if not tasks.isdecimal():
-        file = Path(tasks).expanduser().absolute()
-        if not file.is_file():
-            raise ConfigError(f"--tasks {tasks}: expected a number of tasks or an existing parquet file")
-        if (env_id := first_task(str(file)).env_id) != played.id:
-            raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}")
-        return file
-    if not 1 <= int(tasks) <= HELD_OUT:
-        raise ConfigError(f"--tasks {tasks}: expected 1 to {HELD_OUT} tasks, or a parquet file")
-    own = played.held_out("test")
-    make(played.id, {**played.kwargs, **own}).close()
-    file = folder / "tasks.parquet"
-    write_parquet(file, [Task(played.id, seed, own) for seed in held_out_seeds(int(tasks))], played.name, "test")
-    return file
 
 
 class _progress:

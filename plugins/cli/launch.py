@@ -54,11 +54,14 @@ TURNS = 16
 
 @dataclass(frozen=True)
 class Played:
-    """The environment that ENVIRONMENT names."""
+    """The environment that ENVIRONMENT names, or the agent of ``turnkey.agent.run``."""
 
     id: str
+    """empty: an agent of the user's own plays"""
     recipe: str | None = None
     """name of the group ``turnkey/env`` that suits it"""
+    agent: str | None = None
+    """a short name of that agent"""
     module: Path | None = None
     """the user's file that registers it"""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class Played:
     @property
     def name(self) -> str:
         """For folders and verl's metrics."""
-        return self.recipe or self.id.rsplit("/", 1)[-1]
+        return self.recipe or self.agent or self.id.rsplit("/", 1)[-1]
 
 
 def resolve(environment: str, further: Sequence[str] = ()) -> Played:
@@ -102,6 +105,25 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
             chosen |= set(value) if isinstance(value, Mapping) else set()
     kwargs: Any = OmegaConf.to_container(node.kwargs)
     return replace(played, kwargs=kwargs, chosen=frozenset(chosen))
+
+
+def played(environment: str, words: Sequence[str]) -> Played:
+    """What the overrides ``words`` play: their agent where ``environment`` is empty, else :func:`resolve`.
+
+    Raises:
+        ConfigError: neither is named, or as :func:`resolve`.
+    """
+    agent = None if environment else agent_of(words)
+    return agent or resolve(environment, words)
+
+
+def agent_of(words: Sequence[str]) -> Played | None:
+    """The agent that plays with the overrides ``words`` (``turnkey.agent.run=...``, ``+turnkey/agent=pi``), if any."""
+    runs, recipes = values(words, "turnkey.agent.run"), values(words, "turnkey/agent")
+    if not runs:
+        return Played("", agent=str(recipes[-1])) if recipes else None
+    program = runs[-1] if isinstance(runs[-1], str) else str(runs[-1][0])
+    return Played("", agent=Path(program.partition(":")[0]).name.removesuffix(".py"))
 
 
 def _named(environment: str) -> Played:
@@ -199,6 +221,7 @@ def overrides(
     chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batches[-1]
     if _prompt(played, further) == "conversation":  # which grows by turns and observations
         turn = chosen["data.max_response_length"]
+        given |= {"turnkey.rollout.max_tokens_per_turn"} if values(further, "turnkey/agent") else set()
         chosen |= {"data.max_response_length": TURNS * turn, "turnkey.rollout.max_tokens_per_turn": turn}
     if device == "gpu":
         chosen["trainer.n_gpus_per_node"] = gpus
@@ -218,7 +241,8 @@ def overrides(
     logger = values(further, "trainer.logger")[-1:]  # one name, or a list of them
     chosen |= {f"+{ENV_VARS}.{key}": out / name for name, key in LOGGER_FOLDERS.items() if name in str(logger)}
     switches = [f"+turnkey={method}"]
-    switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [override("turnkey.env.id", played.id)]
+    if not played.agent:
+        switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [override("turnkey.env.id", played.id)]
     switches += ["+turnkey/device=cpu"] if device == "cpu" else []
     lines = [switches]
     lines += [[override("turnkey.modules", [played.module])]] if played.module else []
@@ -239,6 +263,8 @@ def _preset(further: Sequence[str]) -> set[str]:
 
 def _prompt(played: Played, further: Sequence[str]) -> str:
     """``turnkey.rollout.prompt`` of the launch line."""
+    if played.agent:
+        return "conversation"
     recipe = _recipes()[played.recipe] if played.recipe else {}
     prompts = [recipe.get("rollout", {}).get("prompt", "template"), *values(further, "turnkey.rollout.prompt")]
     return str(prompts[-1])

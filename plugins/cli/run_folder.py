@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 ROLLOUT = "actor_rollout_ref.rollout"
 PLAYING = (
-    *(f"turnkey.{node}" for node in ("env.kwargs", "rollout", "rewards", "modules")),
+    *(f"turnkey.{node}" for node in ("env.kwargs", "agent", "rollout", "rewards", "modules")),
     *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")),
     *(f"{ROLLOUT}.{key}" for key in ("temperature", "top_p", "top_k", "dtype", "max_model_len", "engine_kwargs.vllm")),
     f"{ROLLOUT}.multi_turn.format",
     *(f"actor_rollout_ref.model.{key}" for key in ("trust_remote_code", "external_lib", "custom_chat_template")),
 )
 """nodes of the configuration that determine how episodes are played"""
+NAMED_BY_USERS = ("turnkey.agent.env", "turnkey.agent.files")
+"""mappings whose names may hold dots"""
 METRICS = "VERL_FILE_LOGGER_ROOT="
 MISSING = object()
 
@@ -68,7 +70,13 @@ class RunFolder:
 
     @property
     def env_id(self) -> str:
-        return str(self.config["turnkey.env.id"])
+        """Of the environment; empty where an agent of the user's own played."""
+        return "" if self.agent else str(self.config["turnkey.env.id"])
+
+    @property
+    def agent(self) -> str | list[str] | None:
+        """``turnkey.agent.run``."""
+        return self.config.get("turnkey.agent.run")
 
     @property
     def modules(self) -> list[str]:
@@ -114,11 +122,15 @@ class RunFolder:
         """
         kept = {f"turnkey.env.kwargs.{name}" for name in held_out}
         there = dict(flat(OmegaConf.to_container(base, resolve=False)))
-        return [
-            f"++{key}={_written(value)}"
+        own = {
+            key: value
             for key, value in self.config.items()
             if _is_playing(key) and key not in kept and there.get(key, MISSING) != value and value != {}
-        ]
+        }
+        for node in NAMED_BY_USERS:
+            entries = {key: own.pop(key) for key in [*own] if key.startswith(f"{node}.")}
+            own |= {node: {key.removeprefix(f"{node}."): value for key, value in entries.items()}} if entries else {}
+        return [f"++{key}={_written(value)}" for key, value in own.items()]
 
     def differing(self, words: Sequence[str]) -> list[str]:
         """``key=value (the run: value)`` for each override in ``words`` that changes a rollout setting of the run."""

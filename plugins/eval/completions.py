@@ -140,7 +140,7 @@ class SeededTurns:
             ConfigError: the prompt has images.
         """
         if image_data:
-            raise ConfigError("turnkey eval sends token ids alone, and this environment gives images")
+            raise ConfigError("turnkey eval sends token ids alone, and this prompt has images")
         seed, self._turn = turn_seed(self._key, self._turn), self._turn + 1
         try:
             ids = await self._server.generate(list(prompt_ids), sampling_params, seed)

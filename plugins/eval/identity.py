@@ -26,6 +26,8 @@ ENGINE = ("dtype", "quantization", "enforce_eager", "enable_prefix_caching", "en
 FILE = re.compile(r"[^\n]*?\.py(?=:|$)")
 OF_TRAINING = ("layout", "anchor", "invalid_action_penalty")
 """keys of ``turnkey.rollout`` that say how steps are trained on, not how they are played"""
+NOT_OF_AGENTS = ("state", "grace", "at_once", "listen", "in_process")
+"""keys of ``turnkey.agent`` on which an episode does not depend"""
 
 
 def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:
@@ -47,10 +49,12 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
     options = {name: value for name, value in asdict(turnkey.rollout).items() if name not in (*OF_TRAINING, "template")}
     turns = load_examples(options.pop("examples"))
     rewards = reward_entries(config, turnkey)
-    files = _files([*turnkey.modules, options, rewards])
+    agent = {name: value for name, value in asdict(turnkey.agent).items() if name not in NOT_OF_AGENTS}
+    own = {"agent": agent} if turnkey.agent.run else {}
+    files = _files([*turnkey.modules, options, rewards, own])
     fields = {
         "model": dict(model),
-        "environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs),
+        **(_without_folders(own) or {"environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs)}),
         "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
         "rollout": _without_folders(options),
         "template": text_digest(load_template(turnkey.rollout.template)),

@@ -17,8 +17,10 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.eval.completions import Completions, SeededTurns
 from verl_turnkey.plugins.eval.identity import text_digest
+from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.log.segments import new_segment
 from verl_turnkey.plugins.rollout import worker
@@ -29,7 +31,9 @@ LOOP = "turnkey_env"
 
 
 class Player:
-    """Plays one episode per call, in this process; environments run in hosts of a Ray that must have been started.
+    """Plays one episode per call, in this process.
+
+    Environments run in hosts of a Ray that must have been started, an agent of the user's own as its runner says.
 
     Args:
         config: verl's configuration. Its sampling parameters are those of ``actor_rollout_ref.rollout``.
@@ -49,6 +53,7 @@ class Player:
             path = config.actor_rollout_ref.model.path
             raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {error}") from error
         worker.prepare(self._worker)
+        agents.prepare(self._worker)
         self._config = config
         rollout = config.actor_rollout_ref.rollout
         self._sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k")}
@@ -67,7 +72,7 @@ class Player:
             What it came to, as JSON holds it (:func:`outcome`), or the reason why the episode failed.
         """
         loop = hydra.utils.instantiate(
-            config=_agent_loop_registry[LOOP],
+            config=_agent_loop_registry[self._config.actor_rollout_ref.rollout.agent.default_agent_loop],
             trainer_config=DictConfigWrap(config=self._config),
             server_manager=SeededTurns(self.server, key),
             tokenizer=self._worker.tokenizer,
@@ -81,17 +86,23 @@ class Player:
         failed = outputs[0].extra_fields["turnkey"]["failed"]
         return outcome(outputs) if failed is None else failed
 
+    async def stop(self) -> None:
+        """End what agents left for further episodes; on the event loop that they were played on."""
+        if agents._process is not None:
+            await agents._process.runner.close()
+
     def close(self) -> None:
         """Write what the trajectory log still holds, and forget what episodes share."""
         worker.finish(None)
-        worker._process = None
+        worker._process = agents._process = None
 
 
 def outcome(outputs: list[Any]) -> dict[str, Any]:
     """The result of a played episode, from its rows: ``success``, ``env_return``, ``composed_return`` and the sum of
     each component, turns, rates, tokens of the model, their digest (equal for equal responses), and seconds."""
     info = outputs[-1].extra_fields["reward_extra_info"]
-    last = outputs[-1].extra_fields["turnkey"]["steps"][-1]
+    steps = [step for row in outputs for step in row.extra_fields["turnkey"]["steps"]]
+    last = max(steps, key=lambda step: step["step"])  # an agent's conversations are one row after the other
     written = [token for row in outputs for token, own in zip(row.response_ids, row.response_mask, strict=True) if own]
     return {
         "success": bool(info["acc"]),
@@ -117,6 +128,6 @@ def for_evaluation(config: DictConfig) -> DictConfig:
     OmegaConf.set_struct(config, False)
     config.actor_rollout_ref.rollout.agent.num_workers = 1
     config.actor_rollout_ref.rollout.calculate_log_probs = False
-    config.actor_rollout_ref.rollout.agent.default_agent_loop = LOOP
+    config.actor_rollout_ref.rollout.agent.default_agent_loop = AGENT if config.turnkey.agent.run else LOOP
     OmegaConf.update(config, "turnkey.log", {"segment": new_segment(), "share": 1.0, "episodes_per_step": None})
     return config

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_turnkey.envs.tasks import COLUMN
+from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.eval import checkpoint, server
@@ -70,15 +72,17 @@ def evaluate(
         ConfigError: the words, the tasks, the model or the server cannot be used; another evaluation is in ``out``.
     """
     config = checked(settings.words, settings.tasks)
-    rows = read_rows(settings.tasks)
+    agent = bool(config.turnkey.agent.run)
+    rows = read_rows(settings.tasks, agent)
     model = {**settings.model, **({} if settings.weights is None else {"engine": engine(config)})}
-    with hosts():
+    with nullcontext() if agent else hosts():
         from verl_turnkey.plugins.eval.player import Player, for_evaluation
 
-        player = Player(for_evaluation(config))
-        kept = Samples(settings.out, identity(config, model, player.chat_template), settings.new)
-        failures: list[dict[str, Any]] = []
-        try:
+        with (
+            closing(Player(for_evaluation(config))) as player,
+            closing(Samples(settings.out, identity(config, model, player.chat_template), settings.new)) as kept,
+        ):
+            failures: list[dict[str, Any]] = []
             todo = jobs(rows, settings.samples, kept)
             with suppress(KeyboardInterrupt):
                 if todo:
@@ -86,9 +90,6 @@ def evaluate(
                         settings, config, player, kept, todo, lambda n: begin(n, len(rows) * settings.samples)
                     )
             return finish(kept, rows, settings.samples, failures)
-        finally:
-            player.close()
-            kept.close()
 
 
 def _play(
@@ -105,7 +106,11 @@ def _play(
         player.server = completions
         await completions.check(*longest(config))
         advance = begin(len(kept.done))
-        return await play_all(todo, player.play, kept, concurrency=settings.concurrency, check=check, advance=advance)
+        at_once = settings.concurrency
+        try:
+            return await play_all(todo, player.play, kept, concurrency=at_once, check=check, advance=advance)
+        finally:
+            await player.stop()
 
     at_once = settings.concurrency
     if settings.weights is None:
@@ -130,17 +135,27 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
         ConfigError: names the key to change.
     """
     from verl_turnkey.envs.user_modules import import_modules
+    from verl_turnkey.plugins.checks.agent import check_agent
     from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
+    from verl_turnkey.plugins.checks.harbor import check_harbor
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
-    from verl_turnkey.plugins.config.resolve import absolute_paths
+    from verl_turnkey.plugins.config import resolve
 
     config = composed(words)
-    absolute_paths(config)
+    resolve.absolute_paths(config)
+    resolve.agent_loop(config, False)
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
-    check_turns(config, turnkey, ["turnkey_env"])
-    check_agent_loop(config, turnkey, [str(tasks)], check_rewards(config, turnkey).columns)
+    loops = [AGENT if turnkey.agent.run else "turnkey_env"]
+    check_turns(config, turnkey, loops)
+    columns = check_rewards(config, turnkey, loops).columns
+    if turnkey.agent.run is None:
+        check_agent_loop(config, turnkey, [str(tasks)], columns)
+        return config
+    check_agent(config, turnkey, loops)
+    for number, row in enumerate(read_rows(tasks, agent=True)):
+        check_harbor(turnkey.agent, f"{tasks}, task {number}", row[COLUMN])
     return config
 
 

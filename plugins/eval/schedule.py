@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.envs.tasks import COLUMN, Task, task_of
 from verl_turnkey.plugins.eval.identity import without_secrets
 from verl_turnkey.plugins.eval.result import result
 from verl_turnkey.plugins.eval.samples import RESULT, Samples
@@ -33,8 +33,12 @@ class Job:
     """the data row, as the agent loop gets it"""
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
+def read_rows(file: Path, agent: bool = False) -> list[dict[str, Any]]:
     """The rows of a file of tasks, as verl's data set gives them to the agent loop; a task that comes twice once.
+
+    Args:
+        agent: the tasks are for an agent of the user's own; those without a text of their own get that of what the
+            agent gets.
 
     Raises:
         ConfigError, TaskFormatError: it holds something else.
@@ -42,12 +46,15 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     table = pq.read_table(file)
-    if COLUMN not in table.column_names:
+    if COLUMN not in table.column_names and not agent:
         raise ConfigError(f"{file} has no column {COLUMN!r}: `turnkey tasks` writes files of tasks")
     rows: dict[str, dict[str, Any]] = {}
     for row in table.to_pylist():
-        Task.from_json(row[COLUMN])
         row["raw_prompt"] = row.pop("prompt", [])
+        if agent:
+            row[COLUMN] = json.dumps(task_of(row), sort_keys=True)
+        else:
+            Task.from_json(row[COLUMN])
         rows.setdefault(row[COLUMN], row)
     return list(rows.values())
 
@@ -94,7 +101,7 @@ async def play_all(
                 if not isinstance(came, str):
                     break
                 check()
-            named = {"task": job.task, "sample": job.number, "seed": Task.from_json(job.row[COLUMN]).seed}
+            named = {"task": job.task, "sample": job.number, "seed": json.loads(job.row[COLUMN]).get("seed")}
             if isinstance(came, str):
                 failures.append({"key": job.key, **named, "reason": came})
             else:

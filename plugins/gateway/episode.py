@@ -52,7 +52,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
         AgentFailure: there is nothing to train, or no reward: 0 would be one.
     """
     if session.failed is not None:
-        raise AgentFailure(session.failed)
+        raise session.failed
     if not session.turns:
         refused = f"; the last answer of the gateway was: {session.refused}" if session.refused else ""
         raise AgentFailure(session.too_long or outcome.reason or f"the agent made no request{refused}")

@@ -7,16 +7,14 @@ records its calls of the model as turns. An agent that breaks down costs its epi
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from verl_turnkey.envs import TaskFormatError
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
-from verl_turnkey.envs.tasks import COLUMN
+from verl_turnkey.envs.tasks import task_of
 from verl_turnkey.plugins.credit.metrics import AGENT
 from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.process import AgentProcess, shared
@@ -28,9 +26,6 @@ from verl_turnkey.plugins.rollout.branching import FAILURES
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.generation import generate, group_member
 from verl_turnkey.plugins.verl_api import builders
-
-ROW = ("data_source", "extra_info", "reward_model")
-"""fields of a data row that an agent gets where the row has no task, beside its prompt"""
 
 
 class UserAgentLoop(AgentLoopBase):
@@ -68,7 +63,8 @@ class UserAgentLoop(AgentLoopBase):
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
             outputs = self.rows.played(episodes.in_rows(episode, order))
         except FAILURES as error:
-            failed = f"{type(error).__name__}: {error}"
+            cause = (session and session.failed) or error  # an agent may break down because a call failed
+            failed = f"{type(cause).__name__}: {cause}"
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"])
         finally:
@@ -126,27 +122,6 @@ class UserAgentLoop(AgentLoopBase):
         if turn.stop_reason in ("aborted", "abort") or not turn.ids:
             raise Aborted(f"after {len(turn.ids)} tokens")
         return turn
-
-
-def task_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What an agent gets of a data row: the JSON of its task, or its prompt and :data:`ROW` where it has none.
-
-    Raises:
-        TaskFormatError: the task is no JSON object.
-    """
-    text = row.get(COLUMN)
-    if text is None:
-        plain = {name: row[name] for name in ROW if name in row}
-        return json.loads(json.dumps({"prompt": row.get("raw_prompt"), **plain}, default=str))
-    try:
-        task = json.loads(text)
-    except (TypeError, ValueError) as error:
-        raise TaskFormatError(
-            f"column {COLUMN!r}: expected a JSON object, got {str(text)[:200]!r} ({error})"
-        ) from error
-    if not isinstance(task, dict):
-        raise TaskFormatError(f"column {COLUMN!r}: expected a JSON object, got {str(text)[:200]!r}")
-    return task
 
 
 def agent_counts(session: Session, steps: int) -> dict[str, float]:

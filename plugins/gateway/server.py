@@ -25,6 +25,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.agents.base import AgentFailure
 from verl_turnkey.plugins.gateway.dialects import DIALECTS
 from verl_turnkey.plugins.gateway.exchange import Exchange, Gone, Receive, Send
 from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError
@@ -148,8 +150,10 @@ class Gateway:
         except Exception as error:  # costs this call; the server goes on
             warn_once(f"the gateway could not answer a request: {type(error).__name__}: {str(error)[:300]}")
             failure = GatewayError(500, "internal_error", f"{type(error).__name__}: {str(error)[:300]}")
-            if session is not None:
-                session.failed = session.failed or f"the gateway could not answer a request: {failure.message}"
+            if session is not None and session.failed is None:
+                own = isinstance(error, EnvironmentFailure)
+                message = f"the gateway could not answer a request: {failure.message}"
+                session.failed = error if own else AgentFailure(message)
             await exchange.error(failure, dialect)
         finally:
             exchange.close()

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
+from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
 from verl_turnkey.plugins.gateway.exchange import Bodies
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, ToolCall
@@ -59,7 +60,7 @@ class Session:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     """set when the agent says that it has ended"""
     closed: bool = False
-    failed: str | None = None
+    failed: EnvironmentFailure | None = None
     """why the episode cannot be trained, whatever the agent returns"""
     too_long: str | None = None
     """why it has no turn, if its first prompt does not fit"""

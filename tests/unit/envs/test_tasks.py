@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from verl_turnkey.envs import TaskFormatError
-from verl_turnkey.envs.tasks import COLUMN, HELD_OUT, Task, held_out_seeds, split_seeds, write_parquet
+from verl_turnkey.envs.tasks import COLUMN, HELD_OUT, Task, held_out_seeds, split_seeds, task_of, write_parquet
 
 
 def test_a_task_survives_json():
@@ -73,3 +73,8 @@ def test_parquet_as_verl_reads_it(tmp_path):
 def test_zero_tasks(tmp_path):
     with pytest.raises(TaskFormatError, match="no tasks"):
         write_parquet(tmp_path / "x.parquet", [], "turnkey", "train")
+
+
+def test_a_row_without_a_task_gives_its_prompt() -> None:
+    row = {"raw_prompt": [{"role": "user", "content": "2+2?"}], "extra_info": {"index": 1}, "uid": "u"}
+    assert task_of(row) == {"prompt": row["raw_prompt"], "extra_info": {"index": 1}}

@@ -137,8 +137,3 @@ def test_agents_wait_for_their_place_outside_their_time(play) -> None:
     few = ("turnkey.agent.at_once=1", "turnkey.agent.timeout=3")
     rows = play(*[{"turns": 2}] * 6, overrides=few)
     assert [each[0].extra_fields["turnkey"]["failed"] for each in rows] == [None] * 6
-
-
-def test_a_row_without_a_task_gives_its_prompt() -> None:
-    row = {"raw_prompt": [{"role": "user", "content": "2+2?"}], "extra_info": {"index": 1}, "uid": "u"}
-    assert gateway_loop.task_of(row) == {"prompt": row["raw_prompt"], "extra_info": {"index": 1}}

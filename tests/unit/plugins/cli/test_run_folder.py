@@ -91,16 +91,6 @@ def test_an_evaluation_of_a_run_says_what_it_takes_from_it(run: Path, monkeypatc
     assert "temperature=0 (the run: 0.7)" in done.output
 
 
-def test_a_run_that_trained_an_agent_is_refused(run: Path) -> None:
-    file = run / "hydra" / ".hydra" / "config.yaml"
-    config = OmegaConf.load(file)
-    OmegaConf.update(config, "turnkey.agent.run", ["my-agent"])
-    OmegaConf.save(config, file)
-    done = CliRunner().invoke(app, ["eval", str(run)])
-    assert done.exit_code == 2
-    assert "trainer.val_only=true" in done.output.replace("\n", " ")
-
-
 def test_going_on_with_it_repeats_its_line(run: Path) -> None:
     done = CliRunner().invoke(app, ["resume", str(run), "--print", "--steps", "5"])
     assert done.exit_code == 0, done.output

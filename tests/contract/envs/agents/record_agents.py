@@ -1,0 +1,134 @@
+"""Record what published agents send, for tests that need none of them: ``tests/data/agents/NAME.jsonl``.
+
+    python tests/contract/envs/agents/record_agents.py mini_swe pi codex qwen_code opencode pydantic_ai
+
+Each agent is installed if it is not there yet, and plays one task; the model's turns are a script. A file has a line
+per request, with the turn that answered it and what the gateway made of it. Long texts are cut to their beginning and a
+hash, so that equal ones stay equal; what a request repeats of the one before is named and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from known_agents import ROOT, TOOLS, end, play, shell
+
+from verl_turnkey.plugins.gateway import rehearsal
+from verl_turnkey.plugins.gateway.codec import Parsed
+from verl_turnkey.plugins.gateway.messages import Dialect, ToolCall
+from verl_turnkey.plugins.gateway.server import Gateway
+from verl_turnkey.plugins.gateway.session import Session
+
+DATA = ROOT / "tests/data/agents"
+HEADERS = ("user-agent", "x-stainless-retry-count")
+"""the headers that are kept: none of them is a secret"""
+LONGEST = 100
+"""characters of a text that is kept whole"""
+KEPT_WHOLE = ("arguments",)
+"""texts that hold JSON"""
+MACHINE = {
+    r"[A-Z][a-z]{2,8},? [A-Z][a-z]{2,8} \d{1,2},? \d{4}": "DATE",
+    r"\d{4}-\d{2}-\d{2}(T[\d:.]+Z?)?": "DATE",
+    r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b": "UUID",
+    r"Linux[^\n\"]{0,200}GNU/Linux": "LINUX",
+    r"\d+\.\d+\.\d+-[\w.+-]*(?:generic|cloud|amd64|gcp|aws|azure)\w*": "KERNEL",
+    r"127\.0\.0\.1:\d+": "GATEWAY",
+}
+"""what differs between machines and days"""
+
+
+class Recorder(Gateway):
+    """A gateway that keeps the calls of the model."""
+
+    calls: list[dict[str, Any]]
+    sessions: list[Session]
+
+    def __init__(self) -> None:
+        super().__init__()
+        Recorder.calls, Recorder.sessions = [], []
+
+    def add(self, session: Session) -> None:
+        Recorder.sessions.append(session)
+        super().add(session)
+
+    async def _answer(
+        self, session: Session, dialect: Dialect, headers: Mapping[str, str], path: str, *more: Any
+    ) -> None:
+        await super()._answer(session, dialect, headers, path, *more)
+        kept = {name: headers[name] for name in HEADERS if name in headers}
+        Recorder.calls.append({"path": dialect.path, "headers": kept, "body": more[1]})
+
+
+def script(name: str) -> list[Parsed]:
+    """Three turns, the first of them with thoughts; mini_swe also forgets to call its tool once."""
+    if name == "pydantic_ai":
+        calls = (ToolCall("add", {"a": 2, "b": 3.0}, ""), ToolCall("add", {"b": 0, "a": 5}, ""))
+        return [Parsed("I add.", calls, "Two numbers. "), Parsed("", (ToolCall("add", {"a": 1}, ""),)), Parsed("5")]
+    solution = (ROOT / "examples/harbor/median/solution/solve.sh").read_text()
+    looks = shell(name, "ls  ; cat middle.py", "I look.\n", "Where is it?\n")
+    forgets = [Parsed("I know what is wrong.")] if name == "mini_swe" else []
+    return [looks, *forgets, shell(name, solution), end(name)]
+
+
+def record(name: str) -> list[dict[str, Any]]:
+    """What the agent ``name`` sent, request by request, and what was made of it."""
+    rehearsal.Gateway = Recorder  # pyright: ignore[reportPrivateImportUsage]
+    episode = play(name, script(name))
+    assert episode.failure is None, episode
+    (session,) = Recorder.sessions
+    requests, before = [], {}
+    for call, turn, told in zip(Recorder.calls, session.turns, episode.turns, strict=True):
+        text = json.dumps(call["body"], ensure_ascii=False).replace(session.secret, "SECRET")
+        body = json.loads(text.replace(session.tag, "episode0"))
+        reply = turn.reply
+        calls = [[each.name, each.arguments, each.id.replace(session.tag, "episode0")] for each in reply.calls]
+        requests.append(
+            {
+                "path": call["path"],
+                "headers": call["headers"],
+                "body": {key: short(value, key) for key, value in body.items() if before.get(key) != value},
+                "repeated": sorted(key for key, value in body.items() if before.get(key) == value),
+                "reply": {
+                    "id": reply.id.replace(session.tag, "episode0"),
+                    "text": reply.text,
+                    "calls": calls,
+                    "reasoning": reply.reasoning,
+                },
+                "after": told.after,
+                "new": told.new,
+                "broke": told.broke,
+                "trained": told.trained,
+                "ignored": sorted(turn.request.overruled),
+            }
+        )
+        before = body
+    return requests
+
+
+def short(value: Any, key: str = "") -> Any:
+    """``value`` without what differs between machines, and with the beginnings of long texts alone."""
+    if isinstance(value, Mapping):
+        return {name: short(part, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [short(part, key) for part in value]
+    if not isinstance(value, str) or key in KEPT_WHOLE:
+        return value
+    for pattern, name in MACHINE.items():
+        value = re.sub(pattern, name, value)
+    if len(value) <= LONGEST:
+        return value
+    return f"{value[:LONGEST]}... {len(value)} characters {blake2b(value.encode(), digest_size=6).hexdigest()}"
+
+
+if __name__ == "__main__":
+    DATA.mkdir(exist_ok=True)
+    for agent in sys.argv[1:] or [*TOOLS, "pydantic_ai"]:
+        file = DATA / f"{agent}.jsonl"
+        lines = [json.dumps(request, ensure_ascii=False) for request in record(agent)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{file.relative_to(ROOT)}: {file.stat().st_size} bytes")

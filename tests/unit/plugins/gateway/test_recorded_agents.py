@@ -1,0 +1,90 @@
+"""Recorded requests of published agents, parsed and matched anew.
+
+``tests/contract/envs/agents/record_agents.py NAME`` records an agent again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_turnkey.plugins.gateway.dialects import DIALECTS
+from verl_turnkey.plugins.gateway.messages import Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.tree import Match, Node, Tree
+
+DATA = Path(__file__).parents[3] / "data/agents"
+# agent -> turns, side calls among them, why trained turns do not extend the one before
+EXPECTED = {
+    "codex": (3, 0, []),
+    "mini_swe": (4, 0, ["branch"]),  # it drops a turn without a call
+    "opencode": (4, 1, ["history"]),  # its first turn is another conversation than the title before it
+    "pi": (3, 0, []),
+    "pydantic_ai": (3, 0, []),
+    "qwen_code": (3, 0, []),
+}
+
+
+def requests(name: str) -> list[dict[str, Any]]:
+    """The recorded lines, each with its whole body."""
+    lines, body = [], {}
+    for text in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        body = {**{key: body[key] for key in line["repeated"]}, **line["body"]}
+        lines.append({**line, "body": body})
+    return lines
+
+
+def reply(line: dict[str, Any]) -> Reply:
+    turn = line["reply"]
+    return Reply(turn["id"], turn["text"], tuple(ToolCall(*call) for call in turn["calls"]), turn["reasoning"])
+
+
+def replay(name: str) -> list[tuple[dict[str, Any], Request, Match, Node]]:
+    """Each request, what it is parsed to, where it goes on and the turn that it becomes."""
+    tree, played = Tree(), []
+    for line in requests(name):
+        (dialect,) = (each for each in DIALECTS if each.path == line["path"])
+        request = tree.whole(dialect.parse(line["body"], unsupported="refuse"))
+        match = tree.match(request)
+        played.append((line, request, match, tree.commit(request, reply(line), match.parent)))
+    return played
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_its_requests_are_matched_as_when_they_were_recorded(name: str) -> None:
+    for line, request, match, _ in replay(name):
+        after = None if match.parent is None else match.parent.number
+        assert (after, len(match.new), match.reason) == (line["after"], line["new"], line["broke"])
+        assert sorted(request.overruled) == line["ignored"]
+
+
+@pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
+def test_turns_side_calls_and_breaks_are_those_that_are_known(name: str, expected: tuple[int, int, list[str]]) -> None:
+    played = replay(name)
+    side_calls = sum(not line["trained"] for line, _, _, _ in played)
+    breaks = [match.reason for line, _, match, _ in played if match.reason and line["trained"]]
+    assert (len(played), side_calls, breaks) == expected
+
+
+def test_each_recorded_agent_is_known_and_holds_nothing_of_a_machine() -> None:
+    assert {path.stem for path in DATA.glob("*.jsonl")} == {*EXPECTED}
+    for path in DATA.glob("*.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        assert path.stat().st_size < 60_000
+        for word in ("authorization", "site-packages", "/tmp/turnkey", "/root/", "bearer", "api_key"):
+            assert word not in text.lower(), (path.name, word)
+
+
+def test_a_history_that_is_edited_breaks_the_replay() -> None:
+    """The matches are found in what was sent, not taken from the record."""
+    first, second, *_ = requests("pydantic_ai")
+    tree = Tree()
+    (chat,) = (each for each in DIALECTS if each.path == first["path"])
+    tree.commit(chat.parse(first["body"], unsupported="refuse"), reply(first), None)
+    body = json.loads(json.dumps(second["body"]))
+    body["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"a": 3, "b": 3}'
+    match = tree.match(chat.parse(body, unsupported="refuse"))
+    assert (match.parent, match.reason) == (None, "edited")
