@@ -33,6 +33,7 @@ from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, ch
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.selection import check_selection
+from verl_turnkey.plugins.checks.teacher import check_teacher
 from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
@@ -149,6 +150,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         run(warn_of_shared, config)
     run(check_steps, config)
     run(check_groups, config, turnkey, mode, files, loops)
+    run(check_teacher, config, turnkey, mode, files, loops)
     our_loops = {*ledger.AGENT_LOOPS} & loops
     if not our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         warn(

@@ -19,11 +19,11 @@ from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.stop import StopConfig
+from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
 
 if TYPE_CHECKING:  # torch is slow to import, and most commands do without
     from verl_turnkey.losses import LossSpec
-
 
 #: Key under ``turnkey.credit`` that is not a parameter of the method: the modifiers of its credit.
 MODIFY = "modify"
@@ -207,6 +207,7 @@ class TurnkeyConfig:
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
     rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
     """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""

@@ -42,6 +42,7 @@ FLOORS = (
     ("log", "shutdown"),
     ("view",),
     ("credit",),
+    ("teacher",),
     ("cpu", "rollout", "actor"),
     ("gateway",),
     ("registries",),
