@@ -34,7 +34,8 @@ from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, ch
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.selection import check_selection
-from verl_turnkey.plugins.checks.teacher import check_skill, check_teacher
+from verl_turnkey.plugins.checks.skill import check_skill
+from verl_turnkey.plugins.checks.teacher import check_teacher
 from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
@@ -146,13 +147,13 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
             f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
         )
     run(check_update, config, turnkey, mode, loops, use_critic=use_critic)
-    run(check_teacher, config, turnkey)
     files = run(check_data, config, turnkey, agent_loops(config)) or []
     if files and "turnkey_env" in loops:
         run(warn_of_shared, config)
     run(check_steps, config)
     run(check_groups, config, turnkey, mode, files, loops)
     run(check_skill, turnkey, files, loops)
+    run(check_teacher, config, turnkey, mode, files, loops)
     our_loops = {*ledger.AGENT_LOOPS} & loops
     if not our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         warn(

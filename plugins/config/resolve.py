@@ -61,6 +61,11 @@ def absolute_paths(config: DictConfig) -> Change | None:
             paths[f"turnkey.rollout.{key}"] = _absolute(path)
     if isinstance(turnkey.rollout.examples, str):
         paths["turnkey.rollout.examples"] = _absolute(turnkey.rollout.examples)
+    source = turnkey.teacher.source
+    if isinstance(source, str) and ".py:" in source:
+        paths["turnkey.teacher.source"] = _absolute(source)
+    if "{text}" not in turnkey.teacher.template:
+        paths["turnkey.teacher.template"] = _absolute(turnkey.teacher.template)
     template = turnkey.rollout.template
     shipped = (TEMPLATES / f"{template}.txt").is_file()  # a shipped name takes precedence over a file
     if not shipped and Path(template).is_file():

@@ -37,6 +37,7 @@ from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_
 from verl_turnkey.plugins.rollout.tool_parsers import call_parser
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
+from verl_turnkey.plugins.teacher.registry import reads_observations
 from verl_turnkey.plugins.verl_api import builders, ledger
 
 FINISH_SECONDS = 10.0
@@ -151,9 +152,11 @@ before: Collection[str] = ()  # columns of the state before a step, without ``ex
 
 
 def recorded(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[bool, Collection[str]]:
-    """What the method reads of records: whether observations as text, and which columns of the state before a step."""
+    """What method and teacher read of records: whether observations as text, and which columns of the state before a
+    step."""
     spec = estimator_of(config)
-    return getattr(credit_params(config, turnkey), "compares_texts", False), () if spec is None else spec.names_before
+    texts = getattr(credit_params(config, turnkey), "compares_texts", False) or reads_observations(turnkey.teacher)
+    return texts, () if spec is None else spec.names_before
 
 
 def shared(config: DictConfig) -> WorkerProcess:

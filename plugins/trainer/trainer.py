@@ -22,6 +22,7 @@ from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.teacher.column import Teacher
 from verl_turnkey.plugins.trainer import run_info, worker_setup
 from verl_turnkey.plugins.trainer.actor_update import ActorUpdate
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
@@ -72,6 +73,7 @@ class TurnkeyTrainer(PPOTrainer):
         self.batching = Batching(self, turnkey.update, self.group_selection)
         self.advantage_step = AdvantageStep(self, self.batching, self.log)
         self.actor_update = ActorUpdate(self, turnkey.update, self.batching, self.advantage_step)
+        self.teacher = Teacher(self, turnkey)
         self.checkpointing = Checkpointing(self, self.advantage_step, self.allocation)
         self.validation = Validation(self, turnkey.env.patience, self.checkpointing)
         self.shutdown = Shutdown(self, self.checkpointing, self.log)
@@ -90,7 +92,7 @@ class TurnkeyTrainer(PPOTrainer):
             super()._setup()
         worker_setup.set_up_training(self, self.turnkey, self.advantage_step)
         self.log.record_updates()
-        worker_setup.wrap_groups(self, self.actor_update.before_call)
+        worker_setup.wrap_groups(self, self.actor_update.before_call, self.teacher.after_call)
 
     def fit(self, agent_loop_manager: Any) -> None:
         workers = worker_setup.set_up_rollouts(self, self.turnkey, agent_loop_manager)
@@ -123,6 +125,10 @@ class TurnkeyTrainer(PPOTrainer):
         """verl's first step after the rewards of a batch are there. verl's mini-batches do not keep episodes whole."""
         return self.batching.balance(self.group_selection.select(batch, metrics), metrics, *args, **kwargs)
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        with self.teacher.during(metrics):
+            return super()._compute_old_log_prob(batch, metrics)
+
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_ref_log_prob(batch, metrics)
         # Meant for this call; left there, the critic would compute its values without its adapter too.
@@ -133,7 +139,9 @@ class TurnkeyTrainer(PPOTrainer):
         """verl's estimators see neither steps nor trajectories."""
         self.hosts.ask()
         metrics |= self.rollout_counter.missing(batch, self.group_selection.left_out, self.global_steps)
-        return self.advantage_step.compute(batch, metrics, super()._compute_advantage)
+        batch = self.advantage_step.compute(batch, metrics, super()._compute_advantage)
+        metrics |= self.teacher.contrast(batch)
+        return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return self.actor_update.run(batch, metrics, super()._update_actor)

@@ -21,6 +21,9 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api import internals, ledger
 
+Hook = Callable[[str, KVBatchMeta], None]
+"""called with the method of a worker group and the batch"""
+
 # Fields that no worker computes with; all others are sent, including unknown ones.
 NOT_FOR_WORKERS = frozenset(
     (
@@ -66,12 +69,12 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
     return workers
 
 
-def wrap_groups(trainer: PPOTrainer, before: Callable[[str, KVBatchMeta], None]) -> None:
+def wrap_groups(trainer: PPOTrainer, before: Hook, after: Hook) -> None:
     """Replace each worker group by a :class:`WorkerCalls`; roles that share a group share the wrapper."""
     wrappers: dict[int, WorkerCalls] = {}
     for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
         if (group := getattr(trainer, name, None)) is not None:
-            setattr(trainer, name, wrappers.setdefault(id(group), WorkerCalls(group, before)))
+            setattr(trainer, name, wrappers.setdefault(id(group), WorkerCalls(group, before, after)))
 
 
 def verify(worker: Any) -> None:
@@ -94,16 +97,16 @@ def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:
 
 
 class WorkerCalls:
-    """Wraps a worker group: calls on a batch send only the fields that workers use; ``before`` runs before each call.
+    """Wraps a worker group: calls on a batch send only the fields that workers use; ``before`` and ``after`` run around
+    each call.
 
     All other attributes are the group's. verl sends all fields, and every write to the queue resets a selection.
     """
 
     METHODS = frozenset({"compute_log_prob", "compute_ref_log_prob", "infer_batch", "update_actor", "train_mini_batch"})
 
-    def __init__(self, group: Any, before: Callable[[str, KVBatchMeta], None]) -> None:
-        self._group = group
-        self._before = before
+    def __init__(self, group: Any, before: Hook, after: Hook = lambda method, batch: None) -> None:
+        self._group, self._before, self._after = group, before, after
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._group, name)
@@ -113,6 +116,8 @@ class WorkerCalls:
         def call(batch: KVBatchMeta) -> Any:
             batch.fields = [field for field in internals.queue_fields(batch) if field not in NOT_FOR_WORKERS]
             self._before(name, batch)
-            return attribute(batch)
+            result = attribute(batch)
+            self._after(name, batch)
+            return result
 
         return call

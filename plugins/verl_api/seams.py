@@ -109,6 +109,13 @@ SEAMS = (
         "data, batch_keys, adv_estimator, gamma, lam, num_repeat, norm_adv_by_std_in_grpo, config",
         "failed episodes and padding enter no statistic of verl's estimators",
     ),
+    Seam(_BASE, "PPOTrainer._compute_old_log_prob", "self, batch, metrics", "the teacher's pass follows its forward"),
+    Seam(
+        "verl.trainer.ppo.v1.trainer_separate_async",
+        "PPOTrainerSeparateAsync._compute_old_log_prob",
+        "self, batch, metrics",
+        "swaps weights in for the forward that the teacher's pass follows",
+    ),
     Seam(_BASE, "PPOTrainer._compute_ref_log_prob", "self, batch, metrics", "its adapter setting is removed"),
     Seam(_BASE, "PPOTrainer._add_prompts_to_generate", "self, num_prompts", "lost batches are replaced"),
     Seam(_BASE, "PPOTrainer.on_step_begin", "self", "a run that has to stop ends there"),

@@ -43,6 +43,7 @@ FLOORS = (
     ("log", "shutdown"),
     ("view",),
     ("credit",),
+    ("teacher",),
     ("cpu", "rollout", "actor"),
     ("gateway",),
     ("registries",),

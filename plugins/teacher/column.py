@@ -1,0 +1,220 @@
+"""The columns ``teacher_log_prob`` and ``has_teacher``: a forward pass of the actor over prompts with a text.
+
+verl computes the old log-probabilities with the weights that the batch is trained from; ``separate_async`` puts these
+in place for that call alone. So the pass runs right behind this call, and not after the trainer's step around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.workers.utils.padding import response_from_nested
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.teacher import COLUMN, HAS_TEXT
+from verl_turnkey.plugins.teacher.gap import contrast, gap_metrics
+from verl_turnkey.plugins.teacher.rows import FIELDS, TextWriter, read_rows, selected
+from verl_turnkey.plugins.teacher.splice import Row, TextIds, places, splice, tail_of
+from verl_turnkey.plugins.verl_api import internals
+
+PARTITION = "turnkey_teacher"
+"""of the queue, for the rows with a text; the replay buffer reads another one"""
+MODEL_INPUTS = (
+    *("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask", "attention_mask"),
+    "multi_modal_inputs",
+)
+CONTROL_SHARE = 16
+"""rows with a text for each row that is only there for the control"""
+
+
+class Teacher:
+    """Writes the columns of a batch once verl has its old log-probabilities; without a source it does nothing."""
+
+    def __init__(self, trainer: Any, turnkey: TurnkeyConfig) -> None:
+        self._trainer, self._options = trainer, turnkey.teacher
+        self._config: DictConfig = trainer.config
+        self._writer = None if self._options.source is None else TextWriter(self._config, turnkey)
+        self._ids: TextIds | None = None
+        self._tail: list[int] = []
+        self._metrics: dict[str, Any] | None = None
+        """of the step whose old log-probabilities are being computed"""
+        self._gaps: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        """by key of the rows with a text: teacher minus old log-probabilities (L,), and those of the placebo"""
+
+    @contextmanager
+    def during(self, metrics: dict[str, Any]) -> Iterator[None]:
+        """While verl computes the old log-probabilities of a batch."""
+        self._gaps = {}
+        self._metrics = None if self._writer is None else metrics
+        try:
+            yield
+        finally:
+            self._metrics = None
+
+    def after_call(self, method: str, batch: KVBatchMeta) -> None:
+        """Called after each worker call; the first one of :meth:`during` has put ``log_probs`` into the queue."""
+        if method == "compute_log_prob" and self._metrics is not None:
+            metrics, self._metrics = self._metrics, None
+            metrics.update(self._score(batch))
+
+    def contrast(self, batch: KVBatchMeta) -> dict[str, float]:
+        """The metric ``teacher/contrast``, once the advantages are in the queue."""
+        if not self._gaps:
+            return {}
+        keys = [key for key in batch.keys if key in self._gaps]
+        data = _read(keys, batch.partition_id, ["advantages", "response_mask"])
+        gap, placebo = (_flat([self._gaps[key][n] for key in keys]) for n in (0, 1))
+        value = contrast(gap, data["advantages"].values(), data["response_mask"].values(), placebo)
+        return {} if value is None else {"teacher/contrast": value}
+
+    def _score(self, batch: KVBatchMeta) -> dict[str, float]:
+        started, writer = perf_counter(), self._writer
+        assert writer is not None
+        self._learn()
+        every = internals.queue_fields(KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id))
+        known = {*FIELDS, *writer.columns, *MODEL_INPUTS, "log_probs"}
+        wanted = [name for name in every if name in known or writer.spec is None]  # a function may read any column
+        data = _read(batch.keys, batch.partition_id, wanted)
+        mask = data["response_mask"]
+        old = list(response_from_nested(data.pop("log_probs"), mask).unbind())
+        inputs = [name for name in MODEL_INPUTS if name in data]
+        columns = {name: _rows(data.get(name)) for name in inputs}
+        prompts = [row.tolist() for row in columns["prompts"]]
+        rows = read_rows(batch.keys, batch.tags, data.exclude("position_ids", "multi_modal_inputs"), self._tokenizer)
+        chosen = selected(rows, self._options.rows)
+        self._check_turns(chosen, writer)
+        texts = writer.write(chosen)
+        at = dict(zip(rows, places([batch.keys[i] for i in rows], [prompts[i] for i in rows], self._tail), strict=True))
+        assert self._ids is not None
+        encoded = {i: self._ids.ids(text) for i, text in texts.by_row.items() if at[i] is not None}
+        plain = {i: {name: column[i] for name, column in columns.items()} for i in encoded}
+        sent: dict[str, Row] = {}
+        for i, (ids, _) in encoded.items():
+            place = at[i]
+            assert place is not None
+            sent[f"text_{i}"] = splice(plain[i], ids, place)
+            if self._options.placebo:
+                sent[f"placebo_{i}"] = splice(plain[i], self._ids.placebo(len(ids)), place)
+        controls = self._controls(plain, len(sent))
+        answers = self._forward(sent | {f"control_{n}": plain[i] for n, i in enumerate(controls)}) if sent else {}
+        column = [answers.get(f"text_{i}", old[i]) for i in range(len(old))]
+        for i in encoded:
+            placebo = answers.get(f"placebo_{i}")
+            self._gaps[batch.keys[i]] = (column[i] - old[i], None if placebo is None else placebo - old[i])
+        has_text = torch.zeros(len(old), dtype=torch.bool)
+        has_text[[*encoded]] = True
+        fields = {COLUMN: torch.nested.as_nested_tensor(column, layout=torch.jagged), HAS_TEXT: has_text}
+        tq.kv_batch_put(
+            keys=batch.keys,
+            partition_id=internals.partition_of(batch),
+            fields=TensorDict(fields, batch_size=len(old)),
+        )
+        masks = mask.unbind()
+        control = [(answers[f"control_{n}"] - old[i], masks[i]) for n, i in enumerate(controls)]
+        return {
+            "teacher/rows_with_text": float(len(encoded)),
+            "teacher/rows_without_text": float(len(rows) - len(encoded)),
+            "teacher/no_place": float(len(texts.by_row) - len(encoded)),
+            "teacher/text_errors": float(texts.errors),
+            "teacher/cut_texts": float(sum(cut for _, cut in encoded.values())),
+            "teacher/text_tokens": float(sum(len(ids) for ids, _ in encoded.values())),
+            **gap_metrics([(self._gaps[batch.keys[i]][0], masks[i]) for i in encoded], control),
+            "teacher/seconds": perf_counter() - started,
+        }
+
+    @property
+    def _tokenizer(self) -> Any:
+        return self._trainer.tokenizer
+
+    def _learn(self) -> None:
+        if self._ids is None:
+            kwargs = self._config.data.get("apply_chat_template_kwargs") or {}
+            self._tail = tail_of(self._tokenizer, **OmegaConf.to_container(kwargs) if kwargs else {})
+            self._ids = TextIds(self._tokenizer, self._options)
+
+    def _check_turns(self, rows: dict[int, Any], writer: TextWriter) -> None:
+        """Also for agent loops of a user's own, of which the driver cannot know whether they merge turns."""
+        if writer.spec is None or not writer.spec.per_turn:
+            return
+        for row in rows.values():
+            if len(row.steps) != 1:
+                raise ConfigError(
+                    f"turnkey.teacher.source={writer.spec.name} gives a text per turn, but row {row.key} holds "
+                    f"{len(row.steps)} turns, of which later ones would see the text of earlier ones: set "
+                    "turnkey.rollout.layout=steps"
+                )
+
+    @property
+    def _of_reference(self) -> bool:
+        """Whether the rows go to the group of the reference policy."""
+        return self._options.weights == "ref" and not self._trainer.ref_in_actor
+
+    def _controls(self, rows: dict[int, Row], number: int) -> list[int]:
+        """Rows that are sent without a text, to fill all ranks and fixed micro-batches: their gap measures noise."""
+        if not number:
+            return []
+        part = self._config.actor_rollout_ref["ref" if self._of_reference else "rollout"]
+        multiple = internals.data_parallel_size(self._trainer.actor_rollout_wg)
+        if not part.log_prob_use_dynamic_bsz:
+            multiple *= int(part.log_prob_micro_batch_size_per_gpu)
+        fill = -number % multiple
+        if not fill and number >= CONTROL_SHARE * multiple:
+            fill = multiple
+        shortest = sorted(rows, key=lambda i: len(rows[i]["input_ids"]))
+        return [shortest[n % len(shortest)] for n in range(fill)]
+
+    def _forward(self, rows: dict[str, Row]) -> dict[str, torch.Tensor]:
+        """Log-probabilities (L,) of the response tokens of each row, by its key."""
+        keys = [*rows]
+        lengths = torch.tensor([len(row["input_ids"]) for row in rows.values()])
+        ranks = internals.data_parallel_size(self._trainer.actor_rollout_wg)
+        parts = get_seqlen_balanced_partitions(calculate_workload(lengths), k_partitions=ranks, equal_size=True)
+        keys = [keys[j] for part in parts for j in part]
+        fields = list_of_dict_to_tensordict([rows[key] for key in keys])
+        tags = [{"status": "success", "seq_len": len(rows[key]["input_ids"])} for key in keys]
+        try:
+            part = tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields, tags=tags)
+            part.extra_info = {
+                "calculate_entropy": False,
+                "compute_loss": False,
+                "temperature": self._config.actor_rollout_ref.rollout.temperature,
+            }
+            if self._of_reference:
+                self._trainer.ref_policy_wg.compute_ref_log_prob(part)
+            else:
+                if self._options.weights == "ref":
+                    part.extra_info["no_lora_adapter"] = True
+                self._trainer.actor_rollout_wg.compute_log_prob(part)
+            data = _read(keys, PARTITION, ["log_probs", "response_mask"])
+        finally:
+            tq.kv_clear(keys=keys, partition_id=PARTITION)
+        answers = response_from_nested(data["log_probs"], data["response_mask"])
+        return dict(zip(keys, answers.unbind(), strict=True))
+
+
+def _read(keys: Sequence[str], partition: str | None, fields: Sequence[str]) -> TensorDict:
+    return tq.kv_batch_get(
+        keys=list(keys),
+        partition_id=partition,  # pyright: ignore[reportArgumentType]
+        select_fields=list(fields),
+    )
+
+
+def _rows(column: Any) -> list[Any]:
+    return list(column.unbind()) if isinstance(column, torch.Tensor) else column.tolist()
+
+
+def _flat(rows: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [row for row in rows if row is not None]
+    return torch.cat(present) if present else None

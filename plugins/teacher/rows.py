@@ -1,0 +1,175 @@
+"""What the sources read, from the fields of a batch in verl's queue; and their texts."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from tensordict import TensorDict
+
+from verl_turnkey.envs.tasks import COLUMN as TASK
+from verl_turnkey.envs.tasks import HINT
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
+from verl_turnkey.plugins.credit.row_turns import Runs, branch_name, record_of, split_key, token_counts
+from verl_turnkey.plugins.credit.rows import failure
+from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.teacher.registry import Source, TeacherEpisode, TeacherRow, TeacherSource, read_source
+
+DATA = ("data_source", "extra_info", "reward_model", "index", TASK, HINT)
+"""fields of a data row that every source may read"""
+FIELDS = (*DATA, *EXTRA_FIELDS, "rm_scores", "responses", "response_mask")
+
+
+def read_rows(
+    keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: TensorDict, tokenizer: Any
+) -> dict[int, TeacherRow]:
+    """The rows of played episodes by their position: no padding, no failed episode, none without a model's token.
+
+    ``data``: the fields :data:`FIELDS` and those of the source, of all rows.
+    """
+    extra_fields = pop_extra_fields(data)
+    mask = data["response_mask"]
+    counts = token_counts(mask)
+    real = [i for i, tag in enumerate(tags) if not tag.get("is_padding", False)]
+    played = [i for i in real if counts[i] and failure(extra_fields[i], True) is None]
+    played.sort(key=lambda i: split_key(keys[i])[1:])
+    columns = {name: _values(column) for name, column in data.items() if not _of_tokens(column)}
+    runs, responses, scores = Runs.of(mask), data["responses"].unbind(), data.get("rm_scores", None)
+    members: dict[str, list[int]] = {}
+    for i in played:
+        branch = (record_of(extra_fields[i]) or {}).get("branch", 0)
+        members.setdefault(branch_name(split_key(keys[i])[1], branch), []).append(i)
+
+    def turns(rows: Sequence[int]) -> list[str]:
+        return [
+            tokenizer.decode(responses[i][start : start + length], skip_special_tokens=True)
+            for i in rows
+            for start, length in runs_of(runs, i)
+        ]
+
+    episodes = {
+        name: _episode(
+            name,
+            [step for i in rows for step in (record_of(extra_fields[i]) or {}).get("steps", ())],
+            0.0 if scores is None else float(scores[rows[-1]].sum()),
+            lambda rows=rows: turns(rows),
+        )
+        for name, rows in members.items()
+    }
+    groups: dict[str, list[TeacherEpisode]] = {}
+    for name, rows in members.items():
+        groups.setdefault(split_key(keys[rows[0]])[0], []).append(episodes[name])
+    return {
+        i: TeacherRow(
+            key=keys[i],
+            data={name: column[i] for name, column in columns.items()},
+            steps=(record_of(extra_fields[i]) or {}).get("steps", ()),
+            episode=episodes[name],
+            others=[other for other in groups[split_key(keys[i])[0]] if other is not episodes[name]],
+            reward_info=extra_fields[i].get("reward_extra_info") or {},
+        )
+        for name, rows in members.items()
+        for i in rows
+    }
+
+
+def runs_of(runs: Runs, row: int) -> list[tuple[int, int]]:
+    """Start, within the response, and length of each run of ones of a row."""
+    first, offset = int(runs.first[row]), int(runs.mask.offsets()[row])
+    numbers = range(first, first + int(runs.count[row]))
+    return [(int(runs.start[n]) - offset, int(runs.length[n])) for n in numbers]
+
+
+def _episode(name: str, steps: list[Mapping[str, Any]], score: float, turns: Any) -> TeacherEpisode:
+    if steps:
+        score = math.fsum(step.get("composed_reward", step["reward"]) for step in steps)
+    success = any(step["success"] for step in steps) if steps else score > 0
+    return TeacherEpisode(name, score, success, steps, turns)
+
+
+def _of_tokens(column: Any) -> bool:
+    return isinstance(column, torch.Tensor) and (column.is_nested or column.dim() > 1)
+
+
+def _values(column: Any) -> list[Any]:
+    return [value.tolist() for value in column.unbind()] if isinstance(column, torch.Tensor) else column.tolist()
+
+
+def selected(rows: Mapping[int, TeacherRow], which: str) -> dict[int, TeacherRow]:
+    """The rows that may get a text, by ``turnkey.teacher.rows``."""
+    if which == "failed":
+        return {i: row for i, row in rows.items() if not row.episode.success}
+    if which == "mixed_groups":
+        return {i: r for i, r in rows.items() if any(o.success != r.episode.success for o in r.others)}
+    return dict(rows)
+
+
+@dataclass
+class Texts:
+    """The texts of a batch's rows, and what went wrong."""
+
+    by_row: dict[int, str]
+    errors: int = 0
+    """rows of which the source raised an error"""
+
+
+class TextWriter:
+    """Calls a run's source for rows.
+
+    A source that raises for single rows leaves these without a text, and is reported once for each kind of error.
+    """
+
+    def __init__(self, config: DictConfig, turnkey: TurnkeyConfig) -> None:
+        source = turnkey.teacher.source
+        assert source is not None
+        self.spec: TeacherSource | None
+        self._call: Source
+        self.spec, self._call = read_source(source)
+        self.columns: tuple[str, ...] = tuple(getattr(self._call, "columns", ()))
+        self._reported: set[str] = set()
+
+    def write(self, rows: Mapping[int, TeacherRow]) -> Texts:
+        """The text of each row that has one.
+
+        Raises:
+            RuntimeError: the source raised for every row.
+        """
+        results: dict[int, Any] = {i: self._attempt(row) for i, row in rows.items()}
+        if waiting := {i: result for i, result in results.items() if inspect.isawaitable(result)}:
+            with ThreadPoolExecutor(1) as thread:  # this one may be inside an event loop
+                results |= thread.submit(asyncio.run, _gathered(waiting)).result()
+        errors = {i: result for i, result in results.items() if isinstance(result, Exception)}
+        for i, error in errors.items():
+            if (kind := f"{type(error).__name__}: {error}") not in self._reported:
+                self._reported.add(kind)
+                logger.warning("turnkey.teacher.source: no text for row %s: %s", rows[i].key, kind)
+        if errors and len(errors) == len(rows):
+            first = next(iter(errors))
+            raise RuntimeError(
+                f"turnkey.teacher.source raised an error for all {len(rows)} rows of a batch; for {rows[first].key}: "
+                f"{type(errors[first]).__name__}: {errors[first]}"
+            ) from errors[first]
+        return Texts({i: t for i, t in results.items() if isinstance(t, str) and t.strip()}, len(errors))
+
+    def _attempt(self, row: TeacherRow) -> Any:
+        try:
+            result = self._call(row)
+        except Exception as error:
+            return error
+        if result is None or isinstance(result, str) or inspect.isawaitable(result):
+            return result
+        return TypeError(f"expected a text or None, got {type(result).__name__}")
+
+
+async def _gathered(waiting: Mapping[int, Any]) -> dict[int, Any]:
+    results = await asyncio.gather(*waiting.values(), return_exceptions=True)
+    return dict(zip(waiting, results, strict=True))
