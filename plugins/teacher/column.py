@@ -139,8 +139,10 @@ class Teacher:
 
     def _learn(self) -> None:
         if self._ids is None:
-            kwargs = self._config.data.get("apply_chat_template_kwargs") or {}
-            self._tail = tail_of(self._tokenizer, **OmegaConf.to_container(kwargs) if kwargs else {})
+            kwargs: Any = OmegaConf.to_container(
+                self._config.data.get("apply_chat_template_kwargs") or OmegaConf.create()
+            )
+            self._tail = tail_of(self._tokenizer, **kwargs)
             self._ids = TextIds(self._tokenizer, self._options)
 
     def _check_turns(self, rows: dict[int, Any], writer: TextWriter) -> None:
@@ -177,9 +179,10 @@ class Teacher:
     def _forward(self, rows: dict[str, Row]) -> dict[str, torch.Tensor]:
         """Log-probabilities (L,) of the response tokens of each row, by its key."""
         keys = [*rows]
-        lengths = torch.tensor([len(row["input_ids"]) for row in rows.values()])
+        lengths = [len(row["input_ids"]) for row in rows.values()]
         ranks = internals.data_parallel_size(self._trainer.actor_rollout_wg)
-        parts = get_seqlen_balanced_partitions(calculate_workload(lengths), k_partitions=ranks, equal_size=True)
+        workload = calculate_workload(torch.tensor(lengths)).tolist()
+        parts: list[list[int]] = get_seqlen_balanced_partitions(workload, k_partitions=ranks, equal_size=True) or []
         keys = [keys[j] for part in parts for j in part]
         fields = list_of_dict_to_tensordict([rows[key] for key in keys])
         tags = [{"status": "success", "seq_len": len(rows[key]["input_ids"])} for key in keys]

@@ -84,7 +84,8 @@ def read_rows(
 
 def runs_of(runs: Runs, row: int) -> list[tuple[int, int]]:
     """Start, within the response, and length of each run of ones of a row."""
-    first, offset = int(runs.first[row]), int(runs.mask.offsets()[row])
+    mask: Any = runs.mask  # jagged
+    first, offset = int(runs.first[row]), int(mask.offsets()[row])
     numbers = range(first, first + int(runs.count[row]))
     return [(int(runs.start[n]) - offset, int(runs.length[n])) for n in numbers]
 
