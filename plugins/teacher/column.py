@@ -182,7 +182,7 @@ class Teacher:
         lengths = [len(row["input_ids"]) for row in rows.values()]
         ranks = internals.data_parallel_size(self._trainer.actor_rollout_wg)
         workload = calculate_workload(torch.tensor(lengths)).tolist()
-        parts: list[list[int]] = get_seqlen_balanced_partitions(workload, k_partitions=ranks, equal_size=True) or []
+        parts: Any = get_seqlen_balanced_partitions(workload, k_partitions=ranks, equal_size=True)
         keys = [keys[j] for part in parts for j in part]
         fields = list_of_dict_to_tensordict([rows[key] for key in keys])
         tags = [{"status": "success", "seq_len": len(rows[key]["input_ids"])} for key in keys]
