@@ -170,12 +170,20 @@ def update(
     return found
 
 
+def cast(model: Any, kind: torch.dtype) -> Any:
+    """The parameters alone: as with FSDP's mixed precision, the frequencies of positions stay in float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(kind)
+    return model
+
+
 def norm(model: Any) -> float:
     return float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
 
 
 def numerics(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table:
     """Gradients on the device against those in float32 on the CPU."""
+    model = model.cpu()
     rows = conversation(sizes, sizes.checked, model.config.vocab_size)
     with torch.no_grad():
         old = log_probs(model, rows.ids) - rows.noise
@@ -185,7 +193,7 @@ def numerics(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table
         expected = update(model, rows, old, loss, len(rows.ids), quiet)
         gradients = [p.grad.clone() for p in model.parameters()]
         for kind in (torch.float32, torch.bfloat16):
-            there = copy.deepcopy(model).to(device=device, dtype=kind)
+            there = cast(copy.deepcopy(model).to(device), kind)
             there.zero_grad(set_to_none=True)
             found = update(there, rows.to(device), old.to(device), loss, len(rows.ids), quiet)
             off = sum(
@@ -247,7 +255,7 @@ def credit_seconds(sizes: Sizes) -> float:
 
 def costs(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table:
     """Old log-probabilities and an update in bfloat16, by layout and loss."""
-    model = model.to(device=device, dtype=torch.bfloat16)
+    model = cast(model, torch.bfloat16)
     model.gradient_checkpointing_enable()
     model.train()
     credit = credit_seconds(sizes) * sizes.episodes / (8 * sizes.groups)
@@ -302,24 +310,28 @@ def main(
     what = torch.cuda.get_device_name() if where.type == "cuda" else device
     result: dict[str, Any] = {"device": what, "torch": torch.__version__, "numerics": [], "costs": []}
     print(f"{what}, torch {torch.__version__}")
-    for name, shape in sizes.models.items():
-        torch.manual_seed(0)
-        model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, attn_implementation="sdpa")).float()
-        model.config.use_cache = False
-        for table, measure in (("numerics", numerics), ("costs", costs)):
-            rows = measure(name, model, sizes, where)
-            result[table] += rows
-            print(f"\n{markdown(rows)}", flush=True)
-        del model
-        if stack:
-            import gpu_stack
-
-            lengths = (sizes.turns, sizes.answer, max(2, sizes.groups // 4))
-            rows = gpu_stack.stack(name, shape, *lengths, device, out.parent.resolve(), override or [])
-            result["stack"] = [*result.get("stack", []), *rows]
-            print(f"\n{markdown(rows)}", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1))
+
+    def add(table: str, rows: Table) -> None:
+        result[table] = [*result.get(table, []), *rows]
+        out.write_text(json.dumps(result, indent=1))  # so far: what comes later may fail
+        print(f"\n{markdown(rows)}", flush=True)
+
+    # The quick part first: gradients on the CPU take minutes.
+    for table, measure in (("costs", costs), ("numerics", numerics)):
+        for name, shape in sizes.models.items():
+            torch.manual_seed(0)
+            with where:  # weights are drawn where it is fast
+                model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, attn_implementation="sdpa"))
+            model.config.use_cache = False
+            add(table, measure(name, model.float(), sizes, where))
+            del model
+    if stack:
+        import gpu_stack
+
+        lengths = (sizes.turns, sizes.answer, max(2, sizes.groups // 4))
+        for name, shape in sizes.models.items():
+            add("stack", gpu_stack.stack(name, shape, *lengths, device, out.parent.resolve(), override or []))
     print(f"\n{out}")
 
 
