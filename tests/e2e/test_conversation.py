@@ -44,6 +44,8 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "critic.ppo_max_token_len_per_gpu=8192",
         "critic.optim.lr=1e-3",
         "critic.optim.weight_decay=0.0",
+        f"turnkey.teacher.source={POLICY}:plan",
+        "turnkey.teacher.max_tokens=64",
         f"trainer.total_training_steps={STEPS}",
     )
 
@@ -100,3 +102,15 @@ def test_the_critic_learns_from_the_targets(run: Run) -> None:
     assert values[-1] > values[0] + 0.2, values
     assert all(run.metrics[step]["critic/vf_loss"] > 0 for step in range(1, STEPS + 1))
     assert all(run.metrics[step]["actor/grad_norm"] > 0 for step in range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_a_teacher_rates_the_rows_that_have_a_text(run: Run, step: int) -> None:
+    metrics = run.metrics[step]
+    rows = metrics["teacher/rows_with_text"], metrics["teacher/rows_without_text"]
+    assert min(rows) > 0
+    assert sum(rows) == sum(bool(mask.any()) for mask in run.seen(step)["mask"])
+    assert metrics["teacher/text_errors"] == metrics["teacher/no_place"] == metrics["teacher/cut_texts"] == 0
+    assert metrics["teacher/gap_abs/mean"] > 1e-3
+    assert metrics.get("teacher/gap_abs/control", 0.0) < 1e-4
+    assert np.isfinite(metrics["teacher/contrast"])
