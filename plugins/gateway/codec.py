@@ -143,9 +143,7 @@ class Codec(TurnCodec):
                 self._builder, past, [*past, *self._rendered(new, names, head=False)], past_ids, [*tools] or None
             )
         except Exception as error:  # of a template, which may refuse any order of roles
-            warn_once(
-                f"messages cannot be appended to a conversation, so its next turn begins a row: {str(error)[:200]}"
-            )
+            warn_once(f"messages cannot be appended to a conversation, so a new row begins: {str(error)[:200]}")
             return None
 
     async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:

@@ -42,9 +42,7 @@ class Bodies:
             received += size
             self.bytes += size
             if self.bytes > BODIES_BYTES:
-                raise GatewayError(
-                    503, "overloaded", f"an episode may send at most {BODIES_BYTES} bytes at the same time"
-                )
+                raise GatewayError(503, "overloaded", f"an episode may send at most {BODIES_BYTES} bytes at once")
 
         try:
             yield take

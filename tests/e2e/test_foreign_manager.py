@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import naive
-import pandas as pd
 import pytest
-from launch import Run, minigrid, train
+from launch import Run, minigrid, questions, train
 
 pytestmark = pytest.mark.long
 
@@ -45,25 +44,12 @@ def test_verls_manager_behind_another_trains_and_validates(model: Path, tmp_path
 
 def test_a_manager_that_writes_its_rows_itself_gets_the_credit_of_the_formula(model: Path, tmp_path: Path) -> None:
     """Its processes, which the trainer never sees, log their episodes with the recorder."""
-    for split in ("train", "val"):
-        rows = [
-            {
-                "data_source": "walk",
-                "prompt": [{"role": "user", "content": "Where do you go?"}],
-                "reward_model": {"style": "rule", "ground_truth": ""},
-                "extra_info": {"index": index, "split": split},
-            }
-            for index in range(4)
-        ]
-        pd.DataFrame(rows).to_parquet(tmp_path / f"{split}.parquet", index=False)
     run = started(
         model,
         tmp_path,
         "Foreign",
         "actor_rollout_ref.rollout.agent.default_agent_loop=walkers",
-        f"data.train_files={tmp_path}/train.parquet",
-        f"data.val_files={tmp_path}/val.parquet",
-        "data.train_batch_size=4",
+        *questions(tmp_path, "walk", "Where do you go?", rows=4),
     )
     for step in (1, 2):
         metrics = run.metrics[step]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from launch import Run, train
+from launch import Run, questions, train
 
 TOOL = Path(__file__).with_name("corridor_tool.py")
 STEPS = 5
@@ -17,26 +16,13 @@ GAMMA, LAM = 0.99, 0.9
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("tool")
-    for split in ("train", "val"):
-        rows = [
-            {
-                "data_source": "corridor",
-                "prompt": [{"role": "user", "content": "A door is 6 steps away. Walk up to it, then open it."}],
-                "reward_model": {"style": "rule", "ground_truth": ""},
-                "extra_info": {"index": index, "split": split},
-            }
-            for index in range(8)
-        ]
-        pd.DataFrame(rows).to_parquet(out / f"{split}.parquet", index=False)
     return train(
         out,
         "+turnkey=turn_gae",
         "+turnkey/loss=turn_ratio",
         "turnkey.loss.ratio=product",
         "+turnkey/device=cpu",
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=8",
+        *questions(out, "corridor", "A door is 6 steps away. Walk up to it, then open it.", rows=8),
         "data.max_response_length=96",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_parts import LIMITS, Script, codec, openai, run
-from openai import BadRequestError, NotFoundError
+from openai import NotFoundError
 from test_clients import ASKED, spelled
 from test_endings import ask
 
@@ -85,16 +85,22 @@ def test_a_sandbox_reaches_it_by_a_socket_of_its_owner_alone() -> None:
 
 
 def test_calls_that_run_at_the_end_are_dropped() -> None:
+    generating = asyncio.Event()
+
+    async def model() -> None:
+        generating.set()
+        await asyncio.sleep(60)
+
     async def agent(url: str) -> Any:
         async def late() -> None:
             async with openai(url, max_retries=0) as client:
                 await ask(client)
 
         running = asyncio.ensure_future(late())
-        await asyncio.sleep(0.3)
+        await generating.wait()
         return running
 
-    played = run(agent, ["Late."], wait=lambda: asyncio.sleep(60), grace=0.1)
+    played = run(agent, ["Late."], wait=model, grace=0.1)
     assert len(played.script.prompts) == 1
     assert not played.session.turns
 
@@ -199,19 +205,34 @@ def test_a_flood_of_requests_costs_its_own_episode_alone(monkeypatch: pytest.Mon
 def test_a_client_that_never_reads_its_replies_runs_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "AT_ONCE", 2)
 
-    async def agent(url: str) -> Any:
-        for number in range(4):
-            async with openai(url, timeout=0.2, max_retries=0) as client:
-                with pytest.raises(Exception, match="timed out"):
-                    await ask(client, [{"role": "user", "content": str(number)}])
-            await asyncio.sleep(0.4)
-        async with openai(url, max_retries=0) as client:
-            with pytest.raises(BadRequestError, match="closed the connection before 4 replies"):
-                await ask(client)
+    generating, gate = asyncio.Event(), asyncio.Event()
 
-    played = run(agent, lambda _: "Lost.", wait=lambda: asyncio.sleep(0.4), limits=Limits(4000, 200, turns=2))
-    assert len(played.script.prompts) == 4
-    assert not played.session.turns
+    async def model() -> None:
+        generating.set()
+        await gate.wait()
+
+    async def lost() -> tuple[httpx.Response, Session]:
+        limits = Limits(4000, 200, turns=2)
+        async with two_episodes(model, limits) as (port, session, _), httpx.AsyncClient(timeout=60) as web:
+            url = f"http://127.0.0.1:{port}/{session.secret}/v1/chat/completions"
+            body = {"model": "policy", "messages": ASKED}
+            for _ in range(4):
+                generating.clear()
+                gate.clear()
+                call = asyncio.ensure_future(web.post(url, json=body))
+                await generating.wait()
+                call.cancel()
+                while session.bodies.bytes:  # until the gateway has noticed
+                    await asyncio.sleep(0.01)
+                gate.set()
+                while session._tasks:
+                    await asyncio.sleep(0.01)
+            return await web.post(url, json=body), session
+
+    refusal, session = asyncio.run(lost())
+    assert refusal.status_code == 400
+    assert "closed the connection before 4 replies" in refusal.text
+    assert not session.turns
 
 
 def test_bodies_that_are_sent_at_the_same_time_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

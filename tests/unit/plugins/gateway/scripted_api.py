@@ -10,7 +10,7 @@ import anthropic
 import httpx2
 import openai
 
-from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Message, Reply, Request, ToolCall
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -27,6 +27,16 @@ CUT = Reply("e1_4", "It is", finish="length", prompt_tokens=3, completion_tokens
 EMPTY = Reply("e1_5", "", prompt_tokens=3, completion_tokens=1)
 TOKENS = Reply("e1_6", "a é", log_probs=[("a", -0.5), (" é", -1.25)], prompt_tokens=1, completion_tokens=2)
 REPLIES = (ONE, THOUGHT, CALL, CALLS, CUT, EMPTY, TOKENS)
+
+
+OVER = GatewayError(404, "episode_over", "the episode has ended")
+FULL = GatewayError(400, "context_length_exceeded", "the prompt has 4100 tokens of 4096")
+BUSY = GatewayError(503, "overloaded", "weights change")
+ERRORS = (OVER, FULL, BUSY)
+# As the gateway has them, whatever an API calls them.
+FUNCTION = {"name": "weather", "description": "of a city", "parameters": WEATHER}
+READ_TOOLS = ({"type": "function", "function": FUNCTION},)
+TURN = Message("assistant", "I ask.", CALLS.calls, "Two of them.", item_id="e1_3")
 
 
 class ScriptedApi:

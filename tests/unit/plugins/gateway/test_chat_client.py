@@ -6,10 +6,10 @@ import json
 
 import openai
 import pytest
-from scripted_api import CALL, CALLS, CUT, EMPTY, ONE, REPLIES, THOUGHT, TOKENS, WEATHER, ScriptedApi
+from scripted_api import CALL, CALLS, CUT, EMPTY, ERRORS, ONE, REPLIES, THOUGHT, TOKENS, WEATHER, ScriptedApi
 
 from verl_turnkey.plugins.gateway.dialects import Chat
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, ToolCall
+from verl_turnkey.plugins.gateway.messages import Message, Reply, ToolCall
 
 ASK = [{"role": "user", "content": "Weather?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": WEATHER}}]
@@ -108,9 +108,7 @@ def test_log_probabilities_of_the_sampled_tokens():
 
 
 def test_errors_reach_the_agent_with_our_words():
-    over = GatewayError(404, "episode_over", "the episode has ended")
-    full = GatewayError(400, "context_length_exceeded", "the prompt has 4100 tokens of 4096")
-    api = ScriptedApi(Chat(), [over, full, GatewayError(503, "overloaded", "weights change")])
+    api = ScriptedApi(Chat(), ERRORS)
     with pytest.raises(openai.NotFoundError, match="the episode has ended"):
         ask(api)
     with pytest.raises(openai.BadRequestError, match="maximum context length: the prompt has 4100") as caught:

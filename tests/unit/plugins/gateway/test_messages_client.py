@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import anthropic
 import pytest
-from scripted_api import CALL, CALLS, CUT, EMPTY, ONE, REPLIES, THOUGHT, WEATHER, ScriptedApi
+from scripted_api import CALL, CALLS, CUT, EMPTY, ERRORS, ONE, READ_TOOLS, REPLIES, THOUGHT, TURN, WEATHER, ScriptedApi
 
 from verl_turnkey.plugins.gateway.dialects import Messages
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, ToolCall
+from verl_turnkey.plugins.gateway.messages import Message, Reply, ToolCall
 
 ASK = [{"role": "user", "content": "Weather?"}]
 TOOLS = [{"name": "weather", "description": "of a city", "input_schema": WEATHER}]
@@ -44,11 +44,10 @@ def test_thoughts_and_parallel_calls_are_answered_and_come_back():
     past = [*ASK, {"role": "assistant", "content": answer.content}]
     ask(api, tools=TOOLS, messages=[*past, {"role": "user", "content": results}])
     first, second = api.requests
-    function = {"name": "weather", "description": "of a city", "parameters": WEATHER}
-    assert first.tools == ({"type": "function", "function": function},)
+    assert first.tools == READ_TOOLS
     assert second.messages == (
         Message("user", "Weather?"),
-        Message("assistant", "I ask.", CALLS.calls, "Two of them.", item_id="e1_3"),
+        TURN,
         Message("tool", "sun", call_id="call_e1_3_0"),
         Message("tool", "no such city", call_id="call_e1_3_1", error=True),
         Message("user", "Go on."),
@@ -73,9 +72,7 @@ def test_why_a_reply_ends():
 
 
 def test_errors_reach_the_agent_with_our_words():
-    over = GatewayError(404, "episode_over", "the episode has ended")
-    full = GatewayError(400, "context_length_exceeded", "the prompt has 4100 tokens of 4096")
-    api = ScriptedApi(Messages(), [over, full, GatewayError(503, "overloaded", "weights change")])
+    api = ScriptedApi(Messages(), ERRORS)
     with pytest.raises(anthropic.NotFoundError, match="the episode has ended"):
         ask(api)
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: the prompt has 4100"):

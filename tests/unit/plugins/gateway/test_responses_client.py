@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import openai
 import pytest
-from scripted_api import CALL, CALLS, CUT, EMPTY, ONE, REPLIES, THOUGHT, TOKENS, WEATHER, ScriptedApi
+from scripted_api import (
+    CALL,
+    CALLS,
+    CUT,
+    EMPTY,
+    ERRORS,
+    ONE,
+    READ_TOOLS,
+    REPLIES,
+    THOUGHT,
+    TOKENS,
+    TURN,
+    WEATHER,
+    ScriptedApi,
+)
 
 from verl_turnkey.plugins.gateway.dialects import Responses
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, ToolCall
+from verl_turnkey.plugins.gateway.messages import Message, Reply, ToolCall
 
 TOOLS = [{"type": "function", "name": "weather", "description": "of a city", "parameters": WEATHER, "strict": None}]
 
@@ -41,11 +55,10 @@ def test_items_of_a_turn_come_back_as_one_message():
     ]
     ask(api, tools=TOOLS, input=[{"role": "user", "content": "Weather?"}, *answer.output, *results])
     first, second = api.requests
-    function = {"name": "weather", "description": "of a city", "parameters": WEATHER}
-    assert first.tools == ({"type": "function", "function": function},)
+    assert first.tools == READ_TOOLS
     assert second.messages == (
         Message("user", "Weather?"),
-        Message("assistant", "I ask.", CALLS.calls, "Two of them.", item_id="e1_3"),
+        TURN,
         Message("tool", "sun", call_id="call_e1_3_0"),
         Message("tool", "sun", call_id="call_e1_3_1"),
     )
@@ -125,9 +138,7 @@ def test_log_probabilities_of_the_sampled_tokens():
 
 
 def test_errors_reach_the_agent_with_our_words():
-    over = GatewayError(404, "episode_over", "the episode has ended")
-    full = GatewayError(400, "context_length_exceeded", "the prompt has 4100 tokens of 4096")
-    api = ScriptedApi(Responses(), [over, full])
+    api = ScriptedApi(Responses(), ERRORS)
     with pytest.raises(openai.NotFoundError, match="the episode has ended"):
         ask(api)
     with pytest.raises(openai.BadRequestError, match="maximum context length: the prompt has 4100"):
