@@ -146,7 +146,8 @@ def needed(name: str, table: Columns) -> Columns:
     more = {"turn_gae": {"terminated", "tokens"}, "vc_gae": {"terminated", "tokens"}, "proxmo": {"success"}}
     more["shrinkage"] = {"task"}
     more |= {method: {"tokens"} for method in ("dual_granularity", "step_potential")}
-    wanted = always | {column.removeprefix("extra.") for column in estimators()[name].needs} | more.get(name, set())
+    spec = estimators()[name]
+    wanted = always | {column.removeprefix("extra.") for column in spec.columns(spec.params())} | more.get(name, set())
     return {column: values for column, values in table.items() if column in wanted}
 
 
