@@ -87,6 +87,20 @@ SEAMS = (
     Seam(_BASE, "PPOTrainer._setup", "self", "worker groups are wrapped once they exist"),
     Seam(_BASE, "PPOTrainer._compute_advantage", "self, batch, metrics", "steps and records reach the estimator"),
     Seam(_BASE, "tq", "", "its advantage step and ours read and write the queue together"),
+    *(
+        Seam("transfer_queue", name, parameters, why)
+        for name, parameters, why in (
+            ("KVBatchMeta", "keys, tags, partition_id, fields, extra_info", "names the rows of a batch"),
+            ("KVBatchMeta.select_keys", "self, keys_to_select", "rows are left out of a batch"),
+            ("KVBatchMeta.reorder", "self, indexes", "a batch is dealt to mini-batches"),
+            ("kv_batch_get", "keys, partition_id, select_fields", "reads rows"),
+            ("kv_batch_put", "keys, partition_id, fields, tags, data_parser", "writes rows"),
+            ("kv_clear", "keys, partition_id", "removes rows"),
+            ("kv_list", "partition_id", "the tags of all rows"),
+            ("get_client", "", "names of the fields of rows"),
+            ("TransferQueueClient.kv_retrieve_meta", "self, keys, partition_id, create", "names of the fields of rows"),
+        )
+    ),
     Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined"),
     Seam(_BASE, "PPOTrainer._balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch", "deals episodes"),
     Seam(

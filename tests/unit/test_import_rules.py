@@ -147,6 +147,12 @@ def packages(found: Import) -> str | None:
     return f"{folder.replace('.', '/')}/ imports {' '.join(anywhere) or 'no package'}{inside}"
 
 
+def queue(found: Import) -> str | None:
+    if found.target == "transfer_queue" and found.file != "plugins.verl_api.queue":
+        return "plugins/verl_api/queue.py reads and writes rows, and nobody else"
+    return None
+
+
 def methods(found: Import) -> str | None:
     folder = "advantage.methods"
     to_method = found.target.startswith(f"{folder}.") and not found.target.startswith(f"{folder}._")
@@ -193,7 +199,7 @@ def floors(found: Import) -> str | None:
     return None
 
 
-RULES: tuple[Callable[[Import], str | None], ...] = (rooms, packages, methods, wings, floors)
+RULES: tuple[Callable[[Import], str | None], ...] = (rooms, packages, queue, methods, wings, floors)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -216,6 +222,8 @@ def test_imports(rule: Callable[[Import], str | None]) -> None:
         ("envs.hosting.pool", "ray", packages),
         ("envs.adapters.gem", "verl", packages),
         ("recipe", "numpy", packages),
+        ("plugins.trainer.replay", "transfer_queue", queue),
+        ("plugins.verl_api.internals", "transfer_queue", queue),
         ("advantage.methods.vc_gae", "advantage.methods.turn_gae", methods),
         ("plugins.credit.rows", "advantage.methods.gigpo", methods),
         ("envs.hosting.pool", "envs.prompting.memory", wings),

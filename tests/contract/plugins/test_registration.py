@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from verl_turnkey.advantage import estimators
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.cli import doctor
 from verl_turnkey.plugins.entry import switches
-from verl_turnkey.plugins.verl_api import internals, ledger, seams
+from verl_turnkey.plugins.verl_api import internals, ledger, queue, seams
 from verl_turnkey.plugins.verl_api.seams import Seam
 
 PLUGIN = """
@@ -235,6 +237,17 @@ def test_what_the_package_imports_from_verl_is_there():
     assert ("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync") in found
     assert ("verl.trainer.ppo.v1", "trainer_base") in found, "a module"
     assert [str(what) for what, _ in seams.moved()] == []
+
+
+def test_what_the_package_calls_of_the_queue_is_a_seam():
+    """``plugins/verl_api/queue.py`` alone imports ``transfer_queue`` (tests/unit/test_import_rules.py)."""
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(queue)))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tq"
+    }
+    assert used >= {"kv_batch_get", "kv_batch_put", "kv_clear", "kv_list"}
+    assert used <= {seam.name for seam in seams.SEAMS if seam.module == "transfer_queue"}
 
 
 def test_doctor_prints_what_moved(monkeypatch, capsys):
