@@ -84,7 +84,7 @@ def verify(worker: Any) -> None:
 
 def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> None:
     """Set the parameters of our loss ``name``, which one of ``modules`` (``turnkey.modules``) may register."""
-    import_modules(modules)
+    import_modules(modules, kinds=("losses",))
     registries.register_losses()
     ledger.verify(("loss",), (name,))
     loss.use(worker, name, params)

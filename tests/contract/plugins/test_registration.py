@@ -178,7 +178,7 @@ def test_doctor_shows_a_broken_second_plugin(tmp_path):
     assert "in install" in done.stdout
     assert "OSError: the other plugin is broken" in done.stdout
     summary = done.stdout.partition("1 problem found")[2]
-    assert "this process: verl's plugin other failed to load" in summary
+    assert "this process: plugin of verl other failed to load" in summary
 
 
 def test_doctor_is_not_content_with_an_unsupported_verl(monkeypatch, capsys):
