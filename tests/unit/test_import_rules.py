@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
+ROOMS = ("advantage", "losses", "learned", "envs", "plugins", "recipe")
 
 ROOMS_BELOW = {
     "advantage": (),
     "losses": ("advantage",),
+    "learned": ("advantage",),
     "envs": ("advantage",),
-    "plugins": ("advantage", "losses", "envs", "recipe"),
+    "plugins": ("advantage", "losses", "learned", "envs", "recipe"),
     "recipe": (),
 }
 # Folder -> the packages of others that its files import; those after the bar inside functions only. The longest folder
@@ -29,6 +30,7 @@ ROOMS_BELOW = {
 PACKAGES = {
     "advantage": "numpy | sklearn scipy",
     "losses": "torch |",
+    "learned": "torch |",
     "recipe": "|",
     "envs": "numpy gymnasium | pandas pydantic scipy",
     "envs.hosting": "gymnasium | ray",
@@ -214,10 +216,12 @@ def test_imports(rule: Callable[[Import], str | None]) -> None:
     [
         ("advantage.batch", "losses", rooms),
         ("losses.turns", "plugins.notices", rooms),
+        ("learned.registry", "losses.turns", rooms),
         ("envs.base", "plugins", rooms),
         ("advantage.batch", "torch", packages),
         ("advantage.methods.proxmo", "sklearn", packages),
         ("losses.turns", "numpy", packages),
+        ("learned.preference", "numpy", packages),
         ("envs.registry", "ray", packages),
         ("envs.hosting.pool", "ray", packages),
         ("envs.adapters.gem", "verl", packages),
