@@ -10,6 +10,7 @@ from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import Steps, Values, at_the_end, register_reward
 from verl_turnkey.envs.rewards.composition import gather
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
+from verl_turnkey.envs.rewards.progress import differences
 from verl_turnkey.envs.rewards.transcript import check_template, fill
 
 PROMPT = """An agent was given this task:
@@ -26,8 +27,9 @@ How well did the agent do, up to here? End with one line, 'Score: ' and a number
 class JudgeReward(JudgeConfig):
     """The score of a model behind an OpenAI-compatible endpoint, for the episode or for each step."""
 
-    per: Literal["episode", "step"] = "episode"
-    """episode: one score, on the last step; step: every step is scored, given the episode up to and including it"""
+    per: Literal["episode", "step", "gain"] = "episode"
+    """episode: one score, on the last step; step: every step is scored, given the episode up to and including it; gain:
+    how much that score rose, from 0 before the first step"""
     prompt: str = PROMPT
     """the question, with the fields {task}, {transcript} and, of the last step shown, {observation} and {action}"""
     system: str | None = None
@@ -43,9 +45,10 @@ class JudgeReward(JudgeConfig):
         check_template(self.prompt, "prompt")
 
     async def __call__(self, steps: Steps) -> Values:
-        if self.per == "step":
-            return await gather(self._judge.score(self.messages(steps[: t + 1])) for t in range(len(steps)))
-        return at_the_end(steps, await self._judge.score(self.messages(steps)))
+        if self.per == "episode":
+            return at_the_end(steps, await self._judge.score(self.messages(steps)))
+        scores = await gather(self._judge.score(self.messages(steps[: t + 1])) for t in range(len(steps)))
+        return differences([0.0, *scores]) if self.per == "gain" else scores
 
     def messages(self, steps: Steps) -> list[dict[str, str]]:
         """What the model is asked about ``steps``."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from verl_turnkey.plugins.cli import agent, evaluate, listing, tasks, train, view
+from verl_turnkey.plugins.cli import agent, evaluate, listing, prm, tasks, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
@@ -21,6 +21,7 @@ app.add_typer(view.app)
 app.add_typer(train.app)
 app.add_typer(evaluate.app)
 app.add_typer(agent.app)
+app.add_typer(prm.app)
 
 
 def _version(asked: bool) -> None:

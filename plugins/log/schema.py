@@ -118,6 +118,8 @@ TABLES = {
             prompt_tail       string   the end of the prompt: 2,000 characters, of turn 0 all of it
             response          string   of the model
             observation       string   the environment's answer
+            task_text         string   the task in words, as rewards see it; null after turn 0
+            first_observation string   what the agent saw before turn 0; null after it
         """),
     ),
     "credit": Table(

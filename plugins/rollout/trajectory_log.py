@@ -109,6 +109,8 @@ class _Turn(NamedTuple):
     prompt_tokens: int
     response_tokens: int
     text: str
+    observation: str | None
+    """what the agent saw before the first turn; None: the answer of the turn before"""
     answer: str
     invalid: str | None
     oldest: int | None
@@ -126,6 +128,7 @@ class _Turn(NamedTuple):
             len(prompt.ids),
             len(turn.ids),
             turn.text,
+            None if t else step.observation,
             step.answer,
             step.invalid,
             turn.extra_fields.get("min_global_steps"),
@@ -166,7 +169,7 @@ class Logged:
     @property
     def size(self) -> int:
         """Approximate bytes in memory: a character takes one to four, an id in a list eight."""
-        texts = sum(len(turn.text) + len(turn.answer) for turn in self.turns)
+        texts = sum(len(turn.text) + len(turn.observation or "") + len(turn.answer) for turn in self.turns)
         return 2 * texts + sum(8 * len(turn.prompt) + _OF_TURN for turn in self.turns)
 
     def tables(self) -> Iterator[Rows]:
@@ -256,6 +259,8 @@ class Logged:
             ],
             "response": [turn.text for turn in self.turns],
             "observation": [turn.answer for turn in self.turns],
+            "task_text": [None if t else self.episode.task for t in range(len(self.turns))],
+            "first_observation": [turn.observation for turn in self.turns],
         }
 
     def _end(self, ids: Sequence[int]) -> str:

@@ -192,8 +192,12 @@ def _group(tables, rng, step, size, limit, skill, hostile, task, validation, mor
                 }
             )  # fmt: skip
             tables["texts"].append(
-                {"episode": key, "turn": turn, "prompt_tail": seen[-2000:], "response": response, "observation": answer}
-            )
+                {
+                    "episode": key, "turn": turn, "prompt_tail": seen[-2000:], "response": response,
+                    "observation": answer,
+                    "task_text": None if turn else wish, "first_observation": None if turn else text,
+                }
+            )  # fmt: skip
             seen, total, turn = answer, total + reward, turn + 1
         tables["episodes"].append(
             {

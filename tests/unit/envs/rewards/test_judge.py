@@ -420,6 +420,12 @@ def test_a_judge_that_fails_names_its_component(server):
         composition(episode())
 
 
+def test_a_gain_is_what_the_score_rose_by(server):
+    server.answer = lambda question: f"Score: {[3, 9][question['messages'][0]['content'].count('Observation') - 1]}"
+    entry = {"name": "judge", "url": server.url, "model": "prm", "per": "gain"}
+    assert compose([entry])(episode()).rewards == pytest.approx([0.3, 0.6])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -427,7 +433,7 @@ def test_a_judge_that_fails_names_its_component(server):
         ({"url": "http://h/v1", "model": "m", "max_chars": 0}, "max_chars: expected a positive integer"),
         ({"url": "http://h/v1", "model": "m", "prompt": "{transcrpt}"}, "did you mean 'transcript'"),
         ({"url": "http://h/v1", "model": "m", "prompt": "{task}"}, r"to show the \{transcript\} or the \{action\}"),
-        ({"url": "http://h/v1", "model": "m", "per": "turn"}, "one of 'episode', 'step'"),
+        ({"url": "http://h/v1", "model": "m", "per": "turn"}, "one of 'episode', 'step', 'gain'"),
     ],
 )
 def test_wrong_configurations_of_the_component(options, message):

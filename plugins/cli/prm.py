@@ -1,0 +1,215 @@
+"""``turnkey prm-data`` and ``turnkey prm-eval``: from a run's log to a process reward model, and how good it is."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verl_turnkey.advantage.params import ConfigError
+
+if TYPE_CHECKING:
+    from verl_turnkey.plugins.eval.prm_data import Episodes, Label
+
+app = typer.Typer()
+
+KINDS, LABELS = ("judge", "progress", "pairs"), ("outcome", "state", "column")
+WHOLE_LOG = "turnkey.log.keep_texts=null turnkey.log.share=1 turnkey.log.episodes_per_step=null"
+MARGIN = 256
+"""tokens of a chat template"""
+
+
+@app.command("prm-data")
+def prm_data(
+    run: Annotated[Path, typer.Argument(help="folder of a run, or its turnkey_log folder")],
+    out: Annotated[Path, typer.Option(help="the .parquet to write; held-out tasks go to NAME_held_out.parquet")],
+    kind: Annotated[str, typer.Option(help="judge, progress or pairs")] = "judge",
+    label: Annotated[str | None, typer.Option(help="outcome, state or column; default state")] = None,
+    labels: Annotated[Path | None, typer.Option(help="of column: a .parquet with episode, turn and label")] = None,
+    held_out: Annotated[float, typer.Option(min=0, max=0.9, help="share of the tasks that is held out")] = 0.1,
+    balanced: Annotated[bool, typer.Option("--balance", help="as many positives as negatives to train on")] = False,
+    validation: Annotated[bool, typer.Option("--validation", help="episodes of validations instead")] = False,
+    max_chars: Annotated[int, typer.Option(min=1, help="characters of a transcript, as of the judge")] = 20_000,
+    model: Annotated[str, typer.Option(help="the model that the printed command trains")] = "MODEL",
+) -> None:
+    """Write training data for a process reward model. Prints the command that trains it, and how to use it as a reward.
+
+    --label state: share of the group's episodes through the state a turn led to that were solved (3 or more).
+
+    turnkey prm-data runs/errands --out prm.parquet
+    """
+    require_pandas("prm-data")
+    for name, value, values in (("--kind", kind, KINDS), ("--label", label or "state", LABELS)):
+        if value not in values:
+            raise typer.BadParameter(f"expected one of {', '.join(values)}, got {value!r}", param_hint=name)
+    if (label == "column") != (labels is not None):
+        raise typer.BadParameter("--label column goes with --labels FILE, and the other labels without")
+    if kind == "progress" and label is not None:
+        raise typer.BadParameter("--kind progress has labels of its own: leave out --label")
+    if balanced and kind != "judge":
+        raise typer.BadParameter("--balance goes with --kind judge")
+    from verl_turnkey.plugins.eval import prm_data as data
+    from verl_turnkey.plugins.view.join import find_log
+
+    logged = data.read_episodes(find_log(run), validation=validation)
+    episodes, turn_labels = logged.episodes, _labels(logged, kind, label or "state", labels)
+    rows = [
+        *(data.pairs(episodes, turn_labels) if kind == "pairs" else data.scored(episodes, turn_labels, kind, max_chars))
+    ]
+    for reason, number in logged.left_out.items():
+        typer.echo(f"left out: {number} episodes, {reason}", err=True)
+    if not rows:
+        raise ConfigError(_nothing(logged, kind, validation))
+    train, test = data.split(rows, held_out)
+    train = data.balance(train) if balanced else train
+    if not train:
+        raise ConfigError(f"{run}: after --balance nothing is left to train on, since all labels are of one class")
+    test_file = out.with_name(f"{out.stem}_held_out{out.suffix}")
+    for file, part in ((out, train), (test_file, test)):
+        if part:
+            _write(file, part)
+            typer.echo(
+                f"{len(part)} {_noun(kind)} of {len({row['task'] for row in part})} tasks in {file}{_share(part)}"
+            )
+    if not test:
+        typer.echo("no held-out tasks: the log has one task alone, or --held-out is 0")
+    if kind == "pairs":
+        typer.echo("verl has no trainer for pairs; the columns are those of TRL's DPOTrainer: prompt, chosen, rejected")
+        return
+    folder = out.with_name(f"{out.stem}_model")
+    typer.echo("train it:\n" + shlex.join(train_command(train, out, test_file if test else None, model, folder)))
+    typer.echo(f"serve it:\nvllm serve {folder}/global_step_*/huggingface --served-model-name prm")
+    per = "gain" if kind == "progress" else "step"
+    chars = "" if max_chars == 20_000 else f", max_chars: {max_chars}"
+    reward = f'{{name: judge, per: {per}, url: "http://HOST:8000/v1", model: prm{chars}}}'
+    typer.echo(f"train a policy with it:\n'turnkey.rewards=[{{name: outcome}}, {reward}]'")
+    if test:
+        typer.echo(f"evaluate it:\nturnkey prm-eval {test_file} --url http://HOST:8000/v1 --model prm")
+
+
+def train_command(
+    rows: Sequence[dict[str, Any]], train: Path, test: Path | None, model: str, folder: Path
+) -> list[str]:
+    """The words of the command that trains ``model`` on ``rows`` with verl's SFT trainer on one GPU.
+
+    A token has two bytes or more, so that no example is longer than ``data.max_length``.
+    """
+    longest = max(sum(len(message["content"].encode()) for message in row["messages"]) for row in rows)
+    length = max(8192, 1024 * math.ceil((longest / 2 + MARGIN) / 1024))
+    batch = 2 ** min(6, int(math.log2(len(rows))))
+    words = ["torchrun", "--standalone", "--nproc_per_node=1", "-m", "verl.trainer.sft_trainer"]
+    words += [f"model.path={model}", f"data.train_files={train}", f"data.train_batch_size={batch}"]
+    words += [f"data.val_files={test}"] if test else []
+    words += [f"data.max_length={length}", f"data.max_token_len_per_gpu={length}", "optim.lr=1e-5"]
+    words += ["trainer.total_epochs=2", "trainer.logger=[console]", f"trainer.default_local_dir={folder}"]
+    return [*words, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"]
+
+
+@app.command("prm-eval")
+def prm_eval(
+    held_out: Annotated[Path, typer.Argument(help="the .parquet with held-out tasks that prm-data wrote")],
+    scores: Annotated[Path | None, typer.Option(help="a .parquet with episode, turn and score, from 0 to 1")] = None,
+    url: Annotated[str | None, typer.Option(help="instead: base URL of the served model, which is asked")] = None,
+    model: Annotated[str, typer.Option(help="of --url: name of the model there")] = "prm",
+    out: Annotated[Path | None, typer.Option(help="of --url: write the model's scores to this .parquet")] = None,
+) -> None:
+    """Hold a process reward model's scores against held-out labels. Accuracy, AUC, calibration, with intervals."""
+    require_pandas("prm-eval")
+    if (scores is None) == (url is None):
+        raise typer.BadParameter("give either --scores or --url")
+    import pandas as pd
+
+    from verl_turnkey.plugins.eval import prm_scores
+
+    rows = pd.read_parquet(held_out)
+    _require_columns(held_out, rows, ("messages", "label", "episode", "turn", "task"))
+    if url is not None:
+        rows["score"] = asyncio.run(_ask(rows["messages"], url, model))
+        if out is not None:
+            rows[["episode", "turn", "score"]].to_parquet(out)
+    else:
+        table = pd.read_parquet(scores)
+        _require_columns(scores, table, ("episode", "turn", "score"))
+        rows = rows.merge(table[["episode", "turn", "score"]], on=["episode", "turn"], how="left")
+        if missing := int(rows["score"].isna().sum()):
+            raise ConfigError(f"{scores} has no score of {missing} of the {len(rows)} held-out turns")
+    tasks = rows["task"].to_list()
+    for name, (value, low, high) in prm_scores.evaluate(rows["score"], rows["label"], tasks).items():
+        typer.echo(f"{name.replace('_', ' '):18} {value:.3f} [{low:.3f}, {high:.3f}]")
+    typer.echo(f"95 % intervals over {len(set(tasks))} tasks; {len(rows)} turns{_share(rows.to_dict('records'))}")
+    typer.echo("turns  mean score  mean label")
+    for number, score, label in prm_scores.calibration(rows["score"], rows["label"]):
+        typer.echo(f"{number:5}  {score:10.3f}  {label:10.3f}")
+
+
+def require_pandas(command: str) -> None:
+    """Refuse a command that reads parquet files where the packages for it are missing.
+
+    Raises:
+        ImportError: says what to install.
+    """
+    if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
+        raise ImportError(f'turnkey {command} needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
+
+
+async def _ask(questions: Any, url: str, model: str) -> list[float]:
+    """The score that the model gives each example, whose last message is the label's."""
+    from verl_turnkey.envs.rewards.composition import gather
+    from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
+
+    judge = Judge(JudgeConfig(url=url, model=model, score_range=(0.0, 10.0)))
+    return await gather(judge.score([dict(message) for message in messages[:-1]]) for messages in questions)
+
+
+def _labels(logged: Episodes, kind: str, label: str, file: Path | None) -> Label:
+    from verl_turnkey.plugins.eval import prm_data as data
+
+    if kind == "progress":
+        return data.progress_labels(logged.episodes)
+    if file is not None:
+        return data.column_labels(file)
+    return {"outcome": data.outcome_labels, "state": data.state_labels}[label](logged.episodes)
+
+
+def _nothing(logged: Episodes, kind: str, validation: bool) -> str:
+    if not logged.episodes:
+        which = "of validations" if validation else "of training (--validation takes those of validations)"
+        return f"no episode {which} with all of its texts: log the run with {WHOLE_LOG}"
+    reason = {
+        "judge": "no turn has a label: the file of --labels is of other episodes",
+        "progress": "no episode was solved, so no task has a recipe",
+        "pairs": "no two responses to one prompt have different labels",
+    }
+    return reason[kind]
+
+
+def _noun(kind: str) -> str:
+    return "pairs" if kind == "pairs" else "examples"
+
+
+def _share(rows: Sequence[dict[str, Any]]) -> str:
+    """The share of positive labels, in words; pairs have none."""
+    if "label" not in rows[0]:
+        return ""
+    positive = sum(row["label"] > 0.5 for row in rows) / len(rows)
+    between = sum(0 < row["label"] < 1 for row in rows)
+    hint = " (train with --balance?)" if not 0.2 <= positive <= 0.8 else ""
+    return f", {positive:.2f} of the labels positive{hint}, {between} strictly between 0 and 1"
+
+
+def _require_columns(file: Path | None, rows: Any, columns: Sequence[str]) -> None:
+    if missing := [name for name in columns if name not in rows.columns]:
+        raise ConfigError(f"{file} lacks {', '.join(missing)}: expected the columns {', '.join(columns)}")
+
+
+def _write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    import pandas as pd
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_parquet(file)

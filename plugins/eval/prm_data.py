@@ -1,0 +1,258 @@
+"""Training examples for a process reward model from a trajectory log: what ``turnkey prm-data`` writes.
+
+An example asks the default question of the reward component ``judge`` about an episode up to and including a turn; its
+answer is the label. Three kinds:
+
+- ``judge``: ``Score: 10`` or ``Score: 0``, whether the episode will be solved (GUI-Shepherd, arXiv:2509.23738);
+- ``progress``: the share of the task that is done, ``Score: 3.3`` for a third (ProgRM, arXiv:2505.18121);
+- ``pairs``: two responses to one prompt, the one with the higher label and the one with the lower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from verl_turnkey.envs.rewards.components import RewardStep
+from verl_turnkey.envs.rewards.judged import JudgeReward
+from verl_turnkey.envs.rewards.progress import recipe_progress
+from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.view.join import flag
+from verl_turnkey.plugins.view.reading import read
+
+Kind = Literal["judge", "progress", "pairs"]
+Labels = Literal["outcome", "state", "column"]
+VISITS = 3
+"""episodes through a state below which its share of successes says too little"""
+POSITIVE = 0.5
+"""a label above it is positive"""
+TAIL = 2000
+"""characters of a later turn's prompt that the log keeps"""
+QUESTION = JudgeReward(url="http://unused", model="unused")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of the log."""
+
+    turn: int
+    prompt: str
+    """what the log keeps of it: of turn 0 all, of later ones the last :data:`TAIL` characters"""
+    response: str
+    action: str | None
+    valid: bool
+    anchor: str | None
+    next_anchor: str | None
+    own: bool
+    """no other branch trains it"""
+
+
+@dataclass(frozen=True)
+class LoggedEpisode:
+    """An episode with the texts of all its turns."""
+
+    episode: str
+    group: str
+    task: str
+    success: bool
+    steps: Sequence[RewardStep]
+    turns: Sequence[Turn]
+
+
+@dataclass
+class Episodes:
+    """The episodes that examples can be made of, and how many were left out for what reason."""
+
+    episodes: list[LoggedEpisode] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def read_episodes(log: Path, *, validation: bool = False) -> Episodes:
+    """The episodes of the trajectory log ``log`` with the texts of all their turns.
+
+    Args:
+        validation: those that were played to validate, instead of those that were played to train.
+    """
+    tables = {
+        name: read(log, name).drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True)
+        for name in ("episodes", "turns", "texts")
+    }
+    whole = tables["turns"].merge(tables["texts"].drop(columns=["step", "segment"]), on=["episode", "turn"])
+    turns = {key: rows.sort_values("turn") for key, rows in whole.groupby("episode", sort=False)}
+    result = Episodes()
+    episodes = tables["episodes"]
+    for row in episodes[flag(episodes["validation"]) == validation].to_dict("records"):
+        rows = turns.get(row["episode"])
+        if row["success"] not in (True, False):
+            result.left_out["failed"] += 1
+        elif rows is None or len(rows) < row["turns"]:
+            result.left_out["texts incomplete"] += 1
+        elif not isinstance(rows["first_observation"].iloc[0], str):
+            result.left_out["logged by an earlier version, without the task in words and the first observation"] += 1
+        else:
+            result.episodes.append(_episode(row, rows.to_dict("records")))
+    return result
+
+
+def _episode(row: Mapping[Any, Any], rows: Sequence[Mapping[Any, Any]]) -> LoggedEpisode:
+    task = _text(rows[0]["task_text"]) or ""
+    observations = [rows[0]["first_observation"], *(_text(turn["observation"]) or "" for turn in rows)]
+    turns = [
+        Turn(
+            turn=int(turn["turn"]),
+            prompt=_text(turn["prompt_tail"]) or "",
+            response=_text(turn["response"]) or "",
+            action=_text(turn["action"]),
+            valid=bool(turn["valid"]),
+            anchor=_text(turn["anchor"]),
+            next_anchor=_text(turn["next_anchor"]),
+            own=_text(turn["trained_by"]) is None,
+        )
+        for turn in rows
+    ]
+    steps = [
+        RewardStep(observation, turn.action, turn.valid, text=turn.response, task=task)
+        for observation, turn in zip(observations[:-1], turns, strict=True)
+    ]
+    group = str(row["group"])
+    return LoggedEpisode(str(row["episode"]), group, _text(row["task"]) or group, bool(row["success"]), steps, turns)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+# --- labels: episode and turn -> a number from 0 to 1 ---------------------------------------------------------------
+
+Label = dict[tuple[str, int], float]
+
+
+def outcome_labels(episodes: Sequence[LoggedEpisode]) -> Label:
+    """1 for every turn of an episode that was solved, else 0."""
+    return {(e.episode, turn.turn): float(e.success) for e in episodes for turn in e.turns}
+
+
+def state_labels(episodes: Sequence[LoggedEpisode], visits: int = VISITS) -> Label:
+    """Share of the group's episodes through the state that a turn led to which are solved.
+
+    The turn's ``next_anchor``, or the next turn's ``anchor``, is the state. Of a state that is not known, or that fewer
+    than ``visits`` episodes came through, the label is the outcome of the turn's own episode.
+    """
+    through: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
+    for e in episodes:
+        for state in {*(turn.anchor for turn in e.turns), *_led_to(e)} - {None}:
+            through[e.group, str(state)][e.episode] = e.success
+    labels = {}
+    for e in episodes:
+        for turn, state in zip(e.turns, _led_to(e), strict=True):
+            outcomes = list(through.get((e.group, state or ""), {}).values())
+            known = state is not None and len(outcomes) >= visits
+            labels[e.episode, turn.turn] = sum(outcomes) / len(outcomes) if known else float(e.success)
+    return labels
+
+
+def _led_to(episode: LoggedEpisode) -> list[str | None]:
+    following = [*(turn.anchor for turn in episode.turns[1:]), None]
+    return [turn.next_anchor or anchor for turn, anchor in zip(episode.turns, following, strict=True)]
+
+
+def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
+    """Share of the task's shortest success that was done in order, after each turn.
+
+    The best of several shortest successes counts. Turns of a task that no episode solved have no label. ProgRM finds
+    recipes by clusters of successes, which are not published in detail.
+    """
+    recipes: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for e in episodes:
+        if e.success and (done := tuple(turn.action for turn in e.turns if turn.action and turn.valid)):
+            recipes[e.task].append(done)
+    labels = {}
+    for e in episodes:
+        shortest = min(map(len, recipes[e.task]), default=0)
+        paths = [
+            recipe_progress([turn.action for turn in e.turns], recipe)[1:]
+            for recipe in dict.fromkeys(recipes[e.task])
+            if len(recipe) == shortest
+        ]
+        labels |= {(e.episode, turn.turn): max(path[k] for path in paths) for k, turn in enumerate(e.turns) if paths}
+    return labels
+
+
+def column_labels(file: Path) -> Label:
+    """Labels of a person or a judge: the columns ``episode``, ``turn`` and ``label`` of a parquet file.
+
+    Raises:
+        ValueError: a column is missing, or a label is not within 0 and 1.
+    """
+    import pandas as pd
+
+    rows = pd.read_parquet(file)
+    if missing := {"episode", "turn", "label"} - {*rows.columns}:
+        raise ValueError(f"{file} lacks {', '.join(sorted(missing))}: expected the columns episode, turn and label")
+    rows = rows.dropna(subset=["label"])
+    if not rows["label"].between(0, 1).all():
+        raise ValueError(f"{file}: expected labels from 0 to 1, got {rows['label'].min()} to {rows['label'].max()}")
+    return {(str(e), int(t)): float(y) for e, t, y in rows[["episode", "turn", "label"]].itertuples(index=False)}
+
+
+# --- examples -------------------------------------------------------------------------------------------------------
+
+
+def scored(episodes: Sequence[LoggedEpisode], labels: Label, kind: Kind, max_chars: int) -> Iterator[dict[str, Any]]:
+    """A row per labelled turn: ``messages``, ``label``, ``episode``, ``turn``, ``task``, ``success``.
+
+    ``max_chars``: as that option of the component ``judge``.
+    """
+    question = JudgeReward(url=QUESTION.url, model=QUESTION.model, max_chars=max_chars)
+    for e in episodes:
+        for k, turn in enumerate(e.turns):
+            label = labels.get((e.episode, turn.turn))
+            if label is None or not turn.own:
+                continue
+            score = 10 * label if kind == "progress" else 10 * (label > POSITIVE)
+            messages = [*question.messages(e.steps[: k + 1]), {"role": "assistant", "content": f"Score: {score:.3g}"}]
+            about = {"episode": e.episode, "turn": turn.turn, "task": e.task, "success": e.success}
+            yield {"messages": messages, "label": label, **about}
+
+
+def pairs(episodes: Sequence[LoggedEpisode], labels: Label) -> Iterator[dict[str, Any]]:
+    """Of each prompt of a group with different labels, the response with the highest and that with the lowest.
+
+    Rows have ``prompt`` (text, with the chat template's markup), ``chosen``, ``rejected``, ``margin`` (difference of
+    the labels), ``episode`` and ``turn`` of the chosen one, and ``task``. A later turn whose prompt the log cut is in
+    no pair.
+    """
+    same: dict[tuple[str, str], list[tuple[float, str, LoggedEpisode, int]]] = defaultdict(list)
+    for e in episodes:
+        for turn in e.turns:
+            label = labels.get((e.episode, turn.turn))
+            if label is not None and turn.own and (turn.turn == 0 or len(turn.prompt) < TAIL):
+                same[e.group, turn.prompt].append((label, turn.response, e, turn.turn))
+    for (_, prompt), answers in same.items():
+        best, worst = max(answers, key=lambda a: a[0]), min(answers, key=lambda a: a[0])
+        if best[0] > worst[0] and best[1] != worst[1]:
+            row = {"prompt": prompt, "chosen": best[1], "rejected": worst[1], "margin": best[0] - worst[0]}
+            yield row | {"episode": best[2].episode, "turn": best[3], "task": best[2].task}
+
+
+def split(rows: Sequence[dict[str, Any]], share: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows to train on and rows of held-out tasks: about ``share`` of the tasks, drawn by a hash of the task."""
+    tasks = sorted({row["task"] for row in rows}, key=lambda task: hashlib.sha256(task.encode()).digest())
+    held_out = {*tasks[: max(1, round(share * len(tasks)))]} if share and len(tasks) > 1 else set()
+    return [row for row in rows if row["task"] not in held_out], [row for row in rows if row["task"] in held_out]
+
+
+def balance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many positive as negative examples: of the larger class those with the lowest hash are kept."""
+    classes = [[row for row in rows if (row["label"] > POSITIVE) is positive] for positive in (True, False)]
+    number = min(map(len, classes))
+    return [row for rows_of in classes for row in sorted(rows_of, key=_lot)[:number]]
+
+
+def _lot(row: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(json.dumps([row["episode"], row["turn"]]).encode()).digest()
