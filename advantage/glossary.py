@@ -70,6 +70,7 @@ MEANINGS = {
     "grsd/factor": "Factor of the credit by the teacher's mean gap, against the turns of the group.",
     "hcapo/hindsight_ratio": "How likely the turn is in hindsight, against the turns of its trajectory.",
     "hcapo/hindsight_value": "The discounted outcome, times the ratio in hindsight.",
+    "rank_shaping/phi": "Shaping term of the hidden states' effective rank, before the bound by the advantage.",
     "unlikeliness/reward_factor": "Factor of the rewards, smaller if the trajectory is likely under the policy.",
 }
 

@@ -31,8 +31,8 @@ class ModifierSpec:
     """A registered modifier; the fields are those of an estimator's spec.
 
     ``fn(batch, params, estimate)``, with ``stateful`` ``fn(batch, params, estimate, state)``, returns a Credit.
-    ``of_tokens(advantage, tokens, batch, params)`` changes the advantages of tokens afterwards; None: those of steps
-    alone. Params whose values decide on that have a property ``by_token``.
+    ``of_tokens(advantage, tokens, batch, params)``, with ``stateful`` also ``state``, changes the advantages of tokens
+    afterwards; None: those of steps alone. Params whose values decide on that have a property ``by_token``.
     """
 
     name: str
@@ -222,12 +222,12 @@ def modified(
         whole = _wrapped(whole, one, state)
     credit = whole(batch.replaced(penalty=np.zeros(len(batch))) if batch.penalty.any() else batch)
     if by_token := [one for one in modify if one.by_token]:
-        credit = with_tokens(credit, by_token, batch, tokens, change)
+        credit = with_tokens(credit, by_token, batch, tokens, change, lambda name: _own_state(state, name))
     return replace(credit, advantage=credit.advantage + change)
 
 
 def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) -> Estimate:
-    spec, prefix = one.spec, f"{_STATE}{one.spec.name}/"
+    spec, prefix = one.spec, _prefix(one.spec.name)
 
     def wrapper(batch: StepBatch) -> Credit:
         inner: list[Credit] = []
@@ -236,7 +236,7 @@ def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) 
             inner.append(estimate(table))
             return replace(inner[-1], metrics={}, state={})
 
-        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        own = _own_state(state, spec.name)
         credit = spec.fn(batch, one.params, inside, own) if spec.stateful else spec.fn(batch, one.params, inside)
         if not isinstance(credit, Credit) or not inner:
             got = "without a call of estimate" if inner == [] else type(credit).__name__
@@ -252,6 +252,16 @@ def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) 
         return replace(found, advantage=credit.advantage, parts=parts, levels=levels, **merged)
 
     return wrapper
+
+
+def _prefix(name: str) -> str:
+    return f"{_STATE}{name}/"
+
+
+def _own_state(state: Mapping[str, float], name: str) -> dict[str, float]:
+    """What the modifier ``name`` remembers."""
+    prefix = _prefix(name)
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 def check_numbers(who: str, credit: Credit, steps: int) -> None:

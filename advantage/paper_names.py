@@ -111,9 +111,13 @@ PAPER_NAMES = (
     PaperName("VSRM / probe / 2508.10293", "progress with the strategy probe",
               "+turnkey=progress turnkey.credit.alpha=0 turnkey.rollout.strategy=probe", "branching.md#probe",
               "the difference of mean correctness; its look-ahead is the reward {name: progress, kind: vsrm}"),
+    PaperName("GUI-Shepherd / 2509.23738", "the reward judge",
+              "+turnkey=grpo_steps 'turnkey.rewards=[{name: outcome}, {name: judge, per: step, "
+              "url: \"http://host:8000/v1\", model: prm}]'", "prm.md",
+              "the model is trained on your log; how step and outcome rewards combine is not public", exact=False),
     PaperName("ProgRM / 2505.18121", "the reward progress",
               "+turnkey=grpo_steps 'turnkey.rewards=[{name: outcome}, {name: progress}]'", "rewards.md#vsrm-and-progrm",
-              "the estimates are yours: info[\"extra\"][\"progress\"]"),
+              "the estimates are yours: info[\"extra\"][\"progress\"], or a model's: `turnkey prm-data`"),
     PaperName("TreeRL / 2506.11902", "tree with rule=treerl",
               "+turnkey=tree turnkey.credit.rule=treerl turnkey.rollout.strategy=tree", "methods/tree.md"),
     PaperName("Tree-GRPO / 2509.21240", "tree with rule=tree_grpo",
@@ -164,6 +168,8 @@ PAPER_NAMES = (
     # modifiers
     PaperName("EMPG / 2509.09265", "the modifier empg", "+turnkey=gigpo 'turnkey.credit.modify=[empg]'",
               "modifiers.md#empg"),
+    PaperName("VERL / 2509.23808", "the modifier rank_shaping", "+turnkey=grpo_steps +turnkey/modifier=rank_shaping",
+              "modifiers.md#rank_shaping", "turns as responses; states of the trainer's forward pass", exact=False),
     PaperName("ConciseR / L-GRPO / length_gate / 2505.21178", "the modifier length_gate",
               "+turnkey=grpo_steps 'turnkey.credit.modify=[length_gate]'", "modifiers.md#length_gate"),
     PaperName("tool_gate", "the modifier tool_gate", "+turnkey=grpo_steps 'turnkey.credit.modify=[tool_gate]'",

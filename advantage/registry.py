@@ -31,6 +31,9 @@ FROM_TRAINER = {
     "extra.teacher_gap": "the sum of the teacher's minus the old policy's log-probabilities of the turn's own tokens",
     "extra.teacher_gap_mean": "the mean of the same",
     "extra.teacher_log_prob_mean": "the mean log-probability of the turn's own tokens under the teacher's prompt",
+    "extra.rank": "the effective rank of the old policy's hidden states over the row's own tokens",
+    "extra.rank_velocity": "how it differs from the ranks of earlier prefixes, on average",
+    "extra.rank_acceleration": "how that difference changes from prefix to prefix, on average",
 }
 
 #: How a rollout comes to have a column, for the error that says it is missing.

@@ -6,7 +6,7 @@ response (:class:`Tokens`) differs from token to token, so its modifiers come la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ class Tokens:
 
     ``step`` (T,) int64: the row of the :class:`StepBatch` that a token belongs to. ``gap`` (T,) float64: its
     log-probability under the teacher's prompt minus that under the student's, both by the old weights; 0 where the row
-    has no text for a teacher. ``training_step``: of the trainer, from 1.
+    has no text for a teacher, or there is no teacher. ``training_step``: of the trainer, from 1.
 
     Raises:
         ValueError: columns of different lengths, or a gap that is not finite.
@@ -51,16 +51,23 @@ class Tokens:
         return self.sums(values, steps) / np.maximum(np.bincount(self.step, minlength=steps), 1)
 
 
-#: From the advantage of each token (T,), the tokens, their steps and the parameters to the new advantages (T,).
+#: From the advantage of each token (T,), the tokens, their steps, the parameters, and the state of a stateful modifier
+#: to the new advantages (T,).
 TokenRule = Callable[..., Floats]
 
 
 def with_tokens(
-    credit: Credit, modify: Sequence[Any], batch: StepBatch, tokens: Tokens | None, penalties: Floats
+    credit: Credit,
+    modify: Sequence[Any],
+    batch: StepBatch,
+    tokens: Tokens | None,
+    penalties: Floats,
+    state_of: Callable[[str], Mapping[str, float]],
 ) -> Credit:
     """``credit``, which has no ``penalties`` (S,) in it, with an advantage for each token, which has.
 
     ``modify``: the modifications of tokens, in order. Advantage and parts of a step follow the mean of its tokens.
+    ``state_of``: from the name of a stateful one to its state before this batch.
 
     Raises:
         ConfigError: there are no ``tokens``.
@@ -75,7 +82,8 @@ def with_tokens(
     parts, metrics = dict(credit.parts), dict(credit.metrics)
     for one in modify:
         name, before = one.spec.name, advantage
-        advantage = np.asarray(one.spec.of_tokens(before, tokens, batch, one.params), np.float64)
+        own = (state_of(name),) if one.spec.stateful else ()
+        advantage = np.asarray(one.spec.of_tokens(before, tokens, batch, one.params, *own), np.float64)
         _check(name, advantage, len(before))
         moved = tokens.means(advantage - before, len(batch))
         of_step, parts[name] = of_step + moved, parts[name] + moved

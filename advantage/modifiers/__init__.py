@@ -10,6 +10,7 @@ from verl_turnkey.advantage.modifiers import (  # noqa: F401  importing a modifi
     hcapo,
     length_gate,
     opid,
+    rank_shaping,
     rlsd,
     shrinkage,
     tool_gate,

@@ -24,6 +24,7 @@ from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, refuse, warn
 from verl_turnkey.plugins.checks.groups import check_groups
+from verl_turnkey.plugins.checks.hidden_rank import check_hidden_rank
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.lora import check_lora
@@ -155,6 +156,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     run(check_groups, config, turnkey, mode, files, loops)
     run(check_skill, turnkey, files, loops)
     run(check_teacher, config, turnkey, mode, files, loops)
+    run(check_hidden_rank, config, turnkey)
     our_loops = {*ledger.AGENT_LOOPS} & loops
     if not our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         warn(

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.not_here import absent
 from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name, plain
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.cli.recipes import attribute_docs, own, scalar, shipped, shipped_losses, shipped_modifiers
@@ -28,6 +29,8 @@ def explain(name: str) -> str:
         return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.")])
     ours = {plain(method): method for method in shipped()}.get(plain(name))
     entry = _of_ours(ours) if ours else paper_name(name)
+    if entry is None and (missing := absent(name)):
+        return "\n".join(_wrapped(f"{name} is not here: {missing.why}"))
     if entry is None:
         known = [
             *shipped(),

@@ -21,6 +21,8 @@ app = typer.Typer()
 
 KINDS, LABELS = ("judge", "progress", "pairs"), ("outcome", "state", "column")
 WHOLE_LOG = "turnkey.log.keep_texts=null turnkey.log.share=1 turnkey.log.episodes_per_step=null"
+SCORE = "score"
+"""column of a parquet file with the scores of turns"""
 MARGIN = 256
 """tokens of a chat template"""
 
@@ -130,21 +132,21 @@ def prm_eval(
     rows = pd.read_parquet(held_out)
     _require_columns(held_out, rows, ("messages", "label", "episode", "turn", "task"))
     if url is not None:
-        rows["score"] = asyncio.run(_ask(rows["messages"], url, model))
+        rows[SCORE] = asyncio.run(_ask(rows["messages"], url, model))
         if out is not None:
-            rows[["episode", "turn", "score"]].to_parquet(out)
+            rows[["episode", "turn", SCORE]].to_parquet(out)
     else:
         table = pd.read_parquet(scores)
-        _require_columns(scores, table, ("episode", "turn", "score"))
-        rows = rows.merge(table[["episode", "turn", "score"]], on=["episode", "turn"], how="left")
-        if missing := int(rows["score"].isna().sum()):
+        _require_columns(scores, table, ("episode", "turn", SCORE))
+        rows = rows.merge(table[["episode", "turn", SCORE]], on=["episode", "turn"], how="left")
+        if missing := int(rows[SCORE].isna().sum()):
             raise ConfigError(f"{scores} has no score of {missing} of the {len(rows)} held-out turns")
     tasks = rows["task"].to_list()
-    for name, (value, low, high) in prm_scores.evaluate(rows["score"], rows["label"], tasks).items():
+    for name, (value, low, high) in prm_scores.evaluate(rows[SCORE], rows["label"], tasks).items():
         typer.echo(f"{name.replace('_', ' '):18} {value:.3f} [{low:.3f}, {high:.3f}]")
     typer.echo(f"95 % intervals over {len(set(tasks))} tasks; {len(rows)} turns{_share(rows.to_dict('records'))}")
     typer.echo("turns  mean score  mean label")
-    for number, score, label in prm_scores.calibration(rows["score"], rows["label"]):
+    for number, score, label in prm_scores.calibration(rows[SCORE], rows["label"]):
         typer.echo(f"{number:5}  {score:10.3f}  {label:10.3f}")
 
 

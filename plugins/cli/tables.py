@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
+from verl_turnkey.advantage.not_here import ABSENT
+from verl_turnkey.advantage.paper_names import PAPER_NAMES
 from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers
@@ -75,6 +77,25 @@ def _switches(own: Mapping[str, EstimatorSpec]) -> Iterator[tuple[str, str, Esti
 def _by_tier() -> list[tuple[str, EstimatorSpec]]:
     order = list(TIERS)
     return sorted(shipped().items(), key=lambda item: (order.index(item[1].tier), item[0]))
+
+
+def literature() -> str:
+    """Markdown: the names of papers and frameworks, each with our equivalent, its tier and how it differs."""
+    rows = ["| name | here as | tier | what differs, or what it needs |", "|---|---|---|---|"]
+    for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
+        method = shipped().get(entry.line.split()[0].removeprefix("+turnkey="))
+        of_method = method is not None and entry.ours.split()[0] == method.name
+        tier = method.tier if method and of_method and entry.exact else "" if entry.exact else "closest"
+        name, _, others = entry.names.partition(" / ")
+        names = f"**{name}**" + (f" ({others.replace(' / ', ', ')})" if others else "")
+        rows.append(f"| {names} | [{entry.ours}]({entry.page}) | {tier} | {entry.note} |")
+    return "\n".join(rows) + "\n"
+
+
+def absent() -> str:
+    """Markdown: the methods that are not here, and why."""
+    rows = [f"| {entry.names.replace(' / ', ', ')} | {entry.why} |" for entry in ABSENT]
+    return "\n".join(["| method | why |", "|---|---|", *rows]) + "\n"
 
 
 def modifiers(own: Mapping[str, ModifierSpec] = NONE) -> str:
@@ -252,6 +273,8 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/losses.md", "losses", losses),
     ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
+    ("docs/coverage.md", "here", literature),
+    ("docs/coverage.md", "absent", absent),
     ("docs/configuration.md", "keys", keys),
     ("docs/rules.md", "rules", rules),
     ("docs/trajectory_log.md", "log", log),

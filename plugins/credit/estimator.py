@@ -146,7 +146,8 @@ class CreditStep:
         supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
-        self.tokens = supplied.tokens_of(self.data, rows.turns, self.training_step)
+        by_token = any(one.by_token for one in self.modify)
+        self.tokens = supplied.tokens_of(self.data, rows.turns, self.training_step, by_token)
         context = {"state": self.state, "modify": self.modify, "tokens": self.tokens}
         credit = compute_credit(name, rows.steps, **context, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}

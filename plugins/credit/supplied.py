@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import ConfigError, Tokens
+from verl_turnkey.advantage.modifiers.rank_shaping import NAMES as RANK_COLUMNS
 from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.losses.turns import Turns
 
@@ -73,12 +74,20 @@ def _teacher_mean(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.
     return _with_text(turns.mean(data[TEACHER].double()), data, turns, row)
 
 
-def tokens_of(data: Mapping[str, Any], turns: Turns, training_step: int) -> Tokens | None:
-    """The tokens of all steps with their gaps, in the order of ``turns.index``; None: no teacher ran."""
-    if not GAP.has(data):
+def tokens_of(data: Mapping[str, Any], turns: Turns, training_step: int, always: bool = False) -> Tokens | None:
+    """The tokens of all steps with their gaps, in the order of ``turns.index``; None: no teacher ran.
+
+    With ``always``, gaps of 0 without a teacher.
+    """
+    if not (GAP.has(data) or always):
         return None
     step = turns.index.values()
-    return Tokens(step[step < turns.n].numpy(), teacher_gap(data)[step < turns.n].numpy(), training_step)
+    gap = teacher_gap(data) if GAP.has(data) else torch.zeros(len(step), dtype=torch.float64)
+    return Tokens(step[step < turns.n].numpy(), gap[step < turns.n].numpy(), training_step)
+
+
+def _rank(place: int, data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    return np.stack([entry.double().numpy() for entry in data[RANK].unbind()])[row, place]
 
 
 def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:
@@ -89,6 +98,8 @@ def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:
 TEACHER, HAS_TEACHER = "teacher_log_prob", "has_teacher"
 """fields of the queue: log-probabilities under the teacher's prompt, like ``old_log_probs``, which they equal in a row
 without a text; and whether a row has one"""
+RANK = "turnkey_rank"
+"""field of the queue: effective rank of a row's hidden states, its velocity and its acceleration, (B, 3)"""
 GAP = Source((TEACHER, HAS_TEACHER, "old_log_probs"), _gap)
 TASK_FIELDS = (TASK, "data_source", "index", "raw_prompt")
 """by which tasks are told apart"""
@@ -99,7 +110,9 @@ SOURCES = {
     "extra.teacher_gap": GAP,
     "extra.teacher_gap_mean": Source(GAP.fields, _gap_mean),
     "extra.teacher_log_prob_mean": Source((TEACHER, HAS_TEACHER), _teacher_mean),
+    **{f"extra.{name}": Source((RANK,), partial(_rank, place)) for place, name in enumerate(RANK_COLUMNS)},
 }
+OF_RANK = {f"extra.{name}" for name in RANK_COLUMNS}
 #: What a second prompt says of a step.
 OF_TEACHER = {column for column, source in SOURCES.items() if TEACHER in source.fields}
 

@@ -29,6 +29,7 @@ from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
 from verl_turnkey.plugins.trainer.group_selection import GroupSelection
+from verl_turnkey.plugins.trainer.hidden_rank import RankPass
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.metrics import HostMetrics
 from verl_turnkey.plugins.trainer.replay import Replay
@@ -74,6 +75,7 @@ class TurnkeyTrainer(PPOTrainer):
         self.advantage_step = AdvantageStep(self, self.batching, self.log)
         self.actor_update = ActorUpdate(self, turnkey.update, self.batching, self.advantage_step)
         self.teacher = Teacher(self, turnkey)
+        self.rank_pass = RankPass(self.advantage_step.modify)
         self.checkpointing = Checkpointing(self, self.advantage_step, self.allocation)
         self.validation = Validation(self, turnkey.env.patience, self.checkpointing)
         self.shutdown = Shutdown(self, self.checkpointing, self.log)
@@ -92,7 +94,11 @@ class TurnkeyTrainer(PPOTrainer):
             super()._setup()
         worker_setup.set_up_training(self, self.turnkey, self.advantage_step)
         self.log.record_updates()
-        worker_setup.wrap_groups(self, self.actor_update.before_call, self.teacher.after_call)
+        worker_setup.wrap_groups(self, self._before_call, self.teacher.after_call)
+
+    def _before_call(self, method: str, batch: KVBatchMeta) -> None:
+        self.rank_pass.before_call(method, batch)
+        self.actor_update.before_call(method, batch)
 
     def fit(self, agent_loop_manager: Any) -> None:
         workers = worker_setup.set_up_rollouts(self, self.turnkey, agent_loop_manager)
@@ -126,7 +132,7 @@ class TurnkeyTrainer(PPOTrainer):
         return self.batching.balance(self.group_selection.select(batch, metrics), metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with self.teacher.during(metrics):
+        with self.rank_pass.during(batch), self.teacher.during(metrics):
             return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -10,10 +10,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.actor import loss, weighing
+from verl_turnkey.plugins.actor import hidden_rank, loss, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.supplied import OF_RANK
 from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -48,6 +49,8 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
     if advantage_step.loss is not None:
         chosen = (turnkey.modules, advantage_step.loss.name, advantage_step.loss_params)
         ray.get([worker.__ray_call__.remote(configure, *chosen) for worker in workers])
+    if OF_RANK & {column for one in advantage_step.modify for column in one.columns}:
+        ray.get([worker.__ray_call__.remote(hidden_rank.install) for worker in workers])
     if turnkey.update.weight_by != "token":
         weigh(workers, trainer.critic_wg.workers if trainer.use_critic else [])
 

@@ -227,6 +227,13 @@ SEAMS = (
             ("optimizer_zero_grad", "self"),
         )
     ),
+    *(
+        Seam("verl.workers.engine.fsdp.transformer_impl", f"FSDPEngineWithLMHead.{name}", args, "reads its states")
+        for name, args in (
+            ("prepare_model_inputs", "self, micro_batch"),
+            ("prepare_model_outputs", "self, output, output_args, micro_batch, logits_processor_func"),
+        )
+    ),
     Seam("verl.experimental.agent_loop.agent_loop", "_agent_loop_registry", "", "our agent loop's target goes there"),
     Seam("verl.utils.config", "validate_config", "config, use_reference_policy, use_critic", "checks in the driver"),
     Seam(

@@ -73,6 +73,7 @@ EXTRA = {"tool_calls": 1, "role": "setter", "parent": "start", "switch": 1}
 EXTRA |= {f"value_{stream}": 0.0 for stream in ("low", "high", "term")}
 EXTRA |= {"entropy": 0.5, "log_prob": -1.0, "answer": "yes", "task": "task", "prior": 0.0}
 EXTRA |= {"teacher_gap": 0.1, "teacher_gap_mean": 0.1, "teacher_log_prob_mean": -1.0}
+EXTRA |= {"rank": 1.0, "rank_velocity": 0.1, "rank_acceleration": 0.0}
 EXTRA |= {"turn_score": 0.0, "candidate_score": 0.0, "turn_value": 0.0, "potential": 0.0, "gold_probability": 0.5}
 FULL = step_rows(
     "anchor", "action", "value", "tokens", "success", "text", *(name for name in EXTRA if name != "parent"), ends=True

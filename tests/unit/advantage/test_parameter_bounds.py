@@ -60,6 +60,7 @@ OF_MODIFIERS = {
     "hcapo": {"weight": FACTOR, "gamma": SHARE, "temperature": POSITIVE, "clip": "[0, 1)", "success": ANY},
     "length_gate": {"weight": FACTOR},
     "opid": {"weight": FACTOR},
+    "rank_shaping": {"gain": FACTOR, "weight": FACTOR, "kappa": POSITIVE, "rate": "(0, 1]"},
     "rlsd": {"lam": SHARE, "clip": "[0, 1)"},
     "shrinkage": {"decay": "[0, 1)"},
     "tool_gate": {"weight": FACTOR},

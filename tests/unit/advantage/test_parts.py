@@ -172,6 +172,7 @@ def test_what_is_refused(returned, fields, words):
 def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
     extra = {"entropy": [0.1, 0.5, 0.9, 0.2], "log_prob": [-1.0, -2.0, -3.0, 0.0], "tool_calls": [1, 0, 2, 3]}
     extra |= {name: [-0.1, 0.3, -0.2, -0.4] for name in ("teacher_gap", "teacher_gap_mean", "teacher_log_prob_mean")}
+    extra |= {name: [1.0, 2.0, 3.0, 4.0] for name in ("rank", "rank_velocity", "rank_acceleration")}
     batch = StepBatch(
         group=[*"aabb"],
         trajectory=range(4),
@@ -183,7 +184,8 @@ def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
         extra={**extra, "answer": [*"xyxx"], "task": [*"ttuu"]},
     )
     tokens = Tokens([0, 0, 1, 2, 3], [0.2, -0.4, 0.1, -0.3, 0.05])
-    given = {"state": {f"modify/{name}/t": 0.0}, "tokens": tokens}
+    state = {f"modify/{name}/t": 0.0, **{f"modify/{name}/{key}": 0.5 for key in extra if key.startswith("rank")}}
+    given = {"state": state, "tokens": tokens}
     credit = compute_credit("grpo_steps", batch, modify=[name], norm="mean", **given)
     np.testing.assert_allclose(sum(credit.parts.values()), credit.advantage, rtol=1e-12, atol=1e-12)
     assert list(credit.parts) == ["episode_level", "penalty", name]

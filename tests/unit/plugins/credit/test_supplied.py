@@ -6,8 +6,10 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.modifiers.rank_shaping import NAMES
 from verl_turnkey.advantage.registry import FROM_TRAINER, HOW_TO_SET
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.credit.supplied import SOURCES, check_supplied, fields, supply, task_key
@@ -23,6 +25,17 @@ def test_only_what_is_needed_is_fetched():
     assert fields(("anchor", "extra.role")) == []
     assert fields(("anchor", "extra.entropy")) == ["entropy"]
     assert set(supply(("anchor", "extra.entropy", "extra.log_prob"), {"entropy": None})) == {"entropy"}
+
+
+def test_steps_have_the_ranks_of_their_rows():
+    ranks = torch.nested.as_nested_tensor([torch.tensor([3.0, 0.5, -0.1]), torch.tensor([2.0, 0.0, 0.0])])
+    columns = supply([f"extra.{name}" for name in NAMES], {"turnkey_rank": ranks})
+    made = {name: column(None, np.array([1, 0, 0])).tolist() for name, column in columns.items()}
+    assert made == {
+        "rank": [2.0, 3.0, 3.0],
+        "rank_velocity": [0.0, 0.5, 0.5],
+        "rank_acceleration": pytest.approx([0.0, -0.1, -0.1]),
+    }
 
 
 PROMPT = [{"role": "user", "content": "2 + 2?"}]
