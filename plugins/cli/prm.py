@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,7 +135,7 @@ def prm_eval(
         rows[SCORE] = asyncio.run(_ask(rows["messages"], url, model))
         if out is not None:
             rows[["episode", "turn", SCORE]].to_parquet(out)
-    else:
+    elif scores is not None:
         table = pd.read_parquet(scores)
         _require_columns(scores, table, ("episode", "turn", SCORE))
         rows = rows.merge(table[["episode", "turn", SCORE]], on=["episode", "turn"], how="left")
@@ -195,7 +195,7 @@ def _noun(kind: str) -> str:
     return "pairs" if kind == "pairs" else "examples"
 
 
-def _share(rows: Sequence[dict[str, Any]]) -> str:
+def _share(rows: Sequence[Mapping[Any, Any]]) -> str:
     """The share of positive labels, in words; pairs have none."""
     if "label" not in rows[0]:
         return ""

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from verl_turnkey.envs.rewards.components import RewardStep
 from verl_turnkey.envs.rewards.judged import JudgeReward
@@ -25,8 +25,6 @@ from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.view.join import flag
 from verl_turnkey.plugins.view.reading import read
 
-Kind = Literal["judge", "progress", "pairs"]
-Labels = Literal["outcome", "state", "column"]
 VISITS = 3
 """episodes through a state below which its share of successes says too little"""
 POSITIVE = 0.5
@@ -203,7 +201,7 @@ def column_labels(file: Path) -> Label:
 # --- examples -------------------------------------------------------------------------------------------------------
 
 
-def scored(episodes: Sequence[LoggedEpisode], labels: Label, kind: Kind, max_chars: int) -> Iterator[dict[str, Any]]:
+def scored(episodes: Sequence[LoggedEpisode], labels: Label, kind: str, max_chars: int) -> Iterator[dict[str, Any]]:
     """A row per labelled turn: ``messages``, ``label``, ``episode``, ``turn``, ``task``, ``success``.
 
     ``max_chars``: as that option of the component ``judge``.
