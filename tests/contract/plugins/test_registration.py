@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from verl.utils.profiler.performance import GPUMemoryLogger
 
 from verl_turnkey.advantage import estimators
 from verl_turnkey.plugins import registries
@@ -237,6 +238,21 @@ def test_what_the_package_imports_from_verl_is_there():
     assert ("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync") in found
     assert ("verl.trainer.ppo.v1", "trainer_base") in found, "a module"
     assert [str(what) for what, _ in seams.moved()] == []
+
+
+class Decorated:
+    """verl's decorator hides the name and the parameters of what it decorates."""
+
+    @GPUMemoryLogger(role="actor")
+    def update(self, data):
+        pass
+
+
+def test_a_decorator_that_hides_parameters_moves_nothing():
+    assert "data" not in inspect.signature(Decorated.update).parameters
+    seam = Seam(__name__, "Decorated.update", "self, data", "x")
+    assert seam.moved() is None
+    assert replace(seam, parameters="self, batch").moved().found == "Decorated.update(self, data)"
 
 
 def test_what_the_package_calls_of_the_queue_is_a_seam():
