@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import ConfigError, Tokens
-from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.losses.turns import Turns
 
 Column = Callable[[Turns, np.ndarray], Sequence[Any] | np.ndarray]
@@ -90,6 +89,8 @@ TEACHER, HAS_TEACHER = "teacher_log_prob", "has_teacher"
 """fields of the queue: log-probabilities under the teacher's prompt, like ``old_log_probs``, which they equal in a row
 without a text; and whether a row has one"""
 GAP = Source((TEACHER, HAS_TEACHER, "old_log_probs"), _gap)
+TASK = "turnkey_task"
+"""``envs.tasks.COLUMN``; every process that imports verl imports this file, and ``envs`` would bring gymnasium"""
 TASK_FIELDS = (TASK, "data_source", "index", "raw_prompt")
 """by which tasks are told apart"""
 SOURCES = {
