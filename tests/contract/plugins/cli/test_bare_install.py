@@ -1,4 +1,4 @@
-"""A wheel in an environment without verl, torch and Ray: what works there, and what says what to install."""
+"""A wheel, made from the sdist, without verl, torch and Ray: what works there, and what says what to install."""
 
 from __future__ import annotations
 
@@ -32,23 +32,25 @@ def interpreters() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that is made from it."""
+    out = tmp_path_factory.mktemp("published")
     source = out / "source"
     kept = ("advantage", "losses", "learned", "envs", "plugins", "recipe", "src")
     for name in kept:
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", out, source], check=True)
-    return next(out.glob("*.whl"))
+    subprocess.run([UV, "build", "--quiet", "--out-dir", out, source], check=True)
+    return out
 
 
 @pytest.fixture(scope="module", params=interpreters())
-def turnkey(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory):
+def turnkey(request: pytest.FixtureRequest, published: Path, tmp_path_factory: pytest.TempPathFactory):
     """The command of a bare environment: the wheel, what it depends on, and what ``view`` needs."""
     venv = tmp_path_factory.mktemp("bare") / "venv"
     subprocess.run([UV, "venv", "--quiet", "--python", request.param, venv], check=True)
+    [wheel] = published.glob("*.whl")
     install = [UV, "pip", "install", "--quiet", "--python", venv / "bin" / "python", f"{wheel}[view]"]
     subprocess.run(install, check=True)
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -59,6 +61,23 @@ def turnkey(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytes
         return subprocess.run(command, text=True, capture_output=True, cwd=elsewhere, env=names, timeout=300)
 
     return run
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_the_sdist_installs_what_the_wheel_does(published: Path, tmp_path: Path, python: str) -> None:
+    files = {}
+    for kind in (".whl", ".tar.gz"):
+        [package] = published.glob(f"*{kind}")
+        target = tmp_path / kind
+        install = [UV, "pip", "install", "--quiet", "--python", python, "--no-deps", "--target", target, package]
+        subprocess.run(install, check=True)
+        files[kind] = {
+            str(path.relative_to(target)): path.read_bytes()
+            for path in target.rglob("*")
+            if path.is_file() and not {"__pycache__", "bin"} & {*path.parts} and ".dist-info" not in str(path)
+        }
+    assert "verl_turnkey/recipe/config/turnkey/gigpo.yaml" in files[".whl"]
+    assert files[".tar.gz"] == files[".whl"]
 
 
 @pytest.mark.parametrize(
