@@ -149,7 +149,7 @@ def different(level: str, seeds: Iterable[int]) -> list[int]:
 
 def unroll(level: str, seed: int, policy: Policy) -> Game:
     """Every situation that can be reached in the game of ``seed``."""
-    table = _states(level, seed)
+    table = states(level, seed)
     start = (table.start, None)
     situations: dict[tuple[str, tuple[str, str] | None], int] = {start: 0}
     queue, following = [start], []
@@ -171,7 +171,7 @@ def unroll(level: str, seed: int, policy: Policy) -> Game:
 
 
 @dataclass(frozen=True)
-class _States:
+class States:
     task: str
     start: str
     text: dict[str, str]
@@ -179,10 +179,10 @@ class _States:
 
 
 @cache
-def _states(level: str, seed: int) -> _States:
+def states(level: str, seed: int) -> States:
     env = make("turnkey/MiniGrid-v0", {"level": level, "max_steps": 1_000_000})
     observation, info = env.reset(seed=seed)
-    found = _States(info["task"], info["state_key"], {info["state_key"]: observation}, {})
+    found = States(info["task"], info["state_key"], {info["state_key"]: observation}, {})
     waiting = [(info["state_key"], env)]
     while waiting:
         state, env = waiting.pop()

@@ -16,18 +16,21 @@ import gymnasium
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.errors import ModuleImportError
+from verl_turnkey.envs.installed import KINDS, import_installed
 
 
-def import_modules(names: Sequence[str], key: str = "turnkey.modules") -> None:
+def import_modules(names: Sequence[str], key: str = "turnkey.modules", kinds: Sequence[str] = KINDS) -> None:
     """Import each of ``names`` once: dotted modules, or paths of ``.py`` files (relative to the working directory).
 
-    ``key`` is named in errors: the configuration key, or the option of a command, that lists the modules.
+    Before them, what installed packages register of ``kinds`` (see ``import_installed``). ``key`` is named in errors:
+    the configuration key, or the option of a command, that lists the modules.
 
     Raises:
         ModuleImportError: names the key, the module and the error in it.
     """
     if isinstance(names, str):
         raise ModuleImportError(f"{key} is a list of modules, not the text {names!r}: write [{names}]")
+    import_installed(kinds)
     for name in names:
         try:
             _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)

@@ -67,7 +67,7 @@ def examine(job: Job, tell: Tell, printed: Callable[[], str], other: Elsewhere |
 
     Raises the errors of ``make`` that are the user's, not the environment's: unknown id, package, arguments.
     """
-    import_modules(job.modules, "--module")
+    import_modules(job.modules, "--module", ("envs",))
     examination = _Examination(job, tell, other)
     with contextlib.suppress(_Enough):
         if job.replays:

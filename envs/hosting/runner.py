@@ -28,6 +28,8 @@ from verl_turnkey.envs.errors import (
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import import_modules
 
+ENVS = ("envs",)
+"""of what installed packages register"""
 _MESSAGE_CHARS = 2000
 _TRACEBACK_CHARS = 1500
 
@@ -57,7 +59,7 @@ class EnvRunner:
     def load(self, env_id: str) -> Declared | None:
         """Import the class of ``env_id``; None when that fails, because ``start`` reports the reason better."""
         with _failures("reset"):
-            import_modules(self._modules)
+            import_modules(self._modules, kinds=ENVS)
             try:
                 entry = gymnasium.spec(env_id).entry_point
                 creator = load_env_creator(entry) if isinstance(entry, str) else entry
@@ -71,7 +73,7 @@ class EnvRunner:
     def start(self, env_id: str, kwargs: Mapping[str, Any], seed: int | None) -> tuple[str, Info]:
         """Reset; makes the environment first, unless it is here already. Returns the first observation and info."""
         with _failures("reset"):
-            import_modules(self._modules)
+            import_modules(self._modules, kinds=ENVS)
             if self._env is None or self._made_for != (env_id, kwargs):
                 self.close()
                 try:

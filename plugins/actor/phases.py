@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
@@ -25,6 +23,7 @@ from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
 from verl_turnkey.plugins.config.update import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, part_of, partition_of
 
 Metrics = dict[str, Any]
 
@@ -52,27 +51,18 @@ class Phase:
         chosen = rows + padding[: -len(rows) % dp_size]
         if len(chosen) % dp_size:
             raise RuntimeError(f"{len(rows)} rows and {len(padding)} padding rows for {dp_size} data-parallel ranks")
-        self.real = _part(batch, rows)
+        self.real = part_of(batch, rows)
         lengths = torch.tensor([batch.tags[i]["seq_len"] for i in chosen])
         rank = even(calculate_workload(lengths).numpy(), dp_size)
-        self.filled = _part(batch, [chosen[i] for i in rank.argsort(kind="stable")])
+        self.filled = part_of(batch, [chosen[i] for i in rank.argsort(kind="stable")])
 
     def read(self, *fields: str) -> TensorDict:
         """Columns of the real rows, nested."""
-        return tq.kv_batch_get(
-            keys=self.real.keys,
-            partition_id=self.real.partition_id,  # pyright: ignore[reportArgumentType]
-            select_fields=[*fields, "response_mask"],
-        )
+        return partition_of(self.real).read(self.real.keys, [*fields, "response_mask"])
 
     def write(self, **columns: torch.Tensor) -> None:
         """Columns of the real rows: (n,), or (n, L) nested."""
-        fields = TensorDict(columns, batch_size=len(self.real.keys))
-        tq.kv_batch_put(
-            keys=self.real.keys,
-            partition_id=self.real.partition_id,  # pyright: ignore[reportArgumentType]
-            fields=fields,
-        )
+        partition_of(self.real).write(self.real.keys, columns)
 
     def log_probs(self) -> torch.Tensor:
         """(n, L) nested: log-probabilities under the policy as it is now."""
@@ -88,16 +78,6 @@ class Phase:
 
     def update(self) -> Metrics:
         return self.calls.update(self.filled, len(self.real.keys))
-
-
-def _part(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
-    return KVBatchMeta(
-        keys=[batch.keys[i] for i in rows],
-        tags=[batch.tags[i] for i in rows],
-        partition_id=batch.partition_id,
-        fields=batch.fields,
-        extra_info=dict(batch.extra_info or {}),
-    )
 
 
 def compares_groups(loss: LossSpec | None) -> bool:

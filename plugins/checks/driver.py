@@ -56,12 +56,13 @@ def resolve_and_check(config: Any, *, use_critic: bool) -> list[resolve.Change]:
         ConfigError: lists every error.
     """
     from verl_turnkey.envs.user_modules import import_modules
-    from verl_turnkey.plugins.checks.validate import check, check_values
+    from verl_turnkey.plugins.checks.validate import check, check_values, involved
 
     with collecting(config) as findings:
         check_values(config, use_critic=use_critic)
         changes = [findings.run(resolve.absolute_paths, config)]
-        import_modules(turnkey_config(config).modules)  # which may register the method
+        if involved(config):  # a stock run imports nothing of the user's packages
+            import_modules(turnkey_config(config).modules)  # which may register the method
         if str(OmegaConf.select(config, MODE)).startswith("turnkey_"):
             changes += [findings.run(write, config, use_critic) for write in resolve.OF_OUR_TRAINERS]
         check(config, use_critic=use_critic)

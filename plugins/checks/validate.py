@@ -87,12 +87,13 @@ def check_values(config: DictConfig, *, use_critic: bool) -> None:
     """
     check_ignored(config)
     _check_root_keys(config)
-    if _involved(config):
+    if involved(config):
         check_ranges(config, use_critic=use_critic)
     turnkey_config(config)
 
 
-def _involved(config: DictConfig) -> bool:
+def involved(config: DictConfig) -> bool:
+    """Whether the launch line has a switch of ours: else stock verl runs, or another plugin."""
     return _mode(config).startswith("turnkey_") or "turnkey" in config
 
 
@@ -101,7 +102,7 @@ def _mode(config: DictConfig) -> str:
 
 
 def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
-    mode, involved = _mode(config), _involved(config)
+    mode, switched = _mode(config), involved(config)
     turnkey = turnkey_config(config)
     check_selection(config, turnkey)
     if "verl.trainer.ppo.core_algos" in sys.modules:
@@ -109,9 +110,9 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         registries.register_losses()
     # Another plugin may have registered the name: without a switch of ours the run belongs to that plugin.
     ours = estimator_of(config) is not None and (
-        involved or ledger.owns("estimator", str(config.algorithm.adv_estimator))
+        switched or ledger.owns("estimator", str(config.algorithm.adv_estimator))
     )
-    if not (ours or involved) and loss_of(config) is None:
+    if not (ours or switched) and loss_of(config) is None:
         return
     run = findings.run
     if ours:

@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_turnkey.envs.installed import import_installed
+from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.verl_api import internals, ledger, seams
 
 # Tested versions; a package outside its range is shown, not refused.
@@ -37,6 +39,7 @@ RANGES = {
 
 
 IN_PLACE = ("registered", "loaded")
+PLUGINS = ("own package", "plugin of verl")
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Report:
             for point in one_per_name(self.points)
             if point["status"] in ("missing", "failed") or (point["status"] == "clash" and point["kind"] != "estimator")
         ]
-        bad_plugins = [f"verl's plugin {p['name']} failed to load" for p in self.plugins if p["status"] == "failed"]
+        bad_plugins = [f"{p['kind']} {p['name']} failed to load" for p in self.plugins if p["status"] == "failed"]
         moved = [f"verl changed: {seam.partition(' (')[0]}" for seam in self.seams]
         return bad_points + bad_plugins + moved + [f"{module} cannot be imported" for module in self.broken_imports]
 
@@ -84,6 +87,14 @@ def _inspect(report: Report) -> Report:
     report.broken_imports = ledger.import_homes()
     if entry.failure:
         report.broken_imports["verl_turnkey.plugins.entry"] = entry.failure
+    report.plugins = [
+        {"kind": "own package", "name": f"{one.name} ({one.package})"}
+        | {"status": "failed" if one.error else "loaded", "detail": one.error or one.module}
+        for one in import_installed()
+    ]
+    if report.plugins:
+        registries.register_estimators()
+        registries.register_losses()
     report.points = [asdict(point) for point in ledger.points()]
     report.seams = [f"{what} (used for: {why})" for what, why in seams.moved()]
     for plugin in entry_points(group="verl.plugins"):
@@ -91,9 +102,10 @@ def _inspect(report: Report) -> Report:
             plugin.load()
         except Exception:
             # verl only logs this at DEBUG.
-            report.plugins.append({"name": plugin.name, "status": "failed", "detail": traceback.format_exc()})
+            fate = {"status": "failed", "detail": traceback.format_exc()}
         else:
-            report.plugins.append({"name": plugin.name, "status": "loaded", "detail": plugin.value})
+            fate = {"status": "loaded", "detail": plugin.value}
+        report.plugins.append({"kind": "plugin of verl", "name": plugin.name, **fate})
     return report
 
 
@@ -210,10 +222,10 @@ def _show(console: Console, report: Report) -> None:
     """The names of each kind that are in place, on few lines; a line for each that is not."""
     console.print(f"extension points in {report.place}", style="bold")
     points = one_per_name(report.points)
-    points += [{"kind": "plugin of verl", **plugin} for plugin in report.plugins]
+    points += report.plugins
     for kind in dict.fromkeys(point["kind"] for point in points):
         names = [p["name"] for p in points if p["kind"] == kind and p["status"] in IN_PLACE]
-        line = f"{kind:<15} {len(names)} {'loaded' if kind == 'plugin of verl' else 'registered'}: {', '.join(names)}"
+        line = f"{kind:<15} {len(names)} {'loaded' if kind in PLUGINS else 'registered'}: {', '.join(names)}"
         for part in textwrap.wrap(line, console.width - 2, subsequent_indent=" " * 16) if names else ():
             console.print(f"  {part}", markup=False, highlight=False)
     for point in points:

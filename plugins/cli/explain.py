@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +12,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.not_here import absent
 from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name, plain
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers
+from verl_turnkey.plugins.cli.recipes import attribute_docs, own, scalar, shipped, shipped_losses, shipped_modifiers
 
 WIDTH = 80
 
@@ -23,26 +23,42 @@ def explain(name: str) -> str:
     Raises:
         ConfigError: the name is unknown; the message has the closest one.
     """
+    if (spec := own("estimators").get(name)) is not None:
+        first = f"{name} is a method of the module {spec.fn.__module__}"
+        lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
+        return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.")])
     ours = {plain(method): method for method in shipped()}.get(plain(name))
     entry = _of_ours(ours) if ours else paper_name(name)
     if entry is None and (missing := absent(name)):
         return "\n".join(_wrapped(f"{name} is not here: {missing.why}"))
     if entry is None:
-        known = [*shipped(), *(alias for entry in PAPER_NAMES for alias in entry.names.split(" / "))]
+        known = [
+            *shipped(),
+            *own("estimators"),
+            *(alias for entry in PAPER_NAMES for alias in entry.names.split(" / ")),
+        ]
         raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, known)}")
     others = ", ".join(other for other in entry.names.split(" / ") if plain(other) != plain(name))
     first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
     lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
     lines += ["", f"{'note' if entry.exact else 'differs'}: {entry.note}"] if entry.note else []
-    for kind, spec, params, key in _parts(entry.line):
-        source = spec.source if kind == "strategy" else spec.paper
-        lines += ["", f"{kind} {spec.name}: {spec.summary} ({source})"]
-        if kind != "strategy" and spec.needs:
-            lines.append(f"  needs {', '.join(spec.needs)}")
-        docs, default = attribute_docs(params), params()
-        for field in [each.name for each in fields(params)]:
-            lines.append(f"  {key}{field}={scalar(getattr(default, field))}  {docs.get(field, '')}")
-    lines += ["", f"page: docs/{entry.page}"]
+    for part in _parts(entry.line):
+        lines += _part(*part)
+    return _text([*lines, "", f"page: docs/{entry.page}"])
+
+
+def _part(kind: str, spec: Any, params: type, key: str) -> Iterator[str]:
+    """An empty line, then a part of a launch line with its parameters."""
+    source = spec.source if kind == "strategy" else spec.paper
+    yield from ("", f"{kind} {spec.name}: {spec.summary}{f' ({source})' if source else ''}")
+    if kind != "strategy" and spec.needs:
+        yield f"  needs {', '.join(spec.needs)}"
+    docs, default = attribute_docs(params), params()
+    for field in [each.name for each in fields(params)]:
+        yield f"  {key}{field}={scalar(getattr(default, field))}  {docs.get(field, '')}"
+
+
+def _text(lines: Iterable[str]) -> str:
     return "\n".join(wrapped for line in lines for wrapped in _wrapped(line))
 
 

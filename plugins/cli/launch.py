@@ -129,6 +129,7 @@ def agent_of(words: Sequence[str]) -> Played | None:
 def _named(environment: str) -> Played:
     import gymnasium
 
+    from verl_turnkey.envs.installed import import_installed
     from verl_turnkey.envs.user_modules import environments_of, import_modules
 
     file, _, chosen = environment.partition(".py:") if ".py:" in environment else (environment, "", "")
@@ -148,6 +149,7 @@ def _named(environment: str) -> Played:
     if environment in recipes:
         env = recipes[environment].get("env") or {}
         return Played(env.get("id") or environment, environment, kwargs=env.get("kwargs") or {})
+    import_installed(("envs",))
     if environment in gymnasium.registry:
         for name, node in recipes.items():
             env = node.get("env") or {}

@@ -9,7 +9,7 @@ import textwrap
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -32,7 +32,7 @@ def envs(
     from verl_turnkey.envs.user_modules import import_modules
 
     known = set(gymnasium.registry)
-    import_modules(module or [], "--module")
+    import_modules(module or [], "--module", ("envs",))
     if markdown:
         _show("environments", markdown)
         return
@@ -68,22 +68,23 @@ def methods(
         from verl_turnkey.plugins.cli.explain import explain
 
         _stand_in_for_torch()
+        _own("estimators")
         typer.echo(explain(name))
         return
-    _show("overview" if short else "methods", markdown, as_json)
+    _show("overview" if short else "methods", markdown, as_json, _own("estimators"))
 
 
 @app.command()
 def modifiers(markdown: Markdown = False, as_json: Json = False) -> None:
     """List the modifiers of credit. Shows the parameters of each and the columns that it needs."""
-    _show("modifiers", markdown, as_json)
+    _show("modifiers", markdown, as_json, _own("modifiers"))
 
 
 @app.command()
 def losses(markdown: Markdown = False, as_json: Json = False) -> None:
     """List the policy losses. Shows the switch of each and its parameters."""
     _stand_in_for_torch()
-    _show("losses", markdown, as_json)
+    _show("losses", markdown, as_json, _own("losses"))
 
 
 @app.command()
@@ -127,7 +128,16 @@ def _stand_in_for_torch() -> None:
         sys.modules["torch"] = stub
 
 
-def _show(name: str, markdown: bool, as_json: bool = False) -> None:
+def _own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
+    """What installed packages register of ``kind``."""
+    from verl_turnkey.envs.installed import import_installed
+    from verl_turnkey.plugins.cli import recipes
+
+    import_installed([kind.replace("modifiers", "estimators")])
+    return recipes.own(kind)
+
+
+def _show(name: str, markdown: bool, as_json: bool = False, *own: Any) -> None:
     from verl_turnkey.plugins.cli import tables  # it imports all methods and losses, which other commands do not need
 
-    tables.show(getattr(tables, name)(), markdown, as_json)
+    tables.show(getattr(tables, name)(*own), markdown, as_json)

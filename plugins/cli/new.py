@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from verl_turnkey.envs.installed import import_installed
 from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
 from verl_turnkey.plugins.config.overrides import override
 
@@ -178,6 +179,7 @@ def check_name(kind: str, name: str) -> None:
 
 def _holder(kind: str, name: str) -> str | None:
     """What uses the name already; None: nothing."""
+    import_installed([f"{kind}s"])
     if kind == "estimator" and name in VERLS_ESTIMATORS:
         return "an estimator of verl's"
     if {name, camel(name)} & _used(kind):

@@ -121,7 +121,7 @@ def prm_eval(
     model: Annotated[str, typer.Option(help="of --url: name of the model there")] = "prm",
     out: Annotated[Path | None, typer.Option(help="of --url: write the model's scores to this .parquet")] = None,
 ) -> None:
-    """Hold a process reward model's scores against held-out labels. Accuracy, AUC, calibration, with intervals."""
+    """Evaluate a process reward model. Its scores on held-out labels: accuracy, AUC, calibration, with intervals."""
     require_pandas("prm-eval")
     if (scores is None) == (url is None):
         raise typer.BadParameter("give either --scores or --url")

@@ -12,10 +12,10 @@ import json
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from verl_turnkey.advantage import EstimatorSpec, ModifierSpec, estimators, modifiers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -23,6 +23,8 @@ from verl_turnkey.plugins.verl_api.ledger import loss_names
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
+
+Spec = TypeVar("Spec", bound="EstimatorSpec | ModifierSpec | LossSpec")
 
 # New files, before title and parameters are filled in.
 METHOD = """\
@@ -56,20 +58,35 @@ turnkey:
 
 def shipped() -> dict[str, EstimatorSpec]:
     """The estimators of this package, without those that a user's module registered."""
-    return {name: spec for name, spec in estimators().items() if spec.fn.__module__.startswith("verl_turnkey.")}
+    return _of_package(estimators())
 
 
 def shipped_modifiers() -> dict[str, ModifierSpec]:
     """The modifiers of this package."""
-    return {name: spec for name, spec in modifiers().items() if spec.fn.__module__.startswith("verl_turnkey.")}
+    return _of_package(modifiers())
 
 
 def shipped_losses() -> dict[str, LossSpec]:
     """The policy losses of this package that can be chosen under verl."""
+    return _of_package(_losses())
+
+
+def own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
+    """The estimators, modifiers or losses that modules of the user registered: spec by name."""
+    return _of_package({"estimators": estimators, "modifiers": modifiers, "losses": _losses}[kind](), False)
+
+
+def _losses() -> dict[str, LossSpec]:
+    if not (names := loss_names()):
+        return {}
     from verl_turnkey.losses import losses
 
-    known = {name: losses()[name] for name in loss_names()}
-    return {name: spec for name, spec in known.items() if spec.fn.__module__.startswith("verl_turnkey.")}
+    return {name: losses()[name] for name in names}
+
+
+def _of_package(specs: Mapping[str, Spec], this: bool = True) -> dict[str, Spec]:
+    """Those of this package, or with ``this=False`` those of others."""
+    return {name: spec for name, spec in specs.items() if spec.fn.__module__.startswith("verl_turnkey.") == this}
 
 
 def names() -> list[str]:

@@ -6,9 +6,10 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from verl_turnkey.plugins.config.presets import Preset
 
 
+NONE: Mapping[str, Any] = MappingProxyType({})
 PARAMETERS = "parameters (default)"
 WRITERS = {
     "rollout": "Written by the processes that play the episodes.",
@@ -32,23 +34,19 @@ WRITERS = {
 }
 
 
-def methods() -> str:
-    """Markdown: one row per estimator, the core ones first."""
+def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
+    """Markdown: one row per estimator, the core ones first; last those that modules of the user registered."""
     rows = [f"| switch | tier | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|---|"]
-    for name, spec in _by_tier():
-        switch = f"[`+turnkey={name}`](methods/{name}.md)"
-        rows.append(
-            f"| {switch} | {spec.tier} | {spec.summary} | {_parameters(spec)} | {_needs(spec)} | {spec.paper} |"
-        )
+    for switch, tier, spec in _switches(own):
+        rows.append(f"| {switch} | {tier} | {spec.summary} | {_parameters(spec)} | {_needs(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
 
-def overview() -> str:
+def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """Markdown: one short row per estimator."""
     rows = ["| switch | tier | what it does | needs | source |", "|---|---|---|---|---|"]
-    for name, spec in _by_tier():
-        switch = f"[`+turnkey={name}`](methods/{name}.md)"
-        rows.append(f"| {switch} | {spec.tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
+    for switch, tier, spec in _switches(own):
+        rows.append(f"| {switch} | {tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
 
@@ -68,6 +66,12 @@ def tiers() -> str:
         for tier, meaning in TIERS.items()
     ]
     return "\n".join(["| tier | methods | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def _switches(own: Mapping[str, EstimatorSpec]) -> Iterator[tuple[str, str, EstimatorSpec]]:
+    """Switch, tier and spec of each estimator."""
+    yield from ((f"[`+turnkey={name}`](methods/{name}.md)", spec.tier, spec) for name, spec in _by_tier())
+    yield from ((f"`adv_estimator={name}`", "own", spec) for name, spec in own.items())
 
 
 def _by_tier() -> list[tuple[str, EstimatorSpec]]:
@@ -94,12 +98,12 @@ def absent() -> str:
     return "\n".join(["| method | why |", "|---|---|", *rows]) + "\n"
 
 
-def modifiers() -> str:
-    """Markdown: one row per modifier."""
+def modifiers(own: Mapping[str, ModifierSpec] = NONE) -> str:
+    """Markdown: one row per modifier; last those that modules of the user registered."""
     rows = [f"| modifier | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|"]
-    for name, spec in shipped_modifiers().items():
-        needs = _needs(spec)
-        rows.append(f"| [`{name}`](#{name}) | {spec.summary} | {_parameters(spec)} | {needs} | {spec.paper} |")
+    links = {f"[`{name}`](#{name})": spec for name, spec in shipped_modifiers().items()}
+    for name, spec in (links | {f"`{name}`": spec for name, spec in own.items()}).items():
+        rows.append(f"| {name} | {spec.summary} | {_parameters(spec)} | {_needs(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
 
@@ -117,11 +121,12 @@ def strategies() -> str:
     return "\n".join(rows) + "\n"
 
 
-def losses() -> str:
-    """Markdown: one row per policy loss."""
+def losses(own: Mapping[str, LossSpec] = NONE) -> str:
+    """Markdown: one row per policy loss; last those that modules of the user registered."""
     rows = [f"| switch | what it does | {PARAMETERS} | source |", "|---|---|---|---|"]
-    for name, spec in shipped_losses().items():
-        rows.append(f"| `+turnkey/loss={name}` | {spec.summary} | {_parameters(spec)} | {spec.paper} |")
+    switches = {f"+turnkey/loss={name}": spec for name, spec in shipped_losses().items()}
+    for switch, spec in (switches | {f"loss_mode={name}": spec for name, spec in own.items()}).items():
+        rows.append(f"| `{switch}` | {spec.summary} | {_parameters(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
 
 

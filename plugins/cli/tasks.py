@@ -55,7 +55,7 @@ def tasks(
     from verl_turnkey.envs.user_modules import import_modules
     from verl_turnkey.plugins.cli.task_rows import TaskRow
 
-    import_modules(module or [], "--module")
+    import_modules(module or [], "--module", ("envs",))
     arguments = {"train": json_object(kwargs)}
     arguments["val"] = arguments["train"] | json_object(val_kwargs, "--val-kwargs")
     if source is None:

@@ -12,12 +12,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
-from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 from verl_turnkey.advantage import ConfigError
@@ -27,8 +23,9 @@ from verl_turnkey.plugins.teacher.gap import contrast, gap_metrics
 from verl_turnkey.plugins.teacher.rows import FIELDS, TextWriter, read_rows, selected
 from verl_turnkey.plugins.teacher.splice import Row, TextIds, places, splice, tail_of
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, Partition, partition_of
 
-PARTITION = "turnkey_teacher"
+PARTITION = Partition("turnkey_teacher")
 """of the queue, for the rows with a text; the replay buffer reads another one"""
 MODEL_INPUTS = (
     *("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask", "attention_mask"),
@@ -73,7 +70,7 @@ class Teacher:
         if not self._gaps:
             return {}
         keys = [key for key in batch.keys if key in self._gaps]
-        data = _read(keys, batch.partition_id, ["advantages", "response_mask"])
+        data = partition_of(batch).read(keys, ["advantages", "response_mask"])
         gap, placebo = (_flat([self._gaps[key][n] for key in keys]) for n in (0, 1))
         value = contrast(gap, data["advantages"].values(), data["response_mask"].values(), placebo)
         return {} if value is None else {"teacher/contrast": value}
@@ -82,10 +79,11 @@ class Teacher:
         started, writer = perf_counter(), self._writer
         assert writer is not None
         self._learn()
-        every = internals.queue_fields(KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id))
+        queue = partition_of(batch)
         known = {*FIELDS, *writer.columns, *MODEL_INPUTS, "log_probs"}
+        every = queue.fields(batch.keys)
         wanted = [name for name in every if name in known or writer.spec is None]  # a function may read any column
-        data = _read(batch.keys, batch.partition_id, wanted)
+        data = queue.read(batch.keys, wanted)
         mask = data["response_mask"]
         old = list(response_from_nested(data.pop("log_probs"), mask).unbind())
         inputs = [name for name in MODEL_INPUTS if name in data]
@@ -114,12 +112,8 @@ class Teacher:
             self._gaps[batch.keys[i]] = (column[i] - old[i], None if placebo is None else placebo - old[i])
         has_text = torch.zeros(len(old), dtype=torch.bool)
         has_text[[*encoded]] = True
-        fields = {COLUMN: torch.nested.as_nested_tensor(column, layout=torch.jagged), HAS_TEXT: has_text}
-        tq.kv_batch_put(
-            keys=batch.keys,
-            partition_id=internals.partition_of(batch),
-            fields=TensorDict(fields, batch_size=len(old)),
-        )
+        teacher = torch.nested.as_nested_tensor(column, layout=torch.jagged)
+        queue.write(batch.keys, {COLUMN: teacher, HAS_TEXT: has_text})
         masks = mask.unbind()
         control = [(answers[f"control_{n}"] - old[i], masks[i]) for n, i in enumerate(controls)]
         return {
@@ -184,10 +178,9 @@ class Teacher:
         workload = calculate_workload(torch.tensor(lengths)).tolist()
         parts: Any = get_seqlen_balanced_partitions(workload, k_partitions=ranks, equal_size=True)
         keys = [keys[j] for part in parts for j in part]
-        fields = list_of_dict_to_tensordict([rows[key] for key in keys])
         tags = [{"status": "success", "seq_len": len(rows[key]["input_ids"])} for key in keys]
         try:
-            part = tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields, tags=tags)
+            part = PARTITION.write_rows(keys, [rows[key] for key in keys], tags)
             part.extra_info = {
                 "calculate_entropy": False,
                 "compute_loss": False,
@@ -199,19 +192,11 @@ class Teacher:
                 if self._options.weights == "ref":
                     part.extra_info["no_lora_adapter"] = True
                 self._trainer.actor_rollout_wg.compute_log_prob(part)
-            data = _read(keys, PARTITION, ["log_probs", "response_mask"])
+            data = PARTITION.read(keys, ["log_probs", "response_mask"])
         finally:
-            tq.kv_clear(keys=keys, partition_id=PARTITION)
+            PARTITION.clear(keys)
         answers = response_from_nested(data["log_probs"], data["response_mask"])
         return dict(zip(keys, answers.unbind(), strict=True))
-
-
-def _read(keys: Sequence[str], partition: str | None, fields: Sequence[str]) -> TensorDict:
-    return tq.kv_batch_get(
-        keys=list(keys),
-        partition_id=partition,  # pyright: ignore[reportArgumentType]
-        select_fields=list(fields),
-    )
 
 
 def _rows(column: Any) -> list[Any]:

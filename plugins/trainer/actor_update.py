@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from omegaconf import OmegaConf
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.actor import phases, updates, weighing
 from verl_turnkey.plugins.config.update import UpdateConfig
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
 
 class ActorUpdate:

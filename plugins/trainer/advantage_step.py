@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import ConfigError
@@ -30,7 +29,8 @@ from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
-from verl_turnkey.plugins.verl_api.one_trip import OneTrip, penalties_of
+from verl_turnkey.plugins.verl_api.played_rows import advantages_of, penalties_of
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, OneTrip
 
 #: verl's estimators that compare a row with the others of its group.
 OF_GROUPS = (
@@ -88,7 +88,7 @@ class AdvantageStep:
             state=self.state,
         )
         compared = None if self.estimator is not None else self._compared(batch.keys, real, played)
-        with credit_step(step), penalties_of(len(played)), trip.for_verl(compared):
+        with credit_step(step), penalties_of(len(played)), advantages_of(compared), trip.for_verl():
             verls(batch, metrics)
         if step.rows is None and step.has_records:
             step.read()

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from verl_turnkey.plugins.checks.groups import COLUMN
@@ -24,6 +23,7 @@ from verl_turnkey.plugins.rollout import hints
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.allocation_rules import RULES, TaskHistory, hint_share, learn
 from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
 
 class Allocation:

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
@@ -23,6 +21,7 @@ from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import partitioning
 from verl_turnkey.plugins.trainer.group_selection import GroupSelection
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 
 
 class Batching:
@@ -77,9 +76,7 @@ class Batching:
         roles = ["critic"] if trainer.use_critic else []
         if self._config.trainer.critic_warmup <= trainer.global_steps and not self.in_phases:
             roles.append("actor")
-        partition = internals.partition_of(batch)
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=partition, select_fields=["response_mask"])
-        mask = data.pop("response_mask").bool()
+        mask = partition_of(batch).read(batch.keys, ["response_mask"])["response_mask"].bool()
         trained = token_counts(mask)
         lengths = np.array([tag["seq_len"] for tag in batch.tags])
         seed = (trainer.global_steps, trainer.local_trigger_step)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import transfer_queue as tq
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.checks.checkpoints import check_resume
@@ -21,6 +20,7 @@ from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.trainer.allocation import Allocation
+from verl_turnkey.plugins.verl_api.queue import Partition
 
 
 class Checkpointing:
@@ -57,11 +57,12 @@ class Checkpointing:
                     )
                 else:
                     self._step.state = state
-        items = (tq.kv_list("train") or {}).get("train", {}) if trainer.trainer_mode != "sync" else {}
+        train = Partition("train")
+        items = train.tags() if trainer.trainer_mode != "sync" else {}
         prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
         orphans = [key for key in items if key not in prompts and split_key(key)[0] not in prompts]
         if orphans:
-            tq.kv_clear(keys=orphans, partition_id="train")
+            train.clear(orphans)
 
     def save(self, verls: Callable[[], None]) -> None:
         """verl's own save, after the method's state: verl's last file marks the checkpoint as complete.

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import transfer_queue as tq
-
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import failure
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.verl_api.queue import Partition
 
 
 def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
@@ -27,8 +26,7 @@ def failures(keys: Sequence[str], partition_id: str) -> dict[str, str | None]:
     single_rows = [key for key in keys if rows[split_key(key)[1]] == 1]
     reasons: dict[str, str | None] = dict.fromkeys(keys)
     if single_rows:
-        fields = [*EXTRA_FIELDS, "response_mask"]
-        data = tq.kv_batch_get(keys=single_rows, partition_id=partition_id, select_fields=fields)
+        data = Partition(partition_id).read(single_rows, [*EXTRA_FIELDS, "response_mask"])
         extra_fields, masks = pop_extra_fields(data), data["response_mask"].unbind()
         for key, extra, mask in zip(single_rows, extra_fields, masks, strict=True):
             reasons[key] = failure(extra, bool(mask.any()))
@@ -77,9 +75,9 @@ class PlayedOnly:
             return []
         metric = self._buffer.filter_groups_metric
         if metric == internals.reward_metric():
-            data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])
+            data = Partition(partition_id).read(keys, ["rm_scores"])
             return [float(scores.sum()) for scores in data["rm_scores"].unbind()]
         fields = [*EXTRA_FIELDS, "response_mask"]  # which every row has: a read that finds no column fails
-        data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+        data = Partition(partition_id).read(keys, fields)
         infos = [extra.get("reward_extra_info") or {} for extra in pop_extra_fields(data)]
         return [float(info[metric]) if metric in info else None for info in infos]

@@ -7,8 +7,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
@@ -16,7 +14,7 @@ from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.trainer.outcomes import Outcome, outcomes
 from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.trainer.spread import most_spread, spread
-from verl_turnkey.plugins.verl_api.internals import partition_of
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, part_of, partition_of
 
 
 class GroupSelection:
@@ -57,8 +55,8 @@ class GroupSelection:
         if not left_out:
             return batch
         self.left_out.update(group for group, _ in {split_key(key)[:2] for key in left_out})
-        tq.kv_clear(keys=left_out, partition_id=partition_of(batch))
-        return batch.select_keys([key for key in batch.keys if split_key(key)[0] in chosen])
+        partition_of(batch).clear(left_out)
+        return part_of(batch, [i for i, key in enumerate(batch.keys) if split_key(key)[0] in chosen])
 
 
 def _metrics(played: list[Outcome], spreads: dict[str, float], kept_groups: list[str]) -> dict[str, float]:

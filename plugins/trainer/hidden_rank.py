@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from transfer_queue import KVBatchMeta
-
 from verl_turnkey.advantage import Modification
 from verl_turnkey.plugins.actor.hidden_rank import STRIDE, WINDOW
 from verl_turnkey.plugins.credit.supplied import OF_RANK
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
 
 class RankPass:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
@@ -17,7 +15,7 @@ from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.trainer.filtering import failures
-from verl_turnkey.plugins.verl_api.internals import partition_of
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,11 @@ class Outcome:
 
 def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     """The played episodes of each group; a group whose episodes all failed has none."""
-    reasons = failures(batch.keys, partition_of(batch))
+    reasons = failures(batch.keys, partition_of(batch).name)
     by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
     last = last_rows([key for key in batch.keys if not reasons[key]])
     if last:
-        fields = ["rm_scores", *EXTRA_FIELDS]
-        data = tq.kv_batch_get(keys=last, partition_id=partition_of(batch), select_fields=fields)
+        data = partition_of(batch).read(last, ["rm_scores", *EXTRA_FIELDS])
         extra_fields = pop_extra_fields(data)
         for key, scores, extra in zip(last, data["rm_scores"].unbind(), extra_fields, strict=True):
             group, episode, _ = split_key(key)
@@ -75,8 +72,7 @@ def warn_of_other_outcomes(rows: Rows, scores: torch.Tensor) -> None:
 def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) -> dict[str, list[Any]]:
     """The existing ones of ``fields``, with one entry per group of ``groups``, from one of its rows."""
     row_of = {split_key(key)[0]: key for key in batch.keys}
-    keys = [row_of[group] for group in groups]
-    data = tq.kv_batch_get(keys=keys, partition_id=partition_of(batch), select_fields=[*fields])
+    data = partition_of(batch).read([row_of[group] for group in groups], fields)
     return {name: list(data[name]) for name in fields if name in data}
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
@@ -25,7 +21,7 @@ from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
 from verl_turnkey.plugins.trainer.replay_memory import Buffer, Memory, Stored, StoredGroup, all_ended
 from verl_turnkey.plugins.trainer.spread import spread
-from verl_turnkey.plugins.verl_api.internals import partition_of
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of, with_rows
 
 
 class Replay:
@@ -95,7 +91,7 @@ class Replay:
         """
         if not added:
             return batch, {}
-        names = set(tq.kv_batch_get(keys=batch.keys[:1], partition_id=partition_of(batch)).keys())
+        names = set(partition_of(batch).read(batch.keys[:1]).keys())
         keys: list[str] = []
         rows: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []
@@ -117,10 +113,8 @@ class Replay:
                     rows.append(fresh | {"uid": group, "session_id": last[group]})
                     tags.append({**tag, REPLAYED: True})
         if keys:
-            tq.kv_batch_put(
-                keys=keys, partition_id=partition_of(batch), fields=list_of_dict_to_tensordict(rows), tags=tags
-            )
-        return replace(batch, keys=[*batch.keys, *keys], tags=[*batch.tags, *tags]), ages
+            partition_of(batch).write_rows(keys, rows, tags)
+        return with_rows(batch, keys, tags), ages
 
     def _remember(
         self,
@@ -167,7 +161,7 @@ class Replay:
             return {}
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         tags: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        read = _rows(tq.kv_batch_get(keys=[batch.keys[i] for i in at], partition_id=partition_of(batch)))
+        read = _rows(partition_of(batch).read([batch.keys[i] for i in at]))
         for i, row in zip(at, read, strict=True):
             episode = split_key(batch.keys[i])[1]
             rows[episode].append(row)

@@ -6,12 +6,12 @@ from collections import Counter
 from typing import Any
 
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 
 from verl_turnkey.plugins.checks.groups import COLUMN
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import REPLAYED
 from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
 
 class RolloutCounter:

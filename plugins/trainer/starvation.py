@@ -13,15 +13,14 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import transfer_queue as tq
 from omegaconf import OmegaConf
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.trainer.filtering import PlayedOnly, failures
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, Partition, batch_of, partition_of
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class StarvationGuard:
                 self._patience.restore()
                 return batch, metrics
             if batch.keys:
-                tq.kv_clear(keys=batch.keys, partition_id=partition_id)
+                Partition(partition_id).clear(batch.keys)
             number = len(batch) or "the"
             self._lose(f"all {number} episodes of a batch failed:\n{listed(reasons)}")
             self._refill(batch_size)
@@ -128,8 +127,8 @@ class StarvationGuard:
         """An empty batch, after prompts without rows are cleared: verl's synchronous buffer raises an error on them."""
         terminal = self._buffer.finished_keys[partition_id] | self._buffer.failure_keys[partition_id]
         played = {split_key(key)[0] for key in self._buffer.partitions[partition_id]}
-        tq.kv_clear(keys=sorted(terminal - played), partition_id=partition_id)
-        return KVBatchMeta(partition_id=partition_id, keys=[], tags=[])
+        Partition(partition_id).clear(sorted(terminal - played))
+        return batch_of(partition_id, {})
 
     def _on_eviction(self, global_steps: int, partition_id: str, eviction_reasons: tuple[Any, ...]) -> Any:
         self._step_is(global_steps)
@@ -190,7 +189,7 @@ def _nothing_played(batch: KVBatchMeta) -> set[str]:
     """The reasons if all episodes of the batch failed; else empty."""
     if any(split_key(key)[2] for key in batch.keys):  # a failed episode is a single row
         return set()
-    reasons = failures(batch.keys, internals.partition_of(batch)).values()
+    reasons = failures(batch.keys, partition_of(batch).name).values()
     if not reasons:
         return {"the agent loop left no rows: it raised in every episode, see the logs of the agent-loop workers"}
     return {reason for reason in reasons if reason} if None not in reasons else set()

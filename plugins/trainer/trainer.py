@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -39,6 +38,7 @@ from verl_turnkey.plugins.trainer.shutdown import Shutdown
 from verl_turnkey.plugins.trainer.starvation import StarvationGuard
 from verl_turnkey.plugins.trainer.validation import Validation
 from verl_turnkey.plugins.verl_api import internals, ledger
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
 POLL_SECONDS = 0.05  # verl's 2.0 is a lower bound on the generation time of every step
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.envs.user_modules import import_modules
@@ -21,6 +20,7 @@ from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api import internals, ledger
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, fields_of
 
 Hook = Callable[[str, KVBatchMeta], None]
 """called with the method of a worker group and the batch"""
@@ -87,7 +87,7 @@ def verify(worker: Any) -> None:
 
 def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> None:
     """Set the parameters of our loss ``name``, which one of ``modules`` (``turnkey.modules``) may register."""
-    import_modules(modules)
+    import_modules(modules, kinds=("losses",))
     registries.register_losses()
     ledger.verify(("loss",), (name,))
     loss.use(worker, name, params)
@@ -117,7 +117,7 @@ class WorkerCalls:
             return attribute
 
         def call(batch: KVBatchMeta) -> Any:
-            batch.fields = [field for field in internals.queue_fields(batch) if field not in NOT_FOR_WORKERS]
+            batch.fields = [field for field in fields_of(batch) if field not in NOT_FOR_WORKERS]
             self._before(name, batch)
             result = attribute(batch)
             self._after(name, batch)

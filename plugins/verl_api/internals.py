@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from tensordict import TensorDict
-    from transfer_queue import KVBatchMeta
 
 SUPPORTED_VERL = ">=0.9,<0.10.0a0"
 """0.10.0.dev, verl's main branch, is within"""
@@ -181,22 +180,3 @@ def data_parallel_size(group: Any, role: str = "actor") -> int:
     if role not in group._dispatch_info:
         group._dispatch_info[role] = group._query_dispatch_info(role)
     return max(group._dispatch_info[role]) + 1
-
-
-def partition_of(batch: KVBatchMeta) -> str:
-    """The partition of TransferQueue that holds the rows of ``batch``."""
-    assert batch.partition_id is not None, "verl names the partition of every batch"
-    return batch.partition_id
-
-
-def queue_fields(batch: KVBatchMeta) -> list[str]:
-    """Names of all fields that the rows of ``batch`` share in TransferQueue.
-
-    In a batch fresh from the replay buffer ``batch.fields`` is None, which verl reads as "all".
-    """
-    if batch.fields is not None:
-        return list(batch.fields)
-    import transfer_queue as tq
-
-    meta = tq.get_client().kv_retrieve_meta(keys=batch.keys, partition_id=batch.partition_id, create=False)
-    return list(meta.field_names)

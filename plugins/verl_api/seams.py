@@ -77,7 +77,17 @@ class Seam:
         if not callable(thing):
             return name
         # Ray adds a parameter of its own to the methods of an actor class.
-        return f"{name}({', '.join(p for p in inspect.signature(thing).parameters if p != '_ray_trace_ctx')})"
+        return f"{name}({', '.join(p for p in _parameters(thing, name.split('.')[-1]) if p != '_ray_trace_ctx')})"
+
+
+def _parameters(thing: Any, name: str) -> list[str]:
+    """Those of the function ``name`` itself, if a decorator without ``functools.wraps`` stands in its place."""
+    parameters = inspect.signature(thing).parameters
+    if [*parameters] == ["args", "kwargs"]:
+        cells = (cell.cell_contents for cell in getattr(inspect.unwrap(thing), "__closure__", None) or ())
+        inner = next((one for one in cells if inspect.isfunction(one) and one.__name__ == name), thing)
+        parameters = inspect.signature(inner).parameters
+    return [*parameters]
 
 
 _BASE = "verl.trainer.ppo.v1.trainer_base"
@@ -87,6 +97,19 @@ SEAMS = (
     Seam(_BASE, "PPOTrainer._setup", "self", "worker groups are wrapped once they exist"),
     Seam(_BASE, "PPOTrainer._compute_advantage", "self, batch, metrics", "steps and records reach the estimator"),
     Seam(_BASE, "tq", "", "its advantage step and ours read and write the queue together"),
+    *(
+        Seam("transfer_queue", name, parameters, why)
+        for name, parameters, why in (
+            ("KVBatchMeta", "keys, tags, partition_id, fields, extra_info", "names the rows of a batch"),
+            ("KVBatchMeta.reorder", "self, indexes", "a batch is dealt to mini-batches"),
+            ("kv_batch_get", "keys, partition_id, select_fields", "reads rows"),
+            ("kv_batch_put", "keys, partition_id, fields, tags, data_parser", "writes rows"),
+            ("kv_clear", "keys, partition_id", "removes rows"),
+            ("kv_list", "partition_id", "the tags of all rows"),
+            ("get_client", "", "reads what fields rows have"),
+            ("TransferQueueClient.kv_retrieve_meta", "self, keys, partition_id, create", "reads what fields rows have"),
+        )
+    ),
     Seam(_BASE, "PPOTrainer.step", "self, metrics, timing_raw", "metrics of several updates are combined"),
     Seam(_BASE, "PPOTrainer._balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch", "deals episodes"),
     Seam(

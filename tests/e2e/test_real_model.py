@@ -18,7 +18,9 @@ TURNKEY = Path(sys.executable).with_name("turnkey")
 TASKS = 8
 
 
-GREEDY = ["--override", "actor_rollout_ref.rollout.val_kwargs.do_sample=false"]
+VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
+# verl's V1 trainers are greedy at temperature 0, whatever do_sample says.
+GREEDY = ["--override", f"{VALIDATION}.temperature=0", "--override", f"{VALIDATION}.do_sample=false"]
 
 
 def quickstart(out: Path, *options: str) -> Path:

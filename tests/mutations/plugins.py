@@ -17,7 +17,7 @@ KEPT, ALLOCATION = f"{C}/trainer/test_group_selection.py", f"{C}/trainer/test_al
 REPLAY = f"{C}/trainer/test_replay.py"
 WEIGHING = f"{C}/actor/test_weighing.py"
 LOGGED = f"{C}/trainer/test_training_log.py"
-ONE_TRIP = f"{C}/verl_api/test_one_trip.py"
+QUEUE = f"{C}/verl_api/test_queue.py"
 FOREIGN = f"{C}/trainer/test_foreign_manager.py"
 REFILLS, VALIDATION = f"{C}/trainer/test_refills.py", f"{C}/trainer/test_validation.py"
 CONFIG = f"{C}/checks/test_config.py"
@@ -76,7 +76,7 @@ TESTS = {
     "plugins/trainer/trainer.py": f"{STEP} {DEALING} {TRAINERS} {PHASES}",
     "plugins/trainer/actor_update.py": f"{STEP} {DEALING} {PHASES}",
     "plugins/trainer/advantage_step.py": STEP,
-    "plugins/verl_api/one_trip.py": ONE_TRIP,
+    "plugins/verl_api/queue.py": QUEUE,
     "plugins/trainer/rollout_counter.py": STEP,
     "plugins/notices.py": "tests/unit/plugins/test_notices.py",
     "plugins/rollout/trajectory_log.py": LOOP,
@@ -234,12 +234,12 @@ MUTATIONS = [
     ("plugins/actor/updates.py", "    if not actor.engine.is_mp_src_rank_with_outputs():\n", "    if False:\n", LOGGED),
     ("plugins/actor/updates.py", "term.clipped is None else term.clipped", "True else term.clipped", LOGGED),
     ("plugins/actor/loss.py", "        updates.note(term)\n", "", LOGGED),
-    ("plugins/verl_api/one_trip.py", "keys != self._batch.keys or not", "not"),
-    ("plugins/verl_api/one_trip.py", "or not {*select_fields} <= {*READ}", ""),
-    ("plugins/verl_api/one_trip.py", "self._verls is None or ", ""),
-    ("plugins/verl_api/one_trip.py", "if keys != self._batch.keys or more:", "if more:"),
+    ("plugins/verl_api/queue.py", "keys != self._batch.keys or not", "not"),
+    ("plugins/verl_api/queue.py", "or not {*select_fields} <= {*READ}", ""),
+    ("plugins/verl_api/queue.py", "self._verls is None or ", ""),
+    ("plugins/verl_api/queue.py", "if keys != self._batch.keys or more:", "if more:"),
     (
-        "plugins/verl_api/one_trip.py",
+        "plugins/verl_api/played_rows.py",
         "part = data.select_idxs(rows)",
         "part = data",
         f"{C}/credit/test_advantage_step.py",
@@ -736,7 +736,7 @@ MUTATIONS = [
     ("plugins/trainer/allocation_rules.py", "high - counts[free]", "more"),
     ("plugins/trainer/allocation_rules.py", "if counts[i] < high:", "if True:"),
     ("plugins/trainer/allocation_rules.py", "or not history.unsolved", ""),
-    ("plugins/trainer/group_selection.py", "tq.kv_clear(keys=left_out, partition_id=partition_of(batch))", "pass"),
+    ("plugins/trainer/group_selection.py", "partition_of(batch).clear(left_out)", "pass"),
     ("plugins/trainer/group_selection.py", "self.left_out.update(group for", "list(group for"),
     (
         "plugins/trainer/group_selection.py",

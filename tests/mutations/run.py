@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import drawn
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("advantage", "losses", "plugins", "envs")
+ROOMS = ("advantage", "losses", "learned", "plugins", "envs")
 RESULTS = ROOT / ".mutations"
 PRELOADED = ("numpy", "torch", "scipy.stats", "pandas", "gymnasium", "hypothesis", "pytest")
 
@@ -66,7 +66,7 @@ def tests_near(room: str, mutation: Mutation) -> list[str]:
     def there(*files: Path) -> str:
         return " ".join(str(file.relative_to(ROOT)) for file in files if file.is_file())
 
-    whole = f"tests/unit/{room}" if room in ("advantage", "losses") else ""
+    whole = f"tests/unit/{room}" if room in ("advantage", "losses", "learned") else ""
     others = [file for file in sorted(unit.glob("test_*.py")) if file.name != name]
     listed = importlib.import_module(room).TESTS.get(mutation.file, "")
     found = [there(unit / name), listed, whole or there(*others), there(contract / name)]

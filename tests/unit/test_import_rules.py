@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
+ROOMS = ("advantage", "losses", "learned", "envs", "plugins", "recipe")
 
 ROOMS_BELOW = {
     "advantage": (),
     "losses": ("advantage",),
+    "learned": ("advantage",),
     "envs": ("advantage",),
-    "plugins": ("advantage", "losses", "envs", "recipe"),
+    "plugins": ("advantage", "losses", "learned", "envs", "recipe"),
     "recipe": (),
 }
 # Folder -> the packages of others that its files import; those after the bar inside functions only. The longest folder
@@ -29,6 +30,7 @@ ROOMS_BELOW = {
 PACKAGES = {
     "advantage": "numpy | sklearn scipy",
     "losses": "torch |",
+    "learned": "torch |",
     "recipe": "|",
     "envs": "numpy gymnasium | pandas pydantic scipy",
     "envs.hosting": "gymnasium | ray",
@@ -147,6 +149,12 @@ def packages(found: Import) -> str | None:
     return f"{folder.replace('.', '/')}/ imports {' '.join(anywhere) or 'no package'}{inside}"
 
 
+def queue(found: Import) -> str | None:
+    if found.target == "transfer_queue" and found.file != "plugins.verl_api.queue":
+        return "plugins/verl_api/queue.py reads and writes rows, and nobody else"
+    return None
+
+
 def methods(found: Import) -> str | None:
     folder = "advantage.methods"
     to_method = found.target.startswith(f"{folder}.") and not found.target.startswith(f"{folder}._")
@@ -193,7 +201,7 @@ def floors(found: Import) -> str | None:
     return None
 
 
-RULES: tuple[Callable[[Import], str | None], ...] = (rooms, packages, methods, wings, floors)
+RULES: tuple[Callable[[Import], str | None], ...] = (rooms, packages, queue, methods, wings, floors)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -208,14 +216,18 @@ def test_imports(rule: Callable[[Import], str | None]) -> None:
     [
         ("advantage.batch", "losses", rooms),
         ("losses.turns", "plugins.notices", rooms),
+        ("learned.registry", "losses.turns", rooms),
         ("envs.base", "plugins", rooms),
         ("advantage.batch", "torch", packages),
         ("advantage.methods.proxmo", "sklearn", packages),
         ("losses.turns", "numpy", packages),
+        ("learned.preference", "numpy", packages),
         ("envs.registry", "ray", packages),
         ("envs.hosting.pool", "ray", packages),
         ("envs.adapters.gem", "verl", packages),
         ("recipe", "numpy", packages),
+        ("plugins.trainer.replay", "transfer_queue", queue),
+        ("plugins.verl_api.internals", "transfer_queue", queue),
         ("advantage.methods.vc_gae", "advantage.methods.turn_gae", methods),
         ("plugins.credit.rows", "advantage.methods.gigpo", methods),
         ("envs.hosting.pool", "envs.prompting.memory", wings),

@@ -9,7 +9,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FILES = ("advantage/modifying.py", "losses/registry.py", "envs/registry.py", "plugins/config/schema.py")
+FILES = (
+    "advantage/modifying.py",
+    "losses/registry.py",
+    "learned/registry.py",
+    "envs/registry.py",
+    "plugins/config/schema.py",
+)
 
 
 def test_a_type_checker_resolves_each_import_of_the_package_in_a_clone(tmp_path: Path) -> None:

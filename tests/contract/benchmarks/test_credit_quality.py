@@ -218,7 +218,7 @@ def test_forks_where_a_word_was_less_likely_than_the_first_one(second: list[floa
 
 
 def test_a_level_is_unrolled_with_its_shortest_way():
-    table = exact_values._states("MiniGrid-DoorKey-5x5-v0", 0)
+    table = exact_values.states("MiniGrid-DoorKey-5x5-v0", 0)
     assert len(table.moves) > 100
     assert any(None in moves for moves in table.moves.values()), "no action solves the task"
     assert all(there is None or there in table.moves for moves in table.moves.values() for there in moves)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -10,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from verl.utils.profiler.performance import GPUMemoryLogger
 
 from verl_turnkey.advantage import estimators
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.cli import doctor
 from verl_turnkey.plugins.entry import switches
-from verl_turnkey.plugins.verl_api import internals, ledger, seams
+from verl_turnkey.plugins.verl_api import internals, ledger, queue, seams
 from verl_turnkey.plugins.verl_api.seams import Seam
 
 PLUGIN = """
@@ -176,7 +179,7 @@ def test_doctor_shows_a_broken_second_plugin(tmp_path):
     assert "in install" in done.stdout
     assert "OSError: the other plugin is broken" in done.stdout
     summary = done.stdout.partition("1 problem found")[2]
-    assert "this process: verl's plugin other failed to load" in summary
+    assert "this process: plugin of verl other failed to load" in summary
 
 
 def test_doctor_is_not_content_with_an_unsupported_verl(monkeypatch, capsys):
@@ -235,6 +238,32 @@ def test_what_the_package_imports_from_verl_is_there():
     assert ("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync") in found
     assert ("verl.trainer.ppo.v1", "trainer_base") in found, "a module"
     assert [str(what) for what, _ in seams.moved()] == []
+
+
+class Decorated:
+    """verl's decorator hides the name and the parameters of what it decorates."""
+
+    @GPUMemoryLogger(role="actor")
+    def update(self, data):
+        pass
+
+
+def test_a_decorator_that_hides_parameters_moves_nothing():
+    assert "data" not in inspect.signature(Decorated.update).parameters
+    seam = Seam(__name__, "Decorated.update", "self, data", "x")
+    assert seam.moved() is None
+    assert replace(seam, parameters="self, batch").moved().found == "Decorated.update(self, data)"
+
+
+def test_what_the_package_calls_of_the_queue_is_a_seam():
+    """``plugins/verl_api/queue.py`` alone imports ``transfer_queue`` (tests/unit/test_import_rules.py)."""
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(queue)))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tq"
+    }
+    assert used >= {"kv_batch_get", "kv_batch_put", "kv_clear", "kv_list"}
+    assert used <= {seam.name for seam in seams.SEAMS if seam.module == "transfer_queue"}
 
 
 def test_doctor_prints_what_moved(monkeypatch, capsys):

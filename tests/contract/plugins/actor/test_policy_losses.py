@@ -25,8 +25,8 @@ from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.checks.update import PROVIDED
 from verl_turnkey.plugins.config.schema import loss_of, loss_params, turnkey_config
 from verl_turnkey.plugins.trainer.worker_setup import configure
-from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.ledger import loss_names
+from verl_turnkey.plugins.verl_api.queue import fields_of
 
 TEACHER = {
     "teacher_log_prob": -torch.arange(20.0).reshape(4, 5) / 10,
@@ -338,7 +338,7 @@ def test_micro_batches_add_up(inputs, name, options, parts, monkeypatch):
 def columns_of(made, episodes):
     """The further columns that stand beside the rows once the trainer has computed advantages, by row key."""
     batch = advance(made, fill(episodes), old_log_probs=lambda key, i: -0.05 if (key[2], i) == ("1", 0) else -1.0)
-    names = [name for name in internals.queue_fields(batch) if name.startswith("turnkey_") and name != "turnkey_task"]
+    names = [name for name in fields_of(batch) if name.startswith("turnkey_") and name != "turnkey_task"]
     return {name: read(batch, name) for name in names}, read(batch, "response_mask")
 
 

@@ -35,7 +35,7 @@ def interpreters() -> list[str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     source = out / "source"
-    kept = ("advantage", "losses", "envs", "plugins", "recipe", "src")
+    kept = ("advantage", "losses", "learned", "envs", "plugins", "recipe", "src")
     for name in kept:
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):

@@ -82,7 +82,7 @@ def scored(made: Any, rows: Any) -> tuple[dict[str, list[float]], dict[str, list
     """Old log-probabilities, the teacher's, whether it had a text, and the metrics."""
     metrics: dict[str, Any] = {}
     rows = made._compute_old_log_prob(rows, metrics)
-    assert not tq.kv_list(teacher_column.PARTITION).get(teacher_column.PARTITION), "it is empty after each step"
+    assert not teacher_column.PARTITION.tags(), "it is empty after each step"
     old, teacher, has_text = (read(rows, name) for name in ("old_log_probs", "teacher_log_prob", "has_teacher"))
     return old, teacher, has_text, metrics
 

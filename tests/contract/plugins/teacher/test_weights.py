@@ -133,7 +133,7 @@ def test_nothing_is_left_in_the_queue_when_a_pass_fails(queue, build, tokenizer)
     batch = fill(tokenizer)
     with pytest.raises(RuntimeError, match="a rank died"):
         made._compute_old_log_prob(batch, {})
-    assert not tq.kv_list(teacher_column.PARTITION).get(teacher_column.PARTITION)
+    assert not teacher_column.PARTITION.tags()
 
 
 def test_a_text_per_turn_is_refused_for_rows_with_several_turns(queue, build, tokenizer):

@@ -32,13 +32,13 @@ def test_problems_are_named():
     report = Report(
         "here",
         points=POINTS,
-        plugins=[{"name": "theirs", "status": "failed", "detail": ""}, {"name": "ours", "status": "loaded"}],
+        plugins=[point("plugin of verl", "theirs", "failed"), point("own package", "ours", "loaded")],
         seams=["verl.x.y is gone (used for: z)"],
         broken_imports={"verl.a": "..."},
     )
     assert report.problems == [
         "loss psft is missing",
-        "verl's plugin theirs failed to load",
+        "plugin of verl theirs failed to load",
         "verl changed: verl.x.y is gone",
         "verl.a cannot be imported",
     ]

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 
-from verl_turnkey.plugins.verl_api.one_trip import READ, OneTrip
+from verl_turnkey.plugins.verl_api.queue import READ, OneTrip
 
 KL = ["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=kl"]
 LOSS = ["+turnkey/loss=segment_mask", "turnkey.update.weight_by=episode"]
