@@ -1,12 +1,16 @@
-"""Our estimators and losses in verl's registries; called again once a user's modules have added theirs."""
+"""Our estimators and losses in verl's registries; called again once a user's modules have added theirs.
+
+Ray workers run :func:`verify` and :func:`configure`: this file imports nothing that they do not need.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from verl_turnkey.plugins.verl_api import ledger
 from verl_turnkey.plugins.verl_api.ledger import claim, guarded, loss_names
 
 
@@ -33,6 +37,22 @@ def register_losses(module: ModuleType | None = None) -> None:
         _claim_functions("loss", loss_names(), core_algos.POLICY_LOSS_REGISTRY, verl_loss)
 
     guarded("loss", "*", register)
+
+
+def verify(worker: Any) -> None:
+    """Check that the process of a training worker has loaded the plugin."""
+    ledger.verify(("estimator",))
+
+
+def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> None:
+    """Set the parameters of our loss ``name``, which one of ``modules`` (``turnkey.modules``) may register."""
+    from verl_turnkey.envs.user_modules import import_modules
+    from verl_turnkey.plugins.actor import loss
+
+    import_modules(modules, kinds=("losses",))
+    register_losses()
+    ledger.verify(("loss",), (name,))
+    loss.use(worker, name, params)
 
 
 def _claim_functions(

@@ -1,7 +1,7 @@
 """The bridge between verl's actor update and our policy losses.
 
 Actor workers see only ``actor_rollout_ref``, and verl's own loss config refuses unknown keys: the trainer therefore
-calls :func:`use` inside every worker process once it exists (``trainer/worker_setup.py``), and the functions in verl's
+calls :func:`use` inside every worker process once it exists (``registries.py``), and the functions in verl's
 registry find their parameters here.
 """
 

@@ -17,7 +17,6 @@ import torch
 
 from verl_turnkey.advantage import ConfigError, Tokens
 from verl_turnkey.advantage.modifiers.rank_shaping import NAMES as RANK_COLUMNS
-from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.losses.turns import Turns, row_offsets
 
 Column = Callable[[Turns, np.ndarray], Sequence[Any] | np.ndarray]
@@ -111,6 +110,8 @@ without a text; and whether a row has one"""
 RANK = "turnkey_rank"
 """field of the queue: effective rank of a row's hidden states, its velocity and its acceleration, (B, 3)"""
 GAP = Source((TEACHER, HAS_TEACHER, "old_log_probs"), _gap)
+TASK = "turnkey_task"
+"""``envs.tasks.COLUMN``; every process that imports verl imports this file, and ``envs`` would bring gymnasium"""
 TASK_FIELDS = (TASK, "data_source", "index", "raw_prompt")
 """by which tasks are told apart"""
 SOURCES = {

@@ -139,7 +139,5 @@ def prepare(worker: Any) -> None:
 
     if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
         return
-    if worker.config.actor_rollout_ref.rollout.agent.default_agent_loop != "turnkey_agent":
-        return
     builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
     shared(worker.config, worker.tokenizer, builder)

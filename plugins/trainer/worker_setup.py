@@ -8,9 +8,8 @@ from typing import Any
 import ray
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.actor import hidden_rank, loss, weighing
+from verl_turnkey.plugins.actor import hidden_rank, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
@@ -19,7 +18,7 @@ from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
-from verl_turnkey.plugins.verl_api import internals, ledger
+from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, fields_of
 
 Hook = Callable[[str, KVBatchMeta], None]
@@ -45,10 +44,10 @@ NOT_FOR_WORKERS = frozenset(
 def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step: AdvantageStep) -> None:
     """Check that every training process, on every node, has loaded the plugin; give them loss and weights."""
     workers = trainer.actor_rollout_wg.workers
-    ray.get([worker.__ray_call__.remote(verify) for worker in workers])
+    ray.get([worker.__ray_call__.remote(registries.verify) for worker in workers])
     if advantage_step.loss is not None:
         chosen = (turnkey.modules, advantage_step.loss.name, advantage_step.loss_params)
-        ray.get([worker.__ray_call__.remote(configure, *chosen) for worker in workers])
+        ray.get([worker.__ray_call__.remote(registries.configure, *chosen) for worker in workers])
     if OF_RANK & {column for one in advantage_step.modify for column in one.columns}:
         ray.get([worker.__ray_call__.remote(hidden_rank.install) for worker in workers])
     if turnkey.update.weight_by != "token":
@@ -57,8 +56,8 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
 
 def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -> list[Any]:
     """The agent-loop workers of ``manager``, after the probe on every node and the checks in each worker."""
-    plays = trainer.config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_env"
-    if plays and turnkey.env.probe and (file := probe.task_file(trainer.config)):
+    loop = trainer.config.actor_rollout_ref.rollout.agent.default_agent_loop
+    if loop == "turnkey_env" and turnkey.env.probe and (file := probe.task_file(trainer.config)):
         probe.probe_nodes(turnkey, file)
     workers = internals.loop_workers(manager)
     if not workers:
@@ -68,7 +67,8 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
             type(manager).__name__,
         )
     ray.get([worker.__ray_call__.remote(loop_worker.prepare) for worker in workers])
-    ray.get([worker.__ray_call__.remote(agents.prepare) for worker in workers])
+    if loop == "turnkey_agent":
+        ray.get([worker.__ray_call__.remote(agents.prepare) for worker in workers])
     return workers
 
 
@@ -78,19 +78,6 @@ def wrap_groups(trainer: PPOTrainer, before: Hook, after: Hook) -> None:
     for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
         if (group := getattr(trainer, name, None)) is not None:
             setattr(trainer, name, wrappers.setdefault(id(group), WorkerCalls(group, before, after)))
-
-
-def verify(worker: Any) -> None:
-    """Check that the process has loaded the plugin."""
-    ledger.verify(("estimator",))
-
-
-def configure(worker: Any, modules: Sequence[str], name: str, params: Any) -> None:
-    """Set the parameters of our loss ``name``, which one of ``modules`` (``turnkey.modules``) may register."""
-    import_modules(modules, kinds=("losses",))
-    registries.register_losses()
-    ledger.verify(("loss",), (name,))
-    loss.use(worker, name, params)
 
 
 def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:

@@ -54,6 +54,10 @@ def html(data: Blocks, *, live: bool) -> str:
         policy["connect-src"] = "'self'"
     security = "; ".join(f"{name} {value}" for name, value in policy.items())
     *vendor, own = scripts
+    elements = {
+        name: f'<script type="text/plain" id="{name}">{base64.b64encode(block).decode()}</script>'
+        for name, block in ({} if live else data).items()
+    }
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{security}">',
@@ -61,13 +65,13 @@ def html(data: Blocks, *, live: bool) -> str:
         '<meta name="referrer" content="no-referrer">',
         '<title>turnkey view</title><link rel="icon" href="data:,">',
         *(f"<style>{style}</style>" for style in styles),
-        "</head><body>",
-        *(
-            f'<script type="text/plain" id="{name}">{base64.b64encode(block).decode()}</script>'
-            for name, block in ({} if live else data).items()
-        ),
+        '</head><body><p class="page loading" id="reading">Reading …</p>',
+        # The scripts run while the browser still reads what follows them: numbers and texts, nearly all of the file.
+        *(element for name, element in elements.items() if name.startswith(("page", "run-"))),
         *(f"<script>{script}</script>" for script in vendor),
-        f'<script type="module">{own}</script></body></html>',
+        f'<script type="module" async>{own}</script>',
+        *(element for name, element in elements.items() if not name.startswith(("page", "run-"))),
+        "</body></html>",
     ]
     return "\n".join(parts) + "\n"
 

@@ -14,8 +14,10 @@ SECONDS = 60
 
 
 class Browser:
-    def __init__(self) -> None:
+    def __init__(self, waits: bool = True) -> None:
+        """``waits``: a command waits until the page is read to its end."""
         options = ChromeOptions()
+        options.page_load_strategy = "normal" if waits else "none"
         for switch in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "force-device-scale-factor=1"):
             options.add_argument(f"--{switch}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

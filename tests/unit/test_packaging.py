@@ -48,6 +48,16 @@ def test_importing_environments_is_light() -> None:
     assert answer.stdout.strip() == "[]"
 
 
+def test_what_every_process_of_verl_imports_brings_no_environments() -> None:
+    """The callbacks of the entry point register estimators and losses in all of Ray's workers."""
+    heavy = ("gymnasium", "hydra", "pydantic", "aiohttp", "verl_turnkey.envs", "verl_turnkey.plugins.config.schema")
+    code = f"""
+import sys, verl_turnkey.plugins.entry, verl_turnkey.plugins.registries, verl_turnkey.plugins.credit.estimator
+print([name for name in {heavy} if name in sys.modules])"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
 def test_the_container_installs_what_the_tests_install() -> None:
     """The same pinned lists, and every Debian package that ``run_tests.sh`` would fetch."""
     container, tests = ((ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "run_tests.sh"))

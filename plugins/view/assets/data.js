@@ -9,13 +9,23 @@ async function unpacked(bytes) {
   return new Response(stream).arrayBuffer();
 }
 
+/** The element of a block, once the browser has read all of it: the next script follows it then. */
+async function written(name) {
+  for (;;) {
+    const element = document.getElementById(name);
+    if (element && (element.nextElementSibling?.localName === "script" || document.readyState !== "loading")) return element;
+    if (document.readyState !== "loading") throw new Error(`${name}: not in this file`);
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+}
+
 async function block(name, version) {
   if (source.live) {
     const answer = await fetch(`data/${name}?version=${version}`);
     if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
     return unpacked(await answer.arrayBuffer());
   }
-  const text = atob(document.getElementById(name).textContent);
+  const text = atob((await written(name)).textContent);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   return unpacked(bytes);

@@ -8,6 +8,7 @@ import { article, states } from "./turn.js";
 import { branchTag, named } from "./ways.js";
 
 const PER_PAGE = 200;
+const AT_ONCE = 16; // turns that are made before the browser draws; the others follow
 
 /** The episode of a key, or null. */
 export async function conversation({ run, part, params, key, turn = Number(params.get("turn") ?? 0), side = false }) {
@@ -20,10 +21,22 @@ export async function conversation({ run, part, params, key, turn = Number(param
   const [from, to] = [page * PER_PAGE, Math.min(turns, (page + 1) * PER_PAGE)];
   const seen = states(group);
   const articles = [];
-  for (let t = from; t < to; t++) articles.push(article({ run, part, group, e, t, i: start + t, seen }));
-  const list = h("div", { class: "turns" }, articles);
+  const list = h("div", { class: "turns" });
+  const make = (end) => {
+    for (let t = from + articles.length; t < Math.min(end, to); t++) {
+      articles.push(article({ run, part, group, e, t, i: start + t, seen }));
+      list.append(articles.at(-1));
+    }
+  };
+  const rest = () => {
+    if (!list.isConnected || articles.length === to - from) return;
+    make(from + articles.length + AT_ONCE);
+    setTimeout(rest);
+  };
+  make(side ? to : from + AT_ONCE);
   const jump = (t) => {
     if (t < from || t >= to) return go(link("episode", key, { turn: t }));
+    make(to);
     if (!side) replace({ turn: t });
     strip.childNodes.forEach((button, i) => button.toggleAttribute("data-current", i === t));
     settle(articles[t - from]);
@@ -73,7 +86,10 @@ export async function conversation({ run, part, params, key, turn = Number(param
   return {
     title: short(run.of("task", e) ?? key, 60),
     node,
-    ready: () => params.has("turn") && !side && turns && jump(Math.min(turn, turns - 1)),
+    ready: () => {
+      requestAnimationFrame(() => setTimeout(rest));
+      if (params.has("turn") && !side && turns) jump(Math.min(turn, turns - 1));
+    },
     keys: {
       j: () => step(1),
       k: () => step(-1),

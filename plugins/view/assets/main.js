@@ -244,12 +244,12 @@ async function follow() {
 async function begin() {
   document.body.append(bar, main, h("p", { id: "said", class: "unseen", "aria-live": "polite" }));
   root.dataset.theme = dark(parse().params) ? "dark" : "light";
-  clear(main, h("p", { class: "page loading" }, "Reading …"));
   loaded = await open();
   addEventListener("hashchange", () => show());
   addEventListener("keydown", pressed);
   system.addEventListener("change", () => show());
   await show();
+  document.getElementById("reading").remove();
   performance.mark("usable");
   root.dataset.ready = "yes";
   if (source.live) follow();

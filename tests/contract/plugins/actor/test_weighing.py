@@ -38,7 +38,7 @@ from verl_turnkey.plugins.checks.header import header
 from verl_turnkey.plugins.checks.header_update import MEANS
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, TAKE_WEIGHTS
 from verl_turnkey.plugins.credit.weights import token_weights
-from verl_turnkey.plugins.trainer.worker_setup import configure
+from verl_turnkey.plugins.registries import configure
 from verl_turnkey.plugins.verl_api import aggregation
 
 UNITS = ("step", "episode", "task")

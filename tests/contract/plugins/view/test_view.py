@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import synthetic_run
-from browser import Browser
+from browser import SECONDS, Browser
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
@@ -85,6 +87,42 @@ def winner(run: Run) -> tuple[int, str]:
     mixed = episodes.groupby("group")["success"].transform(lambda won: 0 < won.eq(True).mean() < 1)
     [at, *_] = episodes.index[mixed & episodes["success"].eq(True) & ~episodes["validation"].astype(bool)]
     return int(at), episodes["episode"][at]
+
+
+def test_the_table_is_there_while_the_browser_reads_on(page: Written) -> None:
+    """Of a large page most is numbers and texts of groups: the index and the scripts stand before them."""
+    text = Path(unquote(urlsplit(page.address).path)).read_bytes()
+    cut = text.index(b"</script>", text.index(b'<script type="module"')) + 100
+    rest = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text[:cut])
+            self.wfile.flush()
+            assert rest.wait(SECONDS)
+            self.wfile.write(text[cut:])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = Browser(waits=False)
+        try:
+            browser.open(f"http://127.0.0.1:{server.server_port}/", "#/episodes")
+            assert browser.run("return document.readyState") == "loading"
+            assert counted(browser) == len(page.run.episodes)
+            browser.run("document.querySelector('.rows tbody a').click()")  # its texts are not there yet
+            rest.set()
+            browser.until("return document.querySelector('.turns')")
+            assert browser.console() == []
+        finally:
+            rest.set()
+            browser.close()
+            server.shutdown()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -59,6 +59,9 @@ def test_no_text_of_a_run_is_in_the_html(hostile):
     assert {name: base64.b64decode(block) for name, block in blocks.items()} == data
     frame = re.sub(r'<script type="text/plain".*\n', "", text)
     assert frame == page.html({}, live=False)
+    assert list(blocks)[:2] == ["page", "run-0"]
+    first, last = text.index('id="run-0"'), text.index(f'id="{list(blocks)[2]}"')
+    assert first < text.index('<script type="module" async>') < last, "the index, then what shows it, then the rest"
     assert not re.search(r"https?://(?!www\.w3\.org/(2000/svg|1999/xlink))", re.sub(r"<script>.*", "", text))
 
 
@@ -84,7 +87,7 @@ def test_the_policy_names_each_script_and_style(run):
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert text.index("Content-Security-Policy") < text.index("<style")
     for rule, tag in (
-        ("script-src", r"<script(?: type=\"module\")?>(.*?)</script>"),
+        ("script-src", r"<script(?: type=\"module\" async)?>(.*?)</script>"),
         ("style-src", r"<style>(.*?)</style>"),
     ):
         sources = [hashlib.sha256(source.encode()).digest() for source in re.findall(tag, text, re.DOTALL)]
