@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import words
+from verl_turnkey.envs.prompting.hiper import INSTRUCTION
 from verl_turnkey.envs.thoughts import after_thoughts
 from verl_turnkey.envs.user_modules import load_function
 
@@ -19,6 +20,7 @@ the one tool ``act``, and calls of the environment's own tools"""
 INSTRUCTIONS = {
     "plain": "Answer with your next action and nothing else.",
     "tags": "Think about the situation inside <think> </think>. Then write one action inside <action> </action>.",
+    "hiper": INSTRUCTION,
     "boxed": "Think about the situation. Then write one action as \\boxed{action}.",
     TOOL_CALL: "Think about the situation. Then call the tool with one action.",
     TOOLS: "Think about the situation. Then call the tools that you need, or answer in words.",
@@ -82,7 +84,7 @@ def parse_action(text: str, fmt: str, admissible: Sequence[str] | None) -> Parse
 
     Args:
         text: the decoded turn.
-        fmt: ``plain`` (the first line), ``tags`` (the last ``<action>...</action>``), ``boxed`` (the last
+        fmt: ``plain`` (the first line), ``tags`` and ``hiper`` (the last ``<action>...</action>``), ``boxed`` (the last
             ``\\boxed{...}``, braces balanced), or a function of your own as ``module:function``.
         admissible: when given, the action must be one of these; case and white space do not matter.
     """
@@ -178,4 +180,4 @@ def _boxed(text: str) -> str | None:
     return None
 
 
-FORMATS: dict[str, Callable[[str], str | None]] = {"plain": _plain, "tags": _tags, "boxed": _boxed}
+FORMATS: dict[str, Callable[[str], str | None]] = {"plain": _plain, "tags": _tags, "hiper": _tags, "boxed": _boxed}

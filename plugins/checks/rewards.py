@@ -19,8 +19,9 @@ from verl_turnkey.plugins.config.schema import (
     estimator_of,
     reward_entries,
 )
-from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
+from verl_turnkey.plugins.credit.supplied import BYPASS, OF_CRITIC, check_supplied
 from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY, read_strategy
+from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 FUNCTION = "reward.custom_reward_function.path"
@@ -164,9 +165,9 @@ def check_columns(
         (f"{modifier.spec.name} (turnkey.credit.modify)", modifier.columns)
         for modifier in credit_modify(config, turnkey)
     ]
-    known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN)} | {
-        *FROM_TRAINER
-    }
+    of_format = COLUMNS if turnkey.rollout.action_format == FORMAT else ()
+    known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)}
+    known |= {*FROM_TRAINER} - (set() if config.critic.enable else OF_CRITIC)
     before = () if spec is None else spec.names_before
     for reader, needed in needs:
         if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:

@@ -98,8 +98,8 @@ class RolloutConfig:
     invalid_action_penalty: float = 0.1
     """subtracted from the step's own advantage, in its unit, when the action did not parse or apply"""
     action_format: str = "plain"
-    """format of the action in the model's response: plain, tags, boxed, json (a call of the one tool act), tools (calls
-    of the environment's tools) or module:function"""
+    """format of the action in the model's response: plain, tags, hiper, boxed, json (a call of the one tool act), tools
+    (calls of the environment's tools) or module:function"""
     template: str = "default"
     """prompt template: a shipped name or the path of a text file"""
     system: str | None = None

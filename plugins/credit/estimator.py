@@ -29,6 +29,7 @@ from verl_turnkey.plugins.credit.metrics import (
 from verl_turnkey.plugins.credit.row_turns import jagged, record_of
 from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, read_rows
 from verl_turnkey.plugins.credit.signals import signal_metrics
+from verl_turnkey.plugins.credit.streams import stream_advantages
 from verl_turnkey.plugins.credit.unrecorded import needs_record
 
 
@@ -159,7 +160,10 @@ class CreditStep:
             tokens = jagged.to_padded_tensor(0.0, output_size=tuple(response_mask.shape))
             return tokens.mul_(response_mask) if rejected else tokens
 
-        of_tokens = rows.to_tokens(credit.advantage) if credit.tokens is None else rows.tokens_of_steps(credit.tokens)
+        step = rows.turns.index.values()
+        tokens = stream_advantages(credit, rows.steps, step[step < rows.turns.n].numpy())
+        tokens = credit.tokens if tokens is None else tokens
+        of_tokens = rows.to_tokens(credit.advantage) if tokens is None else rows.tokens_of_steps(tokens)
         advantages = padded(of_tokens)
         return advantages, advantages if credit.returns is None else padded(rows.to_tokens(credit.returns))
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import RecordError, StepBatch, validate_record
-from verl_turnkey.losses.turns import Turns, like, row_offsets
+from verl_turnkey.losses.turns import Turns, like
 from verl_turnkey.plugins.credit.row_turns import ParsedRows, Runs, branch_name, record_of, split_key
-from verl_turnkey.plugins.credit.supplied import Column
+from verl_turnkey.plugins.credit.supplied import Column, values_before
 from verl_turnkey.plugins.credit.unrecorded import NO_TOKENS, derive
 
 REPLAYED = "replayed"
@@ -128,7 +128,7 @@ def read_rows(
             **columns,
             reward=reward if kl is None else reward + turns.sum(kl.double()).numpy(),
             tokens=turns.tokens.numpy(),
-            value=None if values is None else _before_steps(values, turns, row),
+            value=None if values is None else values_before(values, turns, row),
             text=parsed.extra.pop("text", None),
             extra={**parsed.extra, **supplied},
         ),
@@ -144,12 +144,6 @@ def read_rows(
         recorded=recorded,
         failed=parsed.failed,
     )
-
-
-def _before_steps(values: torch.Tensor, turns: Turns, row: np.ndarray) -> np.ndarray:
-    """``values`` at the first token of each step, or of its row where the step has none -> (S,) float64."""
-    start = row_offsets(values)[torch.from_numpy(row)]
-    return values.values()[torch.where(turns.tokens > 0, turns.first(), start)].double().numpy()
 
 
 def _read_records(

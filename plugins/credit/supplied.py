@@ -17,7 +17,7 @@ import torch
 
 from verl_turnkey.advantage import ConfigError, Tokens
 from verl_turnkey.advantage.modifiers.rank_shaping import NAMES as RANK_COLUMNS
-from verl_turnkey.losses.turns import Turns
+from verl_turnkey.losses.turns import Turns, row_offsets
 
 Column = Callable[[Turns, np.ndarray], Sequence[Any] | np.ndarray]
 """From the turns of the steps and the row of each, (S,), to one entry per step."""
@@ -85,6 +85,16 @@ def tokens_of(data: Mapping[str, Any], turns: Turns, training_step: int, always:
     return Tokens(step[step < turns.n].numpy(), gap[step < turns.n].numpy(), training_step)
 
 
+def values_before(values: torch.Tensor, turns: Turns, row: np.ndarray) -> np.ndarray:
+    """``values`` at the first token of each step, or of its row where the step has none -> (S,) float64."""
+    start = row_offsets(values)[torch.from_numpy(row)]
+    return values.values()[torch.where(turns.tokens > 0, turns.first(), start)].double().numpy()
+
+
+def _value(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    return values_before(data["values"], turns, row)
+
+
 def _rank(place: int, data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
     return np.stack([entry.double().numpy() for entry in data[RANK].unbind()])[row, place]
 
@@ -111,8 +121,10 @@ SOURCES = {
     "extra.teacher_gap": GAP,
     "extra.teacher_gap_mean": Source(GAP.fields, _gap_mean),
     "extra.teacher_log_prob_mean": Source((TEACHER, HAS_TEACHER), _teacher_mean),
+    **{f"extra.value_{stream}": Source(("values",), _value) for stream in ("low", "high", "term")},
     **{f"extra.{name}": Source((RANK,), partial(_rank, place)) for place, name in enumerate(RANK_COLUMNS)},
 }
+OF_CRITIC = {column for column, source in SOURCES.items() if "values" in source.fields}
 OF_RANK = {f"extra.{name}" for name in RANK_COLUMNS}
 #: What a second prompt says of a step.
 OF_TEACHER = {column for column, source in SOURCES.items() if TEACHER in source.fields}

@@ -19,7 +19,7 @@ from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormat
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.rollout import hints, worker
+from verl_turnkey.plugins.rollout import hints, streams, worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
 from verl_turnkey.plugins.rollout.budget import Budget, Cost
@@ -237,6 +237,8 @@ class EnvAgentLoop(AgentLoopBase):
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
         columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, worker.before)}
+        if self.options.action_format == streams.FORMAT:
+            columns |= streams.stream_columns(turn.ids, turn.text, self.tokenizer)
         record = make_step(
             step=t,
             reward=answer.reward,

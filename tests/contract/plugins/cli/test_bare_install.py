@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[4]
@@ -110,7 +111,7 @@ def test_doctor_says_what_is_missing(turnkey) -> None:
     assert "verl" in done.stdout
 
 
-def test_view_and_compare_read_the_log_of_a_run(turnkey, tmp_path: Path) -> None:
+def test_what_reads_the_log_of_a_run(turnkey, tmp_path: Path) -> None:
     sys.path.insert(0, str(ROOT / "tests" / "unit"))
     try:
         from synthetic_run import write
@@ -125,6 +126,15 @@ def test_view_and_compare_read_the_log_of_a_run(turnkey, tmp_path: Path) -> None
     assert page.stat().st_size > 100_000
     done = turnkey("compare", tmp_path / "run")
     assert done.returncode == 0, done.stderr
+    done = turnkey("prm-data", tmp_path / "run", "--out", tmp_path / "prm.parquet")
+    assert done.returncode == 0, done.stderr
+    held_out = tmp_path / "prm_held_out.parquet"
+    assert f"in {held_out}" in done.stdout
+    scores = tmp_path / "scores.parquet"
+    pd.read_parquet(held_out).rename(columns={"label": "score"})[["episode", "turn", "score"]].to_parquet(scores)
+    done = turnkey("prm-eval", held_out, "--scores", scores)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy           1.000" in done.stdout
 
 
 @pytest.mark.parametrize(
