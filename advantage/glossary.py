@@ -70,6 +70,8 @@ MEANINGS = {
     "grsd/factor": "Factor of the credit by the teacher's mean gap, against the turns of the group.",
     "hcapo/hindsight_ratio": "How likely the turn is in hindsight, against the turns of its trajectory.",
     "hcapo/hindsight_value": "The discounted outcome, times the ratio in hindsight.",
+    "trace/gain": "How much closer the turn brought the policy to the gold answer, as a log-ratio.",
+    "trace/term": "The mean of this and the next gains, and near the end the discounted outcome, before its weight.",
     "unlikeliness/reward_factor": "Factor of the rewards, smaller if the trajectory is likely under the policy.",
 }
 
