@@ -71,6 +71,8 @@ MEANINGS = {
     "hcapo/hindsight_ratio": "How likely the turn is in hindsight, against the turns of its trajectory.",
     "hcapo/hindsight_value": "The discounted outcome, times the ratio in hindsight.",
     "rank_shaping/phi": "Shaping term of the hidden states' effective rank, before the bound by the advantage.",
+    "trace/gain": "How much closer the turn brought the policy to the gold answer, as a log-ratio.",
+    "trace/term": "The mean of this and the next gains, and near the end the discounted outcome, before its weight.",
     "unlikeliness/reward_factor": "Factor of the rewards, smaller if the trajectory is likely under the policy.",
 }
 

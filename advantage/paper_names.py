@@ -258,10 +258,9 @@ PAPER_NAMES = (
               "+turnkey=grpo_steps turnkey.groups.buffer=64", "tasks.md#buffer"),
     PaperName("SPEAR / 2509.22601", "turnkey.groups.replay", "+turnkey=gigpo turnkey.groups.replay=2",
               "tasks.md#replay", "another replay, of episodes with the other end", exact=False),
-    # credit from returns of states, without code of ours
-    PaperName("TRACE / 2607.13988", "information_gain with the strategy probe_gold",
-              "+turnkey=information_gain turnkey.credit.gain=log_probability turnkey.rollout.strategy=probe_gold",
-              "methods/information_gain.md", "gains by the policy instead of a frozen reference", exact=False),
+    PaperName("TRACE / 2607.13988", "the modifier trace with the strategy probe_gold",
+              "+turnkey=grpo_steps +turnkey/modifier=trace turnkey.rollout.strategy=probe_gold",
+              "modifiers.md#trace", "gains by the policy instead of a frozen reference"),
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from verl_turnkey.advantage.modifiers import (  # noqa: F401  importing a modifi
     rlsd,
     shrinkage,
     tool_gate,
+    trace,
     trial,
     unlikeliness,
 )

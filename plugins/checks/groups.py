@@ -206,10 +206,11 @@ def _check_stored(config: DictConfig, turnkey: TurnkeyConfig) -> None:
             f"{setting} stores each episode with the log-probabilities of the policy that played it: set "
             "actor_rollout_ref.rollout.calculate_log_probs=true",
         )
-    if not (OmegaConf.select(config, BYPASS) or OmegaConf.select(config, "algorithm.rollout_correction.rollout_is")):
+    corrections = (BYPASS, "algorithm.rollout_correction.rollout_is", "turnkey.update.importance")
+    if not any(OmegaConf.select(config, key) for key in corrections):
         warn(
             "stored-uncorrected",
             f"{setting} trains episodes of older weights as if the current ones had played them: set "
-            f"algorithm.rollout_correction.rollout_is=token, or {BYPASS}=true",
+            f"algorithm.rollout_correction.rollout_is=token, turnkey.update.importance=turn or {BYPASS}=true",
         )
     _warn_remembering(config, turnkey, f"{setting}: what {{}} remembers of earlier batches includes stored episodes")

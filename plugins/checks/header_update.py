@@ -43,14 +43,24 @@ def _correction(run: Run) -> str:
     correction = run.config.algorithm.get("rollout_correction") or {}
     keys = ("bypass_mode", "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
     values = {key: correction.get(key) for key in keys}
-    if not any(values[key] for key in ("bypass_mode", "rollout_is", "rollout_rs")):
-        return ""
     used = [
         key
         for key in keys
         if values[key] and (not key.endswith("_threshold") or values[key.removesuffix("_threshold")])
     ]
-    return ", ".join(f"{key}={values[key]}" for key in used)
+    return ", ".join([*(f"{key}={values[key]}" for key in used), *_importance(run)])
+
+
+def _importance(run: Run) -> list[str]:
+    options = run.turnkey.update
+    if options.importance is None:
+        return []
+    level, high = options.importance, options.importance_high
+    kind = "per token" if level == "token" else f"per {level} ({options.importance_ratio})"
+    if options.importance_outside == "truncate":
+        return [f"importance weight {kind}, at most {high}"]
+    result = {"zero_weight": "weighs 0", "clear_mask": "is not trained"}[options.importance_outside]
+    return [f"importance weight {kind}; a {level} outside [{options.importance_low or 0}, {high}] {result}"]
 
 
 def _update(run: Run) -> str:

@@ -14,6 +14,7 @@ from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.losses.tensors import TEACHER
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.importance import check_importance
 from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_weights
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
@@ -61,6 +62,7 @@ def check_update(
         check_migrated(config, turnkey, loops)
     _check_order(config, turnkey, mode, loops)
     check_weights(config, turnkey, mode, use_critic=use_critic)
+    check_importance(config, turnkey, mode)
     _warn_levels(config, turnkey, loops)
     _warn_width(config)
     for key in ("actor_rollout_ref.actor.shuffle", *(["critic.shuffle"] if use_critic else [])):
@@ -228,13 +230,15 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
         )
     if loss is not None and carries:
         refuse("order-twice", f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
-    correction = config.algorithm.get("rollout_correction") or {}
-    if turnkey.update.old_policy == "turn" and correction.get("rollout_is"):
+    weights = {
+        name: OmegaConf.select(config, name)
+        for name in ("algorithm.rollout_correction.rollout_is", "turnkey.update.importance")
+    }
+    if turnkey.update.old_policy == "turn" and (name := next((name for name, on in weights.items() if on), None)):
         warn(
             "order-stale-weights",
-            f"{key} computes the old log-probabilities again before each turn, while the weights of "
-            "algorithm.rollout_correction.rollout_is stay those of the beginning of the step: "
-            "turnkey.update.old_policy=iteration keeps the two together",
+            f"{key} computes the old log-probabilities again before each turn, while the weights of {name} stay those "
+            "of the beginning of the step: turnkey.update.old_policy=iteration keeps the two together",
         )
 
 

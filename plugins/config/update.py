@@ -24,6 +24,17 @@ class UpdateConfig:
     """unit of equal weight in the losses of actor and critic; token: set by loss_agg_mode"""
     ratio_clip: float = 0.2
     """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
+    importance: Literal["token", "turn", "sequence"] | None = None
+    """importance weights of the policy loss, old policy over rollout: one per token, per turn or per row; null: none"""
+    importance_ratio: Literal["product", "geometric"] = "product"
+    """weight of a turn or row: the product of its tokens' ratios, or their geometric mean"""
+    importance_outside: Literal["truncate", "zero_weight", "clear_mask"] = "truncate"
+    """weights above importance_high: truncate to it; or, like those below importance_low: zero_weight keeps the tokens
+    in the mean, entropy, KL and the critic, clear_mask removes them from all"""
+    importance_high: float = 2.0
+    """upper bound of the weights"""
+    importance_low: float | None = None
+    """zero_weight, clear_mask: lower bound of the weights; null: none"""
 
     def __post_init__(self) -> None:
         check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)
@@ -33,4 +44,12 @@ class UpdateConfig:
             "mini_batches",
             "null with order=reverse_turns: each turn is one optimizer step per epoch",
             self.mini_batches,
+        )
+        low, high = self.importance_low, self.importance_high
+        check(high >= 1, "importance_high", "1 or more, the weight of a token on policy", high)
+        check(
+            low is None or (self.importance_outside != "truncate" and 0 < low <= 1),
+            "importance_low",
+            "null with importance_outside=truncate, else null or a number in (0, 1]",
+            low,
         )

@@ -23,8 +23,8 @@ BRANCHING = "branching/"
 """prefix of what a rollout says of its branches, in verl's ``reward_extra_info`` and as metrics"""
 AGENT = "turnkey_agent"
 """extra field of a row: counts of an agent's calls in its episode; the metrics ``agent/<name>`` are their means"""
-OF_EPISODES = ("episode/", "rows/", "credit/", BRANCHING, "agent/")
-"""prefixes of the metrics of this module and of the methods"""
+OF_EPISODES = ("episode/", "rows/", "credit/", BRANCHING, "agent/", "importance/")
+"""prefixes of the metrics of this module, of the methods and of importance weights"""
 FAILED = "episode/failed/"
 """prefix of the counts of failed episodes by kind"""
 

@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.losses.tensors import TEACHER
-from verl_turnkey.plugins.actor import loss_inputs, weighing
+from verl_turnkey.plugins.actor import importance, loss_inputs, weighing
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
@@ -45,7 +45,7 @@ class AdvantageStep:
     def __init__(self, trainer: PPOTrainer, batching: Batching, log: TrainingLog) -> None:
         self._trainer, self._config, self._batching, self._log = trainer, trainer.config, batching, log
         turnkey = schema.turnkey_config(self._config)
-        self._weight_by = turnkey.update.weight_by
+        self._update = turnkey.update
         self.estimator, self.loss = schema.estimator_of(self._config), schema.loss_of(self._config)
         self.params = schema.credit_params(self._config, turnkey)
         self.loss_params = schema.loss_params(self._config, turnkey)
@@ -93,7 +93,9 @@ class AdvantageStep:
         if step.rows is None and step.has_records:
             step.read()
         self.state = step.state
-        metrics.update(step.metrics)
+        weights, step_metrics = importance.columns(self._update, mask, trip.now, step.rows)
+        trip.written |= weights
+        metrics |= step.metrics | step_metrics
         self.updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
         self.table = step.rows
         if self._foreign_loops and step.rows is not None and step.rows.recorded:
@@ -102,7 +104,7 @@ class AdvantageStep:
             metrics.update(self._batching.advantage_metrics(step.rows, step.credit.advantage))
         now = trip.now
         trip.written |= self._log.credit(step, now)
-        trip.written |= weighing.columns(batch.keys, self._weight_by, mask, now, step.rows)
+        trip.written |= weighing.columns(batch.keys, self._update.weight_by, mask, now, step.rows)
         trip.written |= self._loss_columns(batch, step, now)
         return trip.put()
 
@@ -142,6 +144,8 @@ class AdvantageStep:
             fields.append("values")
         if self.loss is not None and weighs(self.loss, self.loss_params):
             fields += ["old_log_probs", *(name for name in TEACHER if name in self.loss.needs)]
+        if self._update.importance is not None:
+            fields += importance.FIELDS
         return fields
 
     def _groups_of(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
@@ -159,6 +163,7 @@ class AdvantageStep:
         if self.loss is None:
             return {}
         rejects = bool(OmegaConf.select(self._config, "algorithm.rollout_correction.rollout_rs"))
+        rejects = rejects or (self._update.importance is not None and self._update.importance_outside == "clear_mask")
         extra = step.credit.extra if step.credit is not None else {}
         made_of = (self.steps, extra, batch.tags, self._trainer.global_steps, step.response_mask, rejects)
         return loss_inputs.all_columns(self.loss, self.loss_params, loss_inputs.Batch(*made_of), now)

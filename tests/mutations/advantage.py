@@ -43,6 +43,8 @@ MUTATIONS = [
     ("advantage/modifiers/grsd.py", "weights=known.astype(np.int64)", "weights=None"),
     ("advantage/modifiers/hcapo.py", "np.maximum(term, 0.0), term", "term, term"),
     ("advantage/modifiers/hcapo.py", "weights=known.astype(np.int64)", "weights=None"),
+    ("advantage/modifiers/trace.py", "left <= params.horizon", "left < params.horizon"),
+    ("advantage/modifiers/trace.py", "total / np.maximum(weight, 1.0)", "total"),
     ("advantage/modifiers/trial.py", "-bound, bound", "-np.inf, np.inf"),
     ("advantage/modifiers/opid.py", "advantage + params.weight", "advantage - params.weight"),
     ("advantage/tokens.py", "penalties[tokens.step]", "0.0"),

@@ -3,6 +3,8 @@
 TESTS: dict[str, str] = {}  # all of tests/unit/losses, which take seconds
 SEEUPO = "tests/unit/losses/test_accumulated_ratio.py"
 MUTATIONS = [
+    ("losses/importance.py", "(weight <= high) & ", ""),
+    ("losses/importance.py", "return weight.clamp(max=high), inside", "return weight, inside"),
     # --- these survived once
     (
         "losses/clipping.py",

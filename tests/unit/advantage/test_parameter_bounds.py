@@ -64,6 +64,7 @@ OF_MODIFIERS = {
     "rlsd": {"lam": SHARE, "clip": "[0, 1)"},
     "shrinkage": {"decay": "[0, 1)"},
     "tool_gate": {"weight": FACTOR},
+    "trace": {"weight": FACTOR, "gamma": SHARE, "outcome": FACTOR, "offset": POSITIVE},
     "trial": {"coefficient": FACTOR},
     "unlikeliness": {"beta": SHARE},
 }
