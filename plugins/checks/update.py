@@ -228,6 +228,13 @@ def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: C
             f"{key} updates each turn number separately, and the loss {loss.name} (turnkey.loss: {params}) is a "
             "mean over the whole batch with weights of its own: choose one",
         )
+    if turnkey.update.old_policy == "turn" and loss is not None and TEACHER.keys() & {*loss.needs}:
+        refuse(
+            "order-teacher",
+            f"{key} computes the old log-probabilities again before each turn, but the teacher's, which the loss "
+            f"{loss.name} compares with them, stay those of the beginning of the step: set "
+            "turnkey.update.old_policy=iteration",
+        )
     if loss is not None and carries:
         refuse("order-twice", f"{key} and the loss {loss.name} each have an order of updates of their own: choose one")
     weights = {

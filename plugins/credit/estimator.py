@@ -14,11 +14,13 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from verl_turnkey.advantage import ConfigError, Credit, Modification, Tokens, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
+from verl_turnkey.plugins.credit.decisions import decision_metrics
 from verl_turnkey.plugins.credit.metrics import (
     agent_metrics,
     episode_metrics,
@@ -71,6 +73,18 @@ class CreditStep:
         rows = [fields for fields, tag in zip(self.extra_fields, self.tags, strict=True) if not tag.get("is_padding")]
         return all(record_of(fields) is not None for fields in rows)
 
+    @property
+    def untaught(self) -> torch.Tensor | None:
+        """Jagged advantages by token without what modifiers that read the teacher made of them; None: there are none.
+
+        OPID and HCAPO add the gap, so the sign of the result would depend on it.
+        """
+        taught = {one.spec.name for one in self.modify if supplied.OF_TEACHER & {*one.columns}}
+        if not taught or self.credit is None or self.rows is None:
+            return None
+        parts = [part for name, part in self.credit.parts.items() if name not in taught]
+        return self.rows.to_tokens(np.sum(parts, axis=0))
+
     def read(
         self,
         scores: torch.Tensor | None = None,
@@ -90,6 +104,7 @@ class CreditStep:
         self.metrics = (
             episode_metrics(played)
             | signal_metrics(played)
+            | decision_metrics(played)
             | reward_metrics(played, self.keys, self.extra_fields)
             | row_metrics(played, self.tags, self.extra_fields)
             | agent_metrics(played, self.keys, self.extra_fields)

@@ -65,14 +65,20 @@ class Teacher:
             metrics, self._metrics = self._metrics, None
             metrics.update(self._score(batch))
 
-    def contrast(self, batch: KVBatchMeta) -> dict[str, float]:
-        """The metric ``teacher/contrast``, once the advantages are in the queue."""
+    def contrast(self, batch: KVBatchMeta, credit: torch.Tensor | None = None) -> dict[str, float]:
+        """The metric ``teacher/contrast``, once the advantages are in the queue.
+
+        ``credit``: jagged, in the rows' order: what the signs are taken from in the place of the advantages.
+        """
         if not self._gaps:
             return {}
-        keys = [key for key in batch.keys if key in self._gaps]
+        at = [i for i, key in enumerate(batch.keys) if key in self._gaps]
+        keys = [batch.keys[i] for i in at]
         data = partition_of(batch).read(keys, ["advantages", "response_mask"])
+        rows = None if credit is None else credit.unbind()
+        signs = data["advantages"].values() if rows is None else torch.cat([rows[i] for i in at])
         gap, placebo = (_flat([self._gaps[key][n] for key in keys]) for n in (0, 1))
-        value = contrast(gap, data["advantages"].values(), data["response_mask"].values(), placebo)
+        value = contrast(gap, signs, data["response_mask"].values(), placebo)
         return {} if value is None else {"teacher/contrast": value}
 
     def _score(self, batch: KVBatchMeta) -> dict[str, float]:

@@ -57,6 +57,8 @@ class AdvantageStep:
         self.state: Mapping[str, float] = {}
         """``Credit.state`` of the newest batch, with which the next one begins"""
         self.table: Rows | None = None
+        self.untaught: torch.Tensor | None = None
+        """:attr:`.CreditStep.untaught` of the current batch"""
         self.real_rows = 0
         """rows of played episodes in the current batch"""
         self.updates: list[dict[str, float]] = []
@@ -97,7 +99,7 @@ class AdvantageStep:
         trip.written |= weights
         metrics |= step.metrics | step_metrics
         self.updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
-        self.table = step.rows
+        self.table, self.untaught = step.rows, step.untaught
         if self._foreign_loops and step.rows is not None and step.rows.recorded:
             warn_of_other_outcomes(step.rows, trip.data["rm_scores"])
         if step.rows is not None and step.credit is not None:
@@ -142,6 +144,8 @@ class AdvantageStep:
             fields.append("rm_scores")
         if self._trainer.use_critic:
             fields.append("values")
+        if self._log.tables is not None:
+            fields += ["ref_log_prob", *supplied.GAP.fields]
         if self.loss is not None and weighs(self.loss, self.loss_params):
             fields += ["old_log_probs", *(name for name in TEACHER if name in self.loss.needs)]
         if self._update.importance is not None:

@@ -146,7 +146,7 @@ class TurnkeyTrainer(PPOTrainer):
         self.hosts.ask()
         metrics |= self.rollout_counter.missing(batch, self.group_selection.left_out, self.global_steps)
         batch = self.advantage_step.compute(batch, metrics, super()._compute_advantage)
-        metrics |= self.teacher.contrast(batch)
+        metrics |= self.teacher.contrast(batch, self.advantage_step.untaught)
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -129,6 +129,30 @@ def test_a_teacher_that_says_nothing_changes_nothing(queue, trainer, modifier):
     assert got == plain
 
 
+@pytest.mark.parametrize("modifier", ["{name: opid, weight: 5}", "{name: hcapo, weight: 5}"])
+def test_the_credit_apart_from_the_teacher_has_its_own_signs(queue, trainer, modifier):
+    batch = fill()
+    teach(batch)
+    made = trainer(
+        MEAN, f"turnkey.credit.modify=[{modifier}]", "turnkey.teacher.source=group_success", recipe="grpo_steps"
+    )
+    found, _ = advantages(made, batch)
+    apart = dict(zip(batch.keys, made.advantage_step.untaught.unbind(), strict=True))
+    for key, mask in masks().items():
+        base = [0.0 if key == "a_2_0" else m * BASE[key.startswith(("a_1", "a_3"))] for m in mask]
+        assert apart[key].tolist() == pytest.approx(base, abs=1e-6), key
+    changes = [abs(a - b) for key in apart for a, b in zip(apart[key].tolist(), found[key], strict=True)]
+    assert max(changes) > 0.5, "the modifier has to change something"
+
+
+def test_without_a_modifier_that_reads_the_teacher_the_advantages_are_the_credit(queue, trainer):
+    batch = fill()
+    teach(batch)
+    made = trainer(MEAN, "+turnkey/loss=sdar", "turnkey.teacher.source=group_success", recipe="grpo_steps")
+    advantages(made, batch)
+    assert made.advantage_step.untaught is None
+
+
 def test_columns_of_steps_are_sums_and_means_and_nan_without_a_text(queue, trainer):
     batch = fill()
     teach(batch)

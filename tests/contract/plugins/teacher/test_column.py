@@ -185,6 +185,11 @@ def test_the_gap_is_positive_on_right_actions_and_negative_on_wrong_ones(built, 
         old, teacher, _, metrics = scored(made, rows)
         write(rows, "advantages", lambda key, i: 1.0 if "_0_" in key else -0.5)
         contrast = made.teacher.contrast(rows)["teacher/contrast"]
+        masks = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=["response_mask"])
+        masks = masks["response_mask"].unbind()
+        flipped = [m * (-1.0 if "_0_" in key else 0.5) for key, m in zip(rows.keys, masks, strict=True)]
+        signs = torch.nested.as_nested_tensor(flipped, layout=torch.jagged)
+        assert made.teacher.contrast(rows, signs)["teacher/contrast"] == pytest.approx(-contrast)
     gaps = {key: teacher[key][0] - old[key][0] for key in teacher}
     right = [gap for key, gap in gaps.items() if "_0_" in key]
     wrong = [gap for key, gap in gaps.items() if "_0_" not in key]

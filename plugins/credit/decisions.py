@@ -1,0 +1,72 @@
+"""Decision density: at how many turns the choice of the action moves what the episode still earns.
+
+Decision density of arXiv:2606.22164 is the share of turns whose action changes the distribution of the return. The
+paper has it exactly, in one small MDP; from played episodes it can be estimated where a group took different actions in
+the same state, which is the estimate of this package.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verl_turnkey.advantage.group_ops import Floats, Ints
+from verl_turnkey.plugins.credit.rows import Rows
+
+ERRORS = 2.0
+"""standard errors by which two means have to differ"""
+LEAST = 2
+"""episodes with the turn's action, and with another one, that the state must have been visited by"""
+
+
+def decision_density(state: Ints, action: Ints, trajectory: Ints, ahead: Floats) -> tuple[float, float]:
+    """``(density, covered)`` of N turns; the density is nan where no turn is covered.
+
+    ::
+
+        a turn is covered       where LEAST episodes took its action a in its state s, and LEAST another one
+        a turn is a decision    where |mean G(s, a) - mean G(s, other)| > ERRORS sqrt(var(s, a)/n + var(s, other)/m)
+
+    ``covered``: the share of turns that are; ``density``: the share of these that are decisions.
+
+    Args:
+        state, action, trajectory: (N,) equal for equal ones, the turns of each episode in order.
+        ahead: (N,) what the episode earns from the turn on, G. Of the same action in the same state the first turn of
+            an episode counts: later ones are not independent of it.
+    """
+    state = np.unique(state, return_inverse=True)[1]
+    choice = np.unique(np.stack([state, action], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    first = np.unique(np.stack([trajectory, choice], axis=1), axis=0, return_index=True)[1]
+    ahead = ahead - (np.bincount(state, ahead) / np.bincount(state))[state]  # variances by sums lose digits far from 0
+    sums = [np.bincount(choice[first], weights) for weights in (None, ahead[first], ahead[first] ** 2)]
+    of_choice = np.zeros(choice.max() + 1, np.int64)
+    of_choice[choice] = state
+    others = [np.bincount(of_choice, each)[of_choice] - each for each in sums]
+    (n, mean, error), (m, other, further) = (_moments(*each) for each in (sums, others))
+    covered = (n >= LEAST) & (m >= LEAST)
+    decides = covered & (np.abs(mean - other) > ERRORS * np.sqrt(error + further) + 1e-9)
+    density = decides[choice].sum() / covered[choice].sum() if covered.any() else np.nan
+    return float(density), float(covered[choice].mean())
+
+
+def _moments(number: Floats, total: Floats, squares: Floats) -> tuple[Floats, Floats, Floats]:
+    """Number, mean and squared standard error of the mean."""
+    mean = total / np.maximum(number, 1)
+    variance = np.maximum(squares - number * mean**2, 0.0) / np.maximum(number - 1, 1)
+    return number, mean, variance / np.maximum(number, 1)
+
+
+def decision_metrics(rows: Rows) -> dict[str, float]:
+    """Of the played episodes, without branches; none where the rows do not say states and actions."""
+    steps, first = rows.steps, np.flatnonzero(rows.branch == 0)
+    if not {"anchor", "action"} <= {*steps.given} or not len(first):
+        return {}
+    at = first[np.lexsort((steps.step[first], steps.trajectory[first]))]
+    earned = rows.reward_before_kl[at]
+    total = np.cumsum(earned)
+    last = np.append(np.flatnonzero(np.diff(steps.trajectory[at])), len(at) - 1)
+    of_episode = np.searchsorted(last, np.arange(len(at)))
+    ahead = total[last][of_episode] - total + earned
+    state = np.unique(np.stack([steps.group[at], steps.anchor[at]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    density, covered = decision_density(state, steps.action[at], steps.trajectory[at], ahead)
+    metrics = {"episode/decisions/covered": covered}
+    return metrics if np.isnan(density) else metrics | {"episode/decisions/density": density}
