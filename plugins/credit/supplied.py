@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from verl_turnkey.advantage import ConfigError, Tokens
+from verl_turnkey.advantage.registry import FROM_TRAINER
 from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.losses.turns import Turns
+from verl_turnkey.plugins.config.prm import SCORE, TURN_SCORE
 
 Column = Callable[[Turns, np.ndarray], Sequence[Any] | np.ndarray]
 """From the turns of the steps and the row of each, (S,), to one entry per step."""
@@ -81,6 +83,11 @@ def tokens_of(data: Mapping[str, Any], turns: Turns, training_step: int) -> Toke
     return Tokens(step[step < turns.n].numpy(), teacher_gap(data)[step < turns.n].numpy(), training_step)
 
 
+def turn_score(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    """The process reward model's score of each step, (S,)."""
+    return turns.sum(data[SCORE].double()).numpy()
+
+
 def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:
     keys = task_keys({name: list(data[name]) for name in TASK_FIELDS if name in data})
     return [keys[i] for i in row]
@@ -99,9 +106,15 @@ SOURCES = {
     "extra.teacher_gap": GAP,
     "extra.teacher_gap_mean": Source(GAP.fields, _gap_mean),
     "extra.teacher_log_prob_mean": Source((TEACHER, HAS_TEACHER), _teacher_mean),
+    TURN_SCORE: Source((SCORE,), turn_score),
 }
 #: What a second prompt says of a step.
 OF_TEACHER = {column for column, source in SOURCES.items() if TEACHER in source.fields}
+
+
+def from_trainer(prm: str | None) -> set[str]:
+    """The columns that the trainer supplies; ``prm``: ``turnkey.prm.kind``."""
+    return {*FROM_TRAINER} | ({TURN_SCORE} if prm else set())
 
 
 def fields(columns: Iterable[str]) -> list[str]:
