@@ -69,8 +69,8 @@ PAPER_NAMES = (
     PaperName("MatchTIR / 2601.10712", "dual_level with the reward matchtir",
               "+turnkey=dual_level 'turnkey.rewards=[{name: matchtir}]'", "methods/dual_level.md"),
     PaperName(
-        "iStar / OPRL / 2509.19199", "step_episode", "+turnkey=step_episode", "methods/step_episode.md",
-        "the step scores are yours: the paper's model, trained beside the policy, is not here",
+        "iStar / OPRL / 2509.19199", "step_episode with turnkey.prm", "+turnkey=istar", "learned-signals.md",
+        "with step scores of yours: +turnkey=step_episode",
     ),
     PaperName("ProRAG / 2601.21912", "dual_granularity", "+turnkey=dual_granularity", "methods/dual_granularity.md"),
     PaperName("SPAE / step potential advantage / 2601.03823", "step_potential", "+turnkey=step_potential",

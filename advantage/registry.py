@@ -65,6 +65,7 @@ def how_to_set(column: str, before: Collection[str] = ()) -> str:
     return (
         f'the environment must set info["extra"]["{key}"]{when}, or your own agent loop "{key}" in the record field '
         f'"extra", on every step; or a component{own} in turnkey.rewards gives it (column: {key})'
+        + (", or a model beside the policy (turnkey.prm.kind=implicit)" if key == "turn_score" else "")
     )
 
 

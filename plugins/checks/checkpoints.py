@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, NAMES, TRACKER, fault, has_memory, newest_whole, roles
 from verl_turnkey.plugins.config.cluster import joins_cluster
+from verl_turnkey.plugins.config.prm import FOLDER as PRM
 
 RESUME_MODES = ("auto", "disable", "resume_path")
 
@@ -28,6 +29,8 @@ def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
     """Warn of checkpoints that lack a part: verl resumes from them silently."""
     resumable = config.trainer.resume_mode != "disable"
     for role, node in roles(config, use_critic=use_critic).items():
+        if role == PRM:  # has the actor's settings
+            continue
         key = f"{'actor_rollout_ref.actor' if role == 'actor' else role}.checkpoint"
         saves = config.trainer.save_freq > 0
         if saves and OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:

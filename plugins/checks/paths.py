@@ -31,6 +31,7 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
     _check_model(config, MODEL)
     _check_model(config, "actor_rollout_ref.model.tokenizer_path", weights=False)
     _check_model(config, "actor_rollout_ref.model.lora_adapter_path", weights=False)
+    _check_model(config, "turnkey.prm.path", weights=False)
     if use_critic:
         _check_model(config, "critic.model.path")
     folders = {"turnkey.log.trajectories": turnkey.log.trajectories}

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
-from verl_turnkey.advantage.registry import FROM_TRAINER, how_to_set
+from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.values import is_number
@@ -19,7 +19,7 @@ from verl_turnkey.plugins.config.schema import (
     estimator_of,
     reward_entries,
 )
-from verl_turnkey.plugins.credit.supplied import BYPASS, OF_CRITIC, check_supplied
+from verl_turnkey.plugins.credit.supplied import BYPASS, OF_CRITIC, check_supplied, from_trainer
 from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY, read_strategy
 from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
@@ -167,7 +167,7 @@ def check_columns(
     ]
     of_format = COLUMNS if turnkey.rollout.action_format == FORMAT else ()
     known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)}
-    known |= {*FROM_TRAINER} - (set() if config.critic.enable else OF_CRITIC)
+    known |= from_trainer(turnkey.prm.kind) - (set() if config.critic.enable else OF_CRITIC)
     before = () if spec is None else spec.names_before
     for reader, needed in needs:
         if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:

@@ -56,6 +56,10 @@ turnkey:
 """
 
 
+#: Recipes of the group ``turnkey`` that combine a method with other parts; written by hand.
+COMBINED = ("istar",)
+
+
 def shipped() -> dict[str, EstimatorSpec]:
     """The estimators of this package, without those that a user's module registered."""
     return _of_package(estimators())

@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import EstimatorSpec, Modification
+from verl_turnkey.plugins.config.prm import FOLDER as PRM
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, turnkey_config
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -67,7 +68,9 @@ def has_memory(config: DictConfig) -> bool:
 
 def roles(config: DictConfig, *, use_critic: bool) -> dict[str, DictConfig]:
     """Role of each trained model -> its node."""
-    return {"actor": config.actor_rollout_ref.actor} | ({"critic": config.critic} if use_critic else {})
+    actor = config.actor_rollout_ref.actor
+    nodes = {"actor": actor} | ({"critic": config.critic} if use_critic else {})
+    return nodes | ({PRM: actor} if turnkey_config(config).prm.trains else {})
 
 
 def remembering(estimator: EstimatorSpec | None, params: Any, modify: Sequence[Modification]) -> list[str]:

@@ -66,6 +66,8 @@ def absolute_paths(config: DictConfig) -> Change | None:
         paths["turnkey.teacher.source"] = _absolute(source)
     if "{text}" not in turnkey.teacher.template:
         paths["turnkey.teacher.template"] = _absolute(turnkey.teacher.template)
+    if ".py:" in turnkey.prm.objective:
+        paths["turnkey.prm.objective"] = _absolute(turnkey.prm.objective)
     template = turnkey.rollout.template
     shipped = (TEMPLATES / f"{template}.txt").is_file()  # a shipped name takes precedence over a file
     if not shipped and Path(template).is_file():

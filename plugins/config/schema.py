@@ -19,6 +19,7 @@ from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.mcp import McpConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
+from verl_turnkey.plugins.config.prm import PrmConfig
 from verl_turnkey.plugins.config.stop import StopConfig
 from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
@@ -203,6 +204,7 @@ class TurnkeyConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    prm: PrmConfig = field(default_factory=PrmConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stop: StopConfig = field(default_factory=StopConfig)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,8 @@ class CreditStep:
     """verl's fields of all rows, of which columns are made that no record gives (:mod:`.supplied`)"""
     state: Mapping[str, float] = field(default_factory=dict)
     """``Credit.state`` of the batch before, and after ``run`` that of this one"""
+    scored: str = "column"
+    """``turnkey.prm.use``: what the scores of a process reward model are for"""
     modify: Sequence[Modification] = ()
     """what modifies the estimator's credit"""
     training_step: int = 1
@@ -134,6 +136,17 @@ class CreditStep:
             before=before,
         )
 
+    def _rewarded(self, rows: Rows) -> Rows:
+        """With the scores of a process reward model in the rewards, where they are for that."""
+        if self.scored == "column":
+            return rows
+        score = supplied.turn_score(self.data, rows.turns, rows.row)
+        reward = rows.steps.reward + score
+        if self.scored == "redistribute":
+            reward -= rows.reward_before_kl
+        self.rows = replace(rows, steps=rows.steps.replaced(reward=reward))
+        return self.rows
+
     def run(
         self, name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +170,7 @@ class CreditStep:
             scores = jagged(token_level_rewards, self.response_mask)
         spec = estimators().get(name)
         needs, before = (spec.columns(self.params, self.modify), spec.names_before) if spec else ((), ())
-        rows = self.read(scores, kl, needs, before)
+        rows = self._rewarded(self.read(scores, kl, needs, before))
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
         supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)
         if lacking and not rows.recorded:

@@ -17,7 +17,9 @@ import torch
 
 from verl_turnkey.advantage import ConfigError, Tokens
 from verl_turnkey.advantage.modifiers.rank_shaping import NAMES as RANK_COLUMNS
+from verl_turnkey.advantage.registry import FROM_TRAINER
 from verl_turnkey.losses.turns import Turns, row_offsets
+from verl_turnkey.plugins.config.prm import SCORE, TURN_SCORE
 
 Column = Callable[[Turns, np.ndarray], Sequence[Any] | np.ndarray]
 """From the turns of the steps and the row of each, (S,), to one entry per step."""
@@ -99,6 +101,11 @@ def _rank(place: int, data: Mapping[str, Any], turns: Turns, row: np.ndarray) ->
     return np.stack([entry.double().numpy() for entry in data[RANK].unbind()])[row, place]
 
 
+def turn_score(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+    """The process reward model's score of each step, (S,)."""
+    return turns.sum(data[SCORE].double()).numpy()
+
+
 def _task(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> list[str]:
     keys = task_keys({name: list(data[name]) for name in TASK_FIELDS if name in data})
     return [keys[i] for i in row]
@@ -123,11 +130,17 @@ SOURCES = {
     "extra.teacher_log_prob_mean": Source((TEACHER, HAS_TEACHER), _teacher_mean),
     **{f"extra.value_{stream}": Source(("values",), _value) for stream in ("low", "high", "term")},
     **{f"extra.{name}": Source((RANK,), partial(_rank, place)) for place, name in enumerate(RANK_COLUMNS)},
+    TURN_SCORE: Source((SCORE,), turn_score),
 }
 OF_CRITIC = {column for column, source in SOURCES.items() if "values" in source.fields}
 OF_RANK = {f"extra.{name}" for name in RANK_COLUMNS}
 #: What a second prompt says of a step.
 OF_TEACHER = {column for column, source in SOURCES.items() if TEACHER in source.fields}
+
+
+def from_trainer(prm: str | None) -> set[str]:
+    """The columns that the trainer supplies; ``prm``: ``turnkey.prm.kind``."""
+    return {*FROM_TRAINER} | ({TURN_SCORE} if prm else set())
 
 
 def fields(columns: Iterable[str]) -> list[str]:

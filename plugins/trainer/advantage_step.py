@@ -17,6 +17,7 @@ from verl_turnkey.plugins.actor import importance, loss_inputs, weighing
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
+from verl_turnkey.plugins.config.prm import SCORE
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
@@ -46,6 +47,7 @@ class AdvantageStep:
         self._trainer, self._config, self._batching, self._log = trainer, trainer.config, batching, log
         turnkey = schema.turnkey_config(self._config)
         self._update = turnkey.update
+        self._scored = turnkey.prm.use if turnkey.prm.kind else "column"
         self.estimator, self.loss = schema.estimator_of(self._config), schema.loss_of(self._config)
         self.params = schema.credit_params(self._config, turnkey)
         self.loss_params = schema.loss_params(self._config, turnkey)
@@ -77,6 +79,7 @@ class AdvantageStep:
         self.real_rows = len(played)
         step = CreditStep(
             params=self.params,
+            scored=self._scored,
             modify=self.modify,
             training_step=self._trainer.global_steps,
             keys=batch.keys,
@@ -146,6 +149,8 @@ class AdvantageStep:
             fields.append("values")
         if self._log.tables is not None:
             fields += ["ref_log_prob", *supplied.GAP.fields]
+        if self._scored != "column":
+            fields.append(SCORE)
         if self.loss is not None and weighs(self.loss, self.loss_params):
             fields += ["old_log_probs", *(name for name in TEACHER if name in self.loss.needs)]
         if self._update.importance is not None:

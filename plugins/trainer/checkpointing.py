@@ -20,14 +20,22 @@ from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.trainer.allocation import Allocation
+from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.verl_api.queue import Partition
 
 
 class Checkpointing:
-    """verl's checkpoints with the state of the method and of the allocation."""
+    """verl's checkpoints with the state of method and allocation, and the process reward model."""
 
-    def __init__(self, trainer: PPOTrainer, advantage_step: AdvantageStep, allocation: Allocation) -> None:
+    def __init__(
+        self,
+        trainer: PPOTrainer,
+        advantage_step: AdvantageStep,
+        allocation: Allocation,
+        process_reward: ProcessReward,
+    ) -> None:
         self._trainer, self._step, self._allocation = trainer, advantage_step, allocation
+        self._process_reward = process_reward
         self.saved: int | None = None
         """the step of the newest checkpoint"""
         self._written: tuple[Path, ...] = ()
@@ -49,6 +57,7 @@ class Checkpointing:
         if trainer.global_steps:
             folder = credit_state.resumed_folder(trainer.config, trainer.global_steps)
             self._allocation.load(folder)
+            self._process_reward.load(folder)
             if remembering and self._step.estimator is not None:
                 state = credit_state.load(folder, self._step.estimator.name)
                 if isinstance(state, str):
@@ -79,6 +88,7 @@ class Checkpointing:
                 if self._step.estimator is not None and self._step.remembering:
                     credit_state.save(folder, self._step.estimator.name, self._step.state)
                 self._allocation.save(folder)
+                self._process_reward.save(folder)
                 verls()
         except Exception as error:
             raise CheckpointError(unwritten(folder, error)) from error

@@ -32,6 +32,7 @@ from verl_turnkey.plugins.trainer.group_selection import GroupSelection
 from verl_turnkey.plugins.trainer.hidden_rank import RankPass
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.metrics import HostMetrics
+from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.trainer.rollout_counter import RolloutCounter
 from verl_turnkey.plugins.trainer.shutdown import Shutdown
@@ -76,7 +77,8 @@ class TurnkeyTrainer(PPOTrainer):
         self.actor_update = ActorUpdate(self, turnkey.update, self.batching, self.advantage_step)
         self.teacher = Teacher(self, turnkey)
         self.rank_pass = RankPass(self.advantage_step.modify)
-        self.checkpointing = Checkpointing(self, self.advantage_step, self.allocation)
+        self.process_reward = ProcessReward(self, turnkey)
+        self.checkpointing = Checkpointing(self, self.advantage_step, self.allocation, self.process_reward)
         self.validation = Validation(self, turnkey.env.patience, self.checkpointing)
         self.shutdown = Shutdown(self, self.checkpointing, self.log)
 
@@ -88,6 +90,15 @@ class TurnkeyTrainer(PPOTrainer):
     @logger.setter
     def logger(self, loggers: Any) -> None:
         self._logger = self.log.over(loggers)
+
+    @property
+    def resource_pool_to_cls(self) -> dict[Any, dict[str, Any]]:
+        """The workers of each resource pool, which verl sets before it adds its own."""
+        return self._resource_pool_to_cls
+
+    @resource_pool_to_cls.setter
+    def resource_pool_to_cls(self, pools: dict[Any, dict[str, Any]]) -> None:
+        self._resource_pool_to_cls = self.process_reward.joined(pools)
 
     def _setup(self) -> None:
         with internals.logger_of(trainer_separate_async):
@@ -145,6 +156,7 @@ class TurnkeyTrainer(PPOTrainer):
         """verl's estimators see neither steps nor trajectories."""
         self.hosts.ask()
         metrics |= self.rollout_counter.missing(batch, self.group_selection.left_out, self.global_steps)
+        self.process_reward.score(batch, metrics)
         batch = self.advantage_step.compute(batch, metrics, super()._compute_advantage)
         metrics |= self.teacher.contrast(batch, self.advantage_step.untaught)
         return batch

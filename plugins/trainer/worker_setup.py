@@ -11,6 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import hidden_rank, weighing
 from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.config import prm
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.supplied import OF_RANK
@@ -28,6 +29,7 @@ Hook = Callable[[str, KVBatchMeta], None]
 NOT_FOR_WORKERS = frozenset(
     (
         *EXTRA_FIELDS,
+        *(prm.OUT, prm.COEFFICIENT, prm.SCORE),
         "data_source",
         "extra_info",
         "interaction_kwargs",
@@ -86,6 +88,10 @@ def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:
     ray.get(calls + [worker.__ray_call__.remote(weighing.weigh_critic) for worker in critics])
 
 
+def _nothing(method: str, batch: KVBatchMeta) -> None:
+    pass
+
+
 class WorkerCalls:
     """Wraps a worker group: calls on a batch send only the fields that workers use; ``before`` and ``after`` run around
     each call.
@@ -95,8 +101,12 @@ class WorkerCalls:
 
     METHODS = frozenset({"compute_log_prob", "compute_ref_log_prob", "infer_batch", "update_actor", "train_mini_batch"})
 
-    def __init__(self, group: Any, before: Hook, after: Hook = lambda method, batch: None) -> None:
+    def __init__(
+        self, group: Any, before: Hook = _nothing, after: Hook = _nothing, also: frozenset[str] = frozenset()
+    ) -> None:
+        """``also``: fields for this group that other workers do not compute with."""
         self._group, self._before, self._after = group, before, after
+        self._left_out = NOT_FOR_WORKERS - also
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._group, name)
@@ -104,7 +114,7 @@ class WorkerCalls:
             return attribute
 
         def call(batch: KVBatchMeta) -> Any:
-            batch.fields = [field for field in fields_of(batch) if field not in NOT_FOR_WORKERS]
+            batch.fields = [field for field in fields_of(batch) if field not in self._left_out]
             self._before(name, batch)
             result = attribute(batch)
             self._after(name, batch)

@@ -175,6 +175,11 @@ class Dealing:
         return getattr(self._manager, name)
 
 
+def training_pool(trainer: Any) -> Any:
+    """The resource pool of actor, critic and reference policy."""
+    return trainer.resource_pool_manager.resource_pool_dict["global_pool"]
+
+
 def data_parallel_size(group: Any, role: str = "actor") -> int:
     """Number of data-parallel ranks of a worker group; asked for and remembered as verl's ``_balance_batch`` does."""
     if role not in group._dispatch_info:

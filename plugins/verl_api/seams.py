@@ -90,7 +90,9 @@ def _parameters(thing: Any, name: str) -> list[str]:
     return [*parameters]
 
 
-_BASE = "verl.trainer.ppo.v1.trainer_base"
+_BASE, _WORKERS = "verl.trainer.ppo.v1.trainer_base", "verl.workers.engine_workers"
+_ENGINE, _RAY = "verl.workers.engine.fsdp.transformer_impl", "verl.single_controller.ray.base"
+_OUTPUTS = "self, output, output_args, micro_batch, logits_processor_func"
 SEAMS = (
     Seam(_BASE, "TRAINER_REGISTRY", "", "our trainers are found by name"),
     Seam(_BASE, "PPOTrainer.__init__", "self, config", "the mode name is mapped back to verl's own"),
@@ -267,6 +269,27 @@ SEAMS = (
             "ActorRolloutRefWorker.update_actor",
             "TrainingWorker.infer_batch",
             "TrainingWorker.train_mini_batch",
+        )
+    ),
+    *(
+        Seam(module, name, parameters, "a process reward model in the actor's processes")
+        for module, name, parameters in (
+            (_ENGINE, "FSDPEngine._build_module", "self"),
+            (_ENGINE, "FSDPEngineWithLMHead.prepare_model_outputs", _OUTPUTS),
+            (_ENGINE, "FSDPEngineWithValueHead.prepare_model_outputs", _OUTPUTS),
+            ("verl.workers.engine.base", "EngineRegistry.get_engine_cls", "model_type, backend"),
+            ("verl.workers.engine.base", "EngineRegistry.register", "model_type, backend, device, vendor"),
+            (_RAY, "RayWorkerGroup.spawn", "self, prefix_set"),
+            (_RAY, "RayClassWithInitArgs.__init__", "self, cls, args, kwargs"),
+            (_WORKERS, "TrainingWorker.__init__", "self, config"),
+            (_WORKERS, "TrainingWorker.reset", "self"),
+            (_WORKERS, "TrainingWorker.set_loss_fn", "self, loss_fn"),
+            (_WORKERS, "TrainingWorker.load_checkpoint", "self, local_path, hdfs_path, del_local_after_load"),
+            (
+                _WORKERS,
+                "TrainingWorker.save_checkpoint",
+                "self, local_path, hdfs_path, global_step, max_ckpt_to_keep",
+            ),
         )
     ),
     Seam(

@@ -528,7 +528,12 @@ MUTATIONS = [
     ("plugins/actor/loss_inputs.py", "name if name in TEACHER else ", "", TEACHER),
     ("plugins/credit/rows.py", 'step["action"] is None and name not in before', 'step["action"] is None', TURNS),
     ("plugins/credit/rows.py", "if name not in parsed.extra}", "}", SUPPLIED),
-    ("plugins/checks/validate.py", "{*COLUMNS, *SOURCES, *per_turn}", "{*COLUMNS, *per_turn}", SUPPLIED),
+    (
+        "plugins/checks/validate.py",
+        "{*COLUMNS, *from_trainer(turnkey.prm.kind), *per_turn}",
+        "{*COLUMNS, *per_turn}",
+        SUPPLIED,
+    ),
     ("plugins/trainer/credit_state.py", "        return Path(config.trainer.resume_from_path)\n", "        pass\n"),
     ("plugins/trainer/credit_state.py", "state if saved_method == method else", "state if True else"),
     ("plugins/trainer/credit_state.py", "if not all(map(math.isfinite, state.values())):", "if False:"),

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from verl_turnkey.envs.catalog import ADAPTERS, Adapter
-from verl_turnkey.plugins.cli.recipes import shipped, shipped_losses, shipped_modifiers
+from verl_turnkey.plugins.cli.recipes import COMBINED, shipped, shipped_losses, shipped_modifiers
 
 #: What losses share; every other file in losses/ is one.
 SHARED = {"clipping", "registry", "seeupo", "tensors", "turns"}
@@ -69,7 +69,7 @@ def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
                 f"naive.{name} (tests/unit/naive/{name}.py) or with the cases of an oracle"
             )
     yield from _orphans(root, "docs/methods", "*.md", set(names))
-    yield from _orphans(root, "recipe/config/turnkey", "*.yaml", {*names, "base"})
+    yield from _orphans(root, "recipe/config/turnkey", "*.yaml", {*names, *COMBINED, "base"})
     yield from _orphans(root, f"tests/unit/{here}", "test_*.py", {f"test_{module}" for module in modules})
     yield from _orphans(
         root, "tests/unit/naive", "*.py", {*names, *_modules(root / "advantage/modifiers"), "common", "__init__"}

@@ -45,7 +45,7 @@ FLOORS = (
     ("log", "shutdown"),
     ("view",),
     ("credit",),
-    ("teacher",),
+    ("teacher", "prm"),
     ("cpu", "rollout", "actor"),
     ("gateway",),
     ("registries",),

@@ -114,6 +114,17 @@ class Rank:
             self._watch(engine)
         return {"actor": policy, "critic": value}
 
+    def build_prm(self, config: Any, prm: Any) -> None:
+        """The worker of a process reward model, as the trainer makes it; a fresh one each time."""
+        import torch
+
+        from verl_turnkey.plugins.config.prm import FOLDER
+        from verl_turnkey.plugins.prm.worker import PrmWorker, worker_config
+
+        torch.manual_seed(0)  # of a head
+        self.workers[FOLDER] = PrmWorker(worker_config(config, prm, offload=False))
+        self._watch(self.workers[FOLDER].engine)
+
     def _watch(self, engine: Any) -> None:
         step, forward = engine.optimizer_step, engine.forward_step
 

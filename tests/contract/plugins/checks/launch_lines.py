@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+from transformers import AutoTokenizer
 
 from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.envs.tasks import Task, write_parquet
@@ -130,6 +131,10 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
         found = json.loads((model / "config.json").read_text())
         (folder / name / "config.json").write_text(json.dumps({**found, "num_attention_heads": 4, **own}))
     shutil.copytree(folder / "model", folder / "weights")
+    shutil.copytree(folder / "model", folder / "other_tokens")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(folder / "other_tokens")
     shutil.copy(model / "model.safetensors", folder / "weights")
     placeholders = {"train": "train.parquet", "val": "val.parquet", "model": "model", "tmp": ""}
     return {name: str(folder / path) for name, path in placeholders.items()}

@@ -104,7 +104,7 @@ def test_every_group_has_a_test_above():
     folders = {path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()}
     # presets: test_presets.py; agents: envs/agents; modifiers: below
     assert folders == {"loss", "env", "device", "preset", "agent", "modifier"}
-    assert groups("") == recipes.names()
+    assert groups("") == sorted([*recipes.names(), *recipes.COMBINED])
     assert groups("loss") == sorted(["vanilla", *recipes.shipped_losses()])
 
 

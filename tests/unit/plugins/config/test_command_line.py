@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.recipes import names
+from verl_turnkey.plugins.cli.recipes import COMBINED, names
 from verl_turnkey.plugins.config.command_line import check, program, refuse
 from verl_turnkey.plugins.config.presets import read
 
@@ -148,7 +148,7 @@ def test_the_choices_of_a_method_stand_after_what_is_wrong():
         check(["+turnkey=gigop"])
     first, choices = str(error.value).splitlines()
     assert first.endswith("did you mean 'gigpo'?")
-    assert choices == f"choices: {', '.join(names())}"
+    assert choices == f"choices: {', '.join(sorted([*names(), *COMBINED]))}"
 
 
 def test_refuse_ends_with_the_message_alone(monkeypatch, capsys):

@@ -12,12 +12,13 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.modifiers.rank_shaping import NAMES
 from verl_turnkey.advantage.registry import FROM_TRAINER, HOW_TO_SET
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.credit.supplied import SOURCES, check_supplied, fields, supply, task_key
+from verl_turnkey.plugins.config.prm import TURN_SCORE
+from verl_turnkey.plugins.credit.supplied import SOURCES, check_supplied, fields, from_trainer, supply, task_key
 
 
 def test_every_promised_column_has_a_source():
-    assert set(SOURCES) == set(FROM_TRAINER)
-    for column in SOURCES:
+    assert set(SOURCES) == {*FROM_TRAINER, TURN_SCORE} == from_trainer("implicit")
+    for column in from_trainer(None):
         assert FROM_TRAINER[column] in HOW_TO_SET[column]
 
 

@@ -1,0 +1,100 @@
+"""The node ``turnkey.prm``: a process reward model, which is trained beside the policy and scores its turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from verl_turnkey.advantage.params import check
+
+OUT, COEFFICIENT, SCORE = "turnkey_prm_out", "turnkey_prm_coef", "turnkey_prm_score"
+"""fields of verl's queue, nested: the model's output (B, prompt + response), the derivative of the objective by each
+output (B, L), and the score, the sum of which over a turn is that of the turn (B, L)"""
+FOLDER = "turnkey_prm"
+"""in verl's folder of a checkpoint; also the role of its worker"""
+TURN_SCORE = "extra.turn_score"
+"""the column of its scores"""
+
+
+@dataclass(frozen=True)
+class PrmOptimConfig:
+    """The optimizer of the process reward model; its class is the actor's, its learning rate constant."""
+
+    lr: float = 1e-6
+    """learning rate"""
+    weight_decay: float = 0.0
+    """weight decay"""
+    clip_grad: float = 10.0
+    """largest norm of a gradient"""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Adam's"""
+    lr_warmup_steps: int = 0
+    """updates in which the learning rate rises to lr"""
+
+    def __post_init__(self) -> None:
+        check(self.lr > 0, "lr", "a number > 0", self.lr)
+        check(self.weight_decay >= 0, "weight_decay", "zero or more", self.weight_decay)
+        check(self.clip_grad > 0, "clip_grad", "a number > 0", self.clip_grad)
+        check(
+            len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)", self.betas
+        )
+        check(self.lr_warmup_steps >= 0, "lr_warmup_steps", "zero or more", self.lr_warmup_steps)
+
+
+@dataclass(frozen=True)
+class PrmConfig:
+    """Which model scores the turns, what it learns, and what its scores are for."""
+
+    kind: Literal["implicit", "head"] | None = None
+    """implicit: a language model, a turn's score is beta times the sum of its log-ratios to reference; head: a token
+    classifier, the score is read at the turn's last token; null: no model"""
+    objective: str = "preference"
+    """what it learns: preference (a group's successes over its failures), outcome_ce (each episode's success),
+    sum_to_outcome (a head's scores add up to the outcome), or module:function"""
+    path: str | None = None
+    """the weights that it starts from; null: the actor's"""
+    lora_rank: int = 0
+    """implicit: rank of an adapter, which is then trained alone; 0: all weights"""
+    lora_alpha: int | None = None
+    """null: twice the rank"""
+    model_dtype: Literal["fp32", "bf16"] = "fp32"
+    """of the weights; bf16 for a base that only its adapter changes"""
+    reference: Literal["old", "rollout", "ref", "base"] = "old"
+    """implicit: what the log-ratios are to; old: the policy before this update; rollout: as the inference engine had
+    it; ref: the reference policy; base: the model without its adapter"""
+    beta: float = 0.05
+    """implicit: factor of the log-ratios"""
+    over: Literal["sum", "mean"] = "sum"
+    """what an episode's value is over its turns"""
+    weigh: Literal["pair", "group"] = "pair"
+    """preference: unit of equal weight"""
+    positive: Literal["success"] | float = "success"
+    """which episodes are good: those with the record's success flag, or without flags a score above 0; or a number: a
+    score above it"""
+    scores: Literal["after", "before"] = "after"
+    """scores of the model after or before it has learnt from the batch"""
+    normalise: Literal["none", "max"] = "none"
+    """max: divide by the batch's largest absolute score"""
+    use: Literal["column", "reward", "redistribute"] = "column"
+    """column: extra.turn_score, for methods that read it; reward: added to the turn's reward; redistribute: in its
+    place"""
+    every: int = 1
+    """batches per update of the model; 0: it stays as it is"""
+    optim: PrmOptimConfig = field(default_factory=PrmOptimConfig)
+    max_token_len_per_gpu: int | None = None
+    """tokens of a micro-batch; null: the actor's"""
+    offload: bool = True
+    """keep weights and optimizer in the host's memory between calls"""
+
+    def __post_init__(self) -> None:
+        check(self.lora_rank >= 0, "lora_rank", "zero or more", self.lora_rank)
+        check(self.lora_alpha is None or self.lora_alpha > 0, "lora_alpha", "null or positive", self.lora_alpha)
+        check(self.beta > 0, "beta", "a number > 0", self.beta)
+        check(self.every >= 0, "every", "zero or more", self.every)
+        tokens = self.max_token_len_per_gpu
+        check(tokens is None or tokens > 0, "max_token_len_per_gpu", "null or positive", tokens)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a model is there that changes, and belongs into checkpoints."""
+        return self.kind is not None and self.every > 0
