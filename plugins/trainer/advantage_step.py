@@ -29,6 +29,7 @@ from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
+from verl_turnkey.plugins.verl_api.in_memory import InMemory
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 from verl_turnkey.plugins.verl_api.played_rows import advantages_of, penalties_of
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, OneTrip
@@ -67,14 +68,20 @@ class AdvantageStep:
         """metrics of the updates of this step"""
 
     def compute(self, batch: KVBatchMeta, metrics: dict[str, Any], verls: Callable[..., Any]) -> KVBatchMeta:
-        """verl's own advantage step, inside a :class:`CreditStep` that holds the records.
+        """verl's own advantage step and ours, on rows of the queue: our columns are read and written with verl's."""
+        trip = OneTrip(batch, self.fields(), self._groups_of(batch) | self._batching.dealt_mask(batch))
+        self.of_rows(trip, metrics, lambda: verls(batch, metrics))
+        return trip.put()
 
-        verl reads and writes the queue there; our columns are read and written with its own.
+    def of_rows(self, rows: OneTrip | InMemory, metrics: dict[str, Any], verls: Callable[[], Any]) -> None:
+        """verl's advantage step ``verls`` inside a :class:`CreditStep` that holds the records of ``rows``.
+
+        ``rows``: with :meth:`fields`; afterwards it has all columns to write.
         """
-        trip = OneTrip(batch, self._fields(), self._groups_of(batch) | self._batching.dealt_mask(batch))
-        extra_fields, mask = pop_extra_fields(trip.data), trip.data["response_mask"]
+        data, extra_fields = rows.data, pop_extra_fields(rows.data)
+        mask = data["response_mask"]
         has_tokens = (token_counts(mask) > 0).tolist()
-        real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        real = [i for i, tag in enumerate(rows.tags) if not tag.get("is_padding", False)]
         played = [i for i in real if failure(extra_fields[i], has_tokens[i]) is None]
         self.real_rows = len(played)
         step = CreditStep(
@@ -82,36 +89,35 @@ class AdvantageStep:
             scored=self._scored,
             modify=self.modify,
             training_step=self._trainer.global_steps,
-            keys=batch.keys,
-            tags=batch.tags,
+            keys=rows.keys,
+            tags=rows.tags,
             extra_fields=extra_fields,
             response_mask=mask,
-            scores=trip.data.get("rm_scores", None) if self._config.algorithm.use_kl_in_reward else None,
-            values=trip.data.get("values", None),
+            scores=data.get("rm_scores", None) if self._config.algorithm.use_kl_in_reward else None,
+            values=data.get("values", None),
             lists=listed_per_turn(self._config.actor_rollout_ref.rollout),
-            data=trip.data,
+            data=data,
             state=self.state,
         )
-        compared = None if self.estimator is not None else self._compared(batch.keys, real, played)
-        with credit_step(step), penalties_of(len(played)), advantages_of(compared), trip.for_verl():
-            verls(batch, metrics)
+        compared = None if self.estimator is not None else self._compared(rows.keys, real, played)
+        with credit_step(step), penalties_of(len(played)), advantages_of(compared), rows.for_verl():
+            verls()
         if step.rows is None and step.has_records:
             step.read()
         self.state = step.state
-        weights, step_metrics = importance.columns(self._update, mask, trip.now, step.rows)
-        trip.written |= weights
+        weights, step_metrics = importance.columns(self._update, mask, rows.now, step.rows)
+        rows.written |= weights
         metrics |= step.metrics | step_metrics
         self.updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
         self.table, self.untaught = step.rows, step.untaught
         if self._foreign_loops and step.rows is not None and step.rows.recorded:
-            warn_of_other_outcomes(step.rows, trip.data["rm_scores"])
+            warn_of_other_outcomes(step.rows, data["rm_scores"])
         if step.rows is not None and step.credit is not None:
             metrics.update(self._batching.advantage_metrics(step.rows, step.credit.advantage))
-        now = trip.now
-        trip.written |= self._log.credit(step, now)
-        trip.written |= weighing.columns(batch.keys, self._update.weight_by, mask, now, step.rows)
-        trip.written |= self._loss_columns(batch, step, now)
-        return trip.put()
+        now = rows.now
+        rows.written |= self._log.credit(step, now)
+        rows.written |= weighing.columns(rows.keys, self._update.weight_by, mask, now, step.rows)
+        rows.written |= self._loss_columns(rows.tags, step, now)
 
     def steps(self) -> Rows:
         """The table of steps of the current batch.
@@ -140,8 +146,8 @@ class AdvantageStep:
         without_group = {group_of[i] for i in {*real} - {*played} if episodes[group_of[i]] == 1}
         return [i for i in played if group_of[i] not in without_group]
 
-    def _fields(self) -> list[str]:
-        """The fields of the queue that this step reads."""
+    def fields(self) -> list[str]:
+        """The fields of the rows that this step reads."""
         fields = [*EXTRA_FIELDS, "response_mask", *supplied.fields(self._columns)]
         if self._config.algorithm.use_kl_in_reward or self.estimator is None or self._foreign_loops:
             fields.append("rm_scores")
@@ -168,11 +174,13 @@ class AdvantageStep:
         uid = [numbers.setdefault(split_key(key)[0], len(numbers)) for key in batch.keys]
         return {"uid": torch.tensor(uid)}
 
-    def _loss_columns(self, batch: KVBatchMeta, step: CreditStep, now: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+    def _loss_columns(
+        self, tags: Sequence[Mapping[str, Any]], step: CreditStep, now: Mapping[str, Any]
+    ) -> Mapping[str, torch.Tensor]:
         if self.loss is None:
             return {}
         rejects = bool(OmegaConf.select(self._config, "algorithm.rollout_correction.rollout_rs"))
         rejects = rejects or (self._update.importance is not None and self._update.importance_outside == "clear_mask")
         extra = step.credit.extra if step.credit is not None else {}
-        made_of = (self.steps, extra, batch.tags, self._trainer.global_steps, step.response_mask, rejects)
+        made_of = (self.steps, extra, tags, self._trainer.global_steps, step.response_mask, rejects)
         return loss_inputs.all_columns(self.loss, self.loss_params, loss_inputs.Batch(*made_of), now)

@@ -101,7 +101,7 @@ class OneTrip:
 
     def __init__(self, batch: KVBatchMeta, ours: Sequence[str], given: Mapping[str, torch.Tensor]) -> None:
         """``ours``: the fields that we read, beside verl's; ``given``: fields that need not be read."""
-        self._batch = batch
+        self._batch, self.keys, self.tags = batch, batch.keys, batch.tags
         wanted = dict.fromkeys(name for name in (*READ, *ours) if name not in given)
         data = partition_of(batch).read(batch.keys, [*wanted]).update(given)
         self.data = data.select(*(name for name in ours if name in data))
