@@ -47,6 +47,20 @@ def of_verl(rows: Rows, data: Mapping[str, torch.Tensor], critic: bool) -> tuple
     return credit, rows.turns.sum(like(taken.double(), data["rm_scores"])).numpy()
 
 
+def progress_advantage(rows: Rows, data: Mapping[str, torch.Tensor]) -> np.ndarray | None:
+    """Mean log-probability of each turn's tokens by the old policy less that by the reference, (S,).
+
+    None: there is no reference; nan: a turn without tokens. ``data``: nested fields of the queue.
+
+    Source: progress advantage, arXiv:2606.26080, with the mean over tokens and beta 1. There it scores the steps of a
+    trained agent; as a reward it would pay for the distance from the reference.
+    """
+    if not {"old_log_probs", "ref_log_prob"} <= {*data}:
+        return None
+    old, reference = (rows.turns.mean(data[name].double()).numpy() for name in ("old_log_probs", "ref_log_prob"))
+    return np.where(rows.turns.tokens.numpy() > 0, old - reference, np.nan)
+
+
 def credit_columns(
     rows: Rows,
     credit: Credit,
@@ -56,12 +70,14 @@ def credit_columns(
     numbers: Numbers,
     chosen: np.ndarray,
     kl: np.ndarray | None = None,
+    progress: np.ndarray | None = None,
 ) -> dict[str, Sequence[Any]]:
     """The columns of the turns ``chosen`` (S,) bool of a batch; what is not known has none.
 
     Args:
         train_step, first_row: the step, and the rows of its batches before this one.
         kl: (S,) what the KL penalty took from the reward of each turn; None: there is none.
+        progress: (S,) from :func:`progress_advantage`.
     """
     steps = rows.steps
     columns: dict[str, Any] = {
@@ -72,6 +88,7 @@ def credit_columns(
     }
     columns = {name: column.astype(np.int32) for name, column in columns.items()}
     numeric = {"advantage": credit.advantage, "value_target": credit.returns, "kl": kl}
+    numeric["progress_advantage"] = progress
     numeric["value"] = steps.value if "value" in steps.given else None
     numeric |= {f"part.{name}": part for name, part in credit.parts.items()}
     numeric |= {f"level.{name}": level for name, level in credit.levels.items()}

@@ -26,8 +26,12 @@ COMPONENT = "composed_return."
 """prefix, in metrics and results, of the sum of a component of ``turnkey.rewards`` over an episode"""
 
 
+LISTS = {"floats": "float", "ints": "int32"}
+"""types of columns that hold a list per row: the type of its entries"""
+
+
 class Column(NamedTuple):
-    """A column: its type by pyarrow's name, or ``floats``, and what it holds. A name in ``.*`` stands for a family."""
+    """A column: its type by pyarrow's name, or one of ``LISTS``, and what it holds. A name in ``.*`` is a family's."""
 
     name: str
     type: str
@@ -117,6 +121,7 @@ TABLES = {
             turn              int32    0, 1, 2, ...
             prompt_tail       string   the end of the prompt: 2,000 characters, of turn 0 all of it
             response          string   of the model
+            token_lengths     ints     characters of it that each token adds; null: no teacher, or they are not known
             observation       string   the environment's answer
             task_text         string   the task in words, as rewards see it; null after turn 0
             first_observation string   what the agent saw before turn 0; null after it
@@ -139,6 +144,7 @@ TABLES = {
             value             float    the critic's, before the turn; null: no critic
             value_target      float    what the critic is fitted to; null: the method gives none
             kl                float    KL penalty, subtracted from the reward; null: none
+            progress_advantage float  mean of its tokens' old_log_probs less that of ref_log_prob; null: no reference
         """),
     ),
     "tokens": Table(
@@ -190,8 +196,9 @@ def schema(table: str, further: tuple[str, ...] = ()) -> pa.Schema:
     fields = []
     for column in TABLES[table].columns:
         if not column.name.endswith(".*"):
-            kind = pa.list_(pa.float32()) if column.type == "floats" else pa.type_for_alias(column.type)
-            fields.append(pa.field(column.name, kind))
+            of_list = LISTS.get(column.type)
+            kind = pa.type_for_alias(of_list or column.type)
+            fields.append(pa.field(column.name, pa.list_(kind) if of_list else kind))
             continue
         own = sorted(name for name in further if name.startswith(column.name[:-1]))
         fields += [pa.field(name, pa.type_for_alias(column.type)) for name in own]

@@ -29,7 +29,8 @@ WRITE_SECONDS = 300.0
 """seconds until a file is written, unless the next step or 64 episodes come first: small files burden shared disks"""
 _OF_TURN = 500  # approximate bytes of a turn besides its texts
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[..., str]
+"""a tokenizer's, of ids; ``skip_special_tokens``"""
 
 
 class TrajectoryLog:
@@ -43,6 +44,7 @@ class TrajectoryLog:
     def __init__(self, config: Mapping[str, Any], log: Any) -> None:
         self._shares = logged_shares(config) if log.trajectories else Shares()
         process = f"{socket.gethostname()}-{os.getpid()}"
+        self._lengths = _has_teacher(config)
         named = (log.trajectories, log.segment or UNNAMED, process)
         self.tables = Tables(*named, seconds=WRITE_SECONDS) if log.trajectories else None
 
@@ -75,7 +77,7 @@ class TrajectoryLog:
         played = Logged(
             # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
             episode=replace(episode, steps=[]),
-            turns=[_Turn.of(step, t) for t, step in enumerate(episode.steps)],
+            turns=[_Turn.of(step, t, self._lengths) for t, step in enumerate(episode.steps)],
             rollout=f"{group}_{row['session_id']}",
             group=group,
             global_step=int(row["global_steps"]),
@@ -108,6 +110,8 @@ class _Turn(NamedTuple):
     cut: bool
     prompt_tokens: int
     response_tokens: int
+    response: Sequence[int] | None
+    """its ids where the log has their lengths"""
     text: str
     observation: str | None
     """what the agent saw before the first turn; None: the answer of the turn before"""
@@ -119,7 +123,7 @@ class _Turn(NamedTuple):
     seconds_env: float
 
     @classmethod
-    def of(cls, step: PlayedStep, t: int) -> _Turn:
+    def of(cls, step: PlayedStep, t: int, lengths: bool) -> _Turn:
         prompt, turn = step.prompt, step.turn
         return cls(
             step.record,
@@ -127,6 +131,7 @@ class _Turn(NamedTuple):
             prompt.cut,
             len(prompt.ids),
             len(turn.ids),
+            turn.ids if lengths else None,
             turn.text,
             None if t else step.observation,
             step.answer,
@@ -170,7 +175,7 @@ class Logged:
     def size(self) -> int:
         """Approximate bytes in memory: a character takes one to four, an id in a list eight."""
         texts = sum(len(turn.text) + len(turn.observation or "") + len(turn.answer) for turn in self.turns)
-        return 2 * texts + sum(8 * len(turn.prompt) + _OF_TURN for turn in self.turns)
+        return 2 * texts + sum(8 * (len(turn.prompt) + len(turn.response or ())) + _OF_TURN for turn in self.turns)
 
     def tables(self) -> Iterator[Rows]:
         """The rows of all three tables. Reads versions of packages from the disk."""
@@ -258,6 +263,10 @@ class Logged:
                 self.decode(turn.prompt) if t == 0 else self._end(turn.prompt) for t, turn in enumerate(self.turns)
             ],
             "response": [turn.text for turn in self.turns],
+            "token_lengths": [
+                None if turn.response is None else token_lengths(turn.response, turn.text, self.decode)
+                for turn in self.turns
+            ],
             "observation": [turn.answer for turn in self.turns],
             "task_text": [None if t else self.episode.task for t in range(len(self.turns))],
             "first_observation": [turn.observation for turn in self.turns],
@@ -268,3 +277,24 @@ class Logged:
         few = ids[-TAIL // 3 :]
         text = self.decode(few)
         return (text if len(text) >= TAIL or len(few) == len(ids) else self.decode(ids))[-TAIL:]
+
+
+def token_lengths(ids: Sequence[int], text: str, decode: Decode) -> list[int] | None:
+    """How many characters each token adds to ``text``, which the ids decode to; a character counts at its last token.
+
+    None: the tokens' texts, one after the other, are not ``text``, as under tokenizers that drop a space at the start.
+    """
+    lengths, begin, parts = list[int](), 0, list[str]()
+    for end in range(1, len(ids) + 1):
+        part = decode(ids[begin:end], skip_special_tokens=True)
+        whole = not part.endswith("\ufffd")  # else the token ends inside a character
+        lengths.append(len(part) if whole else 0)
+        if whole:
+            parts.append(part)
+            begin = end
+    return lengths if "".join(parts) == text else None
+
+
+def _has_teacher(config: Mapping[str, Any]) -> bool:
+    teacher = (config.get("turnkey") or {}).get("teacher") or {}
+    return teacher.get("source") is not None

@@ -24,7 +24,8 @@ from verl_turnkey.plugins.config.schema import LogConfig
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
-from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl, token_columns
+from verl_turnkey.plugins.credit.supplied import tokens_of
+from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl, progress_advantage, token_columns
 from verl_turnkey.plugins.log import bounds
 from verl_turnkey.plugins.log.segments import UNNAMED, look_for
 from verl_turnkey.plugins.log.writer import Counts, Tables
@@ -127,9 +128,10 @@ class TrainingLog:
         chosen = np.array([bounds.chosen(group, self._share) for group in steps.ids["group"]], dtype=bool)[steps.group]
         step_number = self._trainer.global_steps
         numbering = {"train_step": step_number, "first_row": self._first_row, "numbers": self._numbers}
-        self.tables.put("credit", step_number, credit_columns(rows, credit, kl=kl, chosen=chosen, **numbering))
-        if step.tokens is not None:
-            lists = token_columns(rows, credit, step.tokens, train_step=step_number, chosen=chosen)
+        further = {"kl": kl, "progress": progress_advantage(rows, fields)}
+        self.tables.put("credit", step_number, credit_columns(rows, credit, chosen=chosen, **further, **numbering))
+        if (tokens := step.tokens or tokens_of(fields, rows.turns, step_number)) is not None:
+            lists = token_columns(rows, credit, tokens, train_step=step_number, chosen=chosen)
             self.tables.put("tokens", step_number, lists)
         of_turns = updates.columns(rows, self._first_row, chosen)
         self._first_row += len(step.keys)

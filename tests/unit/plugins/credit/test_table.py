@@ -8,7 +8,7 @@ import torch
 
 from verl_turnkey.advantage import Credit, make_record, make_step
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
-from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl
+from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl, progress_advantage
 
 
 def nested(*rows: list[float]) -> torch.Tensor:
@@ -101,3 +101,14 @@ def test_groups_are_numbered_on_from_batch_to_batch_and_zero_is_a_group():
         [0],
         [1],
     ]
+
+
+def test_the_progress_advantage_is_a_difference_of_means(rows):
+    old = nested([-1.0, -2.0, 9.0, -0.5], [0.0], [-1.0, 9.0, -3.0], [0.0, 0.0])
+    reference = nested([-2.0, -2.0, 0.0, -0.25], [0.0], [-1.0, 0.0, -1.0], [0.0, 0.0])
+    data = {"old_log_probs": old, "ref_log_prob": reference}
+    progress = progress_advantage(rows, data)
+    assert progress.tolist() == pytest.approx([0.5, -0.25, -1.0])
+    logged = columns(rows, Credit(np.zeros(3)), progress=progress)["progress_advantage"]
+    assert logged == pytest.approx([0.5, -0.25, -1.0])
+    assert progress_advantage(rows, {"old_log_probs": old}) is None

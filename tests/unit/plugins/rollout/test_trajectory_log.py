@@ -7,7 +7,7 @@ from pathlib import Path
 
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log import writer
-from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
+from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog, token_lengths
 
 
 def test_a_file_is_written_after_five_minutes_unless_a_step_ends_before(tmp_path: Path, monkeypatch):
@@ -37,3 +37,16 @@ def test_a_file_is_written_after_five_minutes_unless_a_step_ends_before(tmp_path
     assert files(301) == 2
     assert tables.drain(10)
     assert files(301) == 3
+
+
+def of_bytes(ids: list[int], skip_special_tokens: bool = False) -> str:
+    """A tokenizer of bytes, with 256 as its one special token."""
+    return bytes(i for i in ids if i < 256).decode(errors="replace") + "</s>" * (256 in ids and not skip_special_tokens)
+
+
+def test_a_character_of_several_tokens_counts_at_the_last():
+    ids = [*"aé🙂".encode(), 256]
+    assert token_lengths(ids, "aé🙂", of_bytes) == [1, 0, 1, 0, 0, 0, 1, 0]
+    assert token_lengths([], "", of_bytes) == []
+    assert token_lengths([*b"a\xf0"], "a\ufffd", of_bytes) is None, "the text ends inside a character"
+    assert token_lengths([*b" a"], "a", of_bytes) is None, "the tokenizer drops a space"
