@@ -167,7 +167,7 @@ def check_columns(
     ]
     of_format = COLUMNS if turnkey.rollout.action_format == FORMAT else ()
     known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)}
-    known |= from_trainer(turnkey.prm.kind) - (set() if config.critic.enable else OF_CRITIC)
+    known |= from_trainer(turnkey.prm.kind) - (set() if OmegaConf.select(config, "critic.enable") else OF_CRITIC)
     before = () if spec is None else spec.names_before
     for reader, needed in needs:
         if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:

@@ -37,10 +37,11 @@ def decision_density(state: Ints, action: Ints, trajectory: Ints, ahead: Floats)
     choice = np.unique(np.stack([state, action], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
     first = np.unique(np.stack([trajectory, choice], axis=1), axis=0, return_index=True)[1]
     ahead = ahead - (np.bincount(state, ahead) / np.bincount(state))[state]  # variances by sums lose digits far from 0
-    sums = [np.bincount(choice[first], weights) for weights in (None, ahead[first], ahead[first] ** 2)]
+    weights = (None, ahead[first], ahead[first] ** 2)
+    sums = [np.bincount(choice[first], each).astype(np.float64) for each in weights]
     of_choice = np.zeros(choice.max() + 1, np.int64)
     of_choice[choice] = state
-    others = [np.bincount(of_choice, each)[of_choice] - each for each in sums]
+    others = [np.bincount(of_choice, each).astype(np.float64)[of_choice] - each for each in sums]
     (n, mean, error), (m, other, further) = (_moments(*each) for each in (sums, others))
     covered = (n >= LEAST) & (m >= LEAST)
     decides = covered & (np.abs(mean - other) > ERRORS * np.sqrt(error + further) + 1e-9)

@@ -24,7 +24,7 @@ class PrmWorker(TrainingWorker):
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
         kind = next(kind for kind in SHIFT if engine.model_type(kind) == config.model_type)
-        engine.register(kind, config.engine_config.strategy)  # pyright: ignore[reportOptionalMemberAccess]
+        engine.register(kind, config.engine_config.strategy)
         super().__init__(config)
         self.reset()
         self.set_loss_fn(partial(linear_loss, shift=SHIFT[kind]))
@@ -37,7 +37,7 @@ def linear_loss(
 
     The optimizer sees the mean over ranks, hence ``dp_size``.
     """
-    output = model_output[OUT]
+    output: Any = model_output[OUT]  # jagged
     values, ends = output.values(), output.offsets()[1:].tolist()
     total = values.sum() * 0.0
     for coefficients, end in zip(data[COEFFICIENT].unbind(), ends, strict=True):
@@ -68,7 +68,7 @@ def worker_config(config: DictConfig, prm: PrmConfig, *, offload: bool) -> Train
     built: Any = omega_conf_to_dataclass(actor)
     return TrainingWorkerConfig(
         model_type=engine.model_type(prm.kind),
-        model_config=omega_conf_to_dataclass(model),  # pyright: ignore[reportArgumentType]
+        model_config=omega_conf_to_dataclass(model),
         engine_config=built.engine,
         optimizer_config=built.optim,
         checkpoint_config=built.checkpoint,

@@ -7,88 +7,10 @@ test compares each part with the installed verl. What our files import from verl
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-GONE = ""
-"""stands in ``Seam.older`` for a version that did not have the part yet"""
-
-
-@dataclass(frozen=True)
-class Moved:
-    """A part of verl that is not as any supported version has it; ``found`` is "" when it is gone."""
-
-    module: str
-    name: str
-    expected: tuple[str, ...]
-    found: str
-
-    def __str__(self) -> str:
-        if not self.found:
-            return f"{self.module}.{self.name} is gone"
-        return f"{self.module}.{self.found} was {' or '.join(text or 'not there' for text in self.expected)}"
-
-
-@dataclass(frozen=True)
-class Seam:
-    """One private part of verl: its module and name, the parameters we rely on, and our use of it.
-
-    ``older``: what supported versions before the newest have instead, as ``name(parameters)``.
-    """
-
-    module: str
-    name: str
-    parameters: str
-    why: str
-    older: tuple[str, ...] = ()
-
-    @property
-    def expected(self) -> tuple[str, ...]:
-        """What a supported version has, the newest first."""
-        return (f"{self.name}({self.parameters})", *self.older)
-
-    def moved(self) -> Moved | None:
-        """None when the installed verl has it as one of the supported versions has."""
-        found = ""
-        for text in filter(None, self.expected):
-            name = text.partition("(")[0]
-            now = self._found(name)
-            if now in (text, name):
-                return None
-            found = found or now
-        if not found and GONE in self.expected:
-            return None
-        return Moved(self.module, self.name, self.expected, found)
-
-    def _found(self, name: str) -> str:
-        """``name(parameters)`` as installed, ``name`` if it cannot be called, "" if there is none."""
-        try:
-            thing: Any = importlib.import_module(self.module)
-            for part in name.split("."):
-                if inspect.ismodule(thing) and not hasattr(thing, part):
-                    importlib.import_module(f"{thing.__name__}.{part}")
-                thing = getattr(thing, part)
-        except (ImportError, AttributeError):
-            return ""
-        if not callable(thing):
-            return name
-        # Ray adds a parameter of its own to the methods of an actor class.
-        return f"{name}({', '.join(p for p in _parameters(thing, name.split('.')[-1]) if p != '_ray_trace_ctx')})"
-
-
-def _parameters(thing: Any, name: str) -> list[str]:
-    """Those of the function ``name`` itself, if a decorator without ``functools.wraps`` stands in its place."""
-    parameters = inspect.signature(thing).parameters
-    if [*parameters] == ["args", "kwargs"]:
-        cells = (cell.cell_contents for cell in getattr(inspect.unwrap(thing), "__closure__", None) or ())
-        inner = next((one for one in cells if inspect.isfunction(one) and one.__name__ == name), thing)
-        parameters = inspect.signature(inner).parameters
-    return [*parameters]
-
+from verl_turnkey.plugins.verl_api.seam import GONE, Moved, Seam
 
 _BASE, _WORKERS = "verl.trainer.ppo.v1.trainer_base", "verl.workers.engine_workers"
 _ENGINE, _RAY = "verl.workers.engine.fsdp.transformer_impl", "verl.single_controller.ray.base"

@@ -78,6 +78,7 @@ TESTS = {
     "plugins/trainer/advantage_step.py": STEP,
     "plugins/verl_api/queue.py": QUEUE,
     "plugins/verl_api/in_memory.py": f"{C}/credit/test_in_memory.py",
+    "plugins/verl_api/seam.py": f"{C}/test_registration.py",
     "plugins/verl_api/seams.py": f"{C}/test_registration.py",
     "plugins/trainer/rollout_counter.py": STEP,
     "plugins/notices.py": "tests/unit/plugins/test_notices.py",
@@ -246,7 +247,7 @@ MUTATIONS = [
     ("plugins/verl_api/queue.py", "if keys != self._batch.keys or more:", "if more:"),
     ("plugins/verl_api/in_memory.py", '["attention_mask"][:, -mask.shape[1] :]', '["response_mask"]'),
     ("plugins/verl_api/in_memory.py", "if column.is_nested else column", "if False else column"),
-    ("plugins/verl_api/seams.py", "and one.__name__ == name)", "and False)"),
+    ("plugins/verl_api/seam.py", "and one.__name__ == name)", "and False)"),
     (
         "plugins/verl_api/played_rows.py",
         "part = data.select_idxs(rows)",

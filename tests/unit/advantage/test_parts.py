@@ -173,6 +173,7 @@ def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
     extra = {"entropy": [0.1, 0.5, 0.9, 0.2], "log_prob": [-1.0, -2.0, -3.0, 0.0], "tool_calls": [1, 0, 2, 3]}
     extra |= {name: [-0.1, 0.3, -0.2, -0.4] for name in ("teacher_gap", "teacher_gap_mean", "teacher_log_prob_mean")}
     extra |= {name: [1.0, 2.0, 3.0, 4.0] for name in ("rank", "rank_velocity", "rank_acceleration")}
+    extra["gold_probability"] = [0.1, 0.4, 0.3, 0.8]
     batch = StepBatch(
         group=[*"aabb"],
         trajectory=range(4),
@@ -189,7 +190,7 @@ def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
     credit = compute_credit("grpo_steps", batch, modify=[name], norm="mean", **given)
     np.testing.assert_allclose(sum(credit.parts.values()), credit.advantage, rtol=1e-12, atol=1e-12)
     assert list(credit.parts) == ["episode_level", "penalty", name]
-    other = ("unlikeliness", "agent_opsd")  # it changes the rewards, not the credit; and episodes of a single turn
+    other = ("unlikeliness", "agent_opsd", "trace")  # one changes the rewards, not the credit; and these have one turn
     assert credit.parts[name].any() == (name not in other)
     for key in (*credit.parts, *credit.levels):
         assert describe_part(key, "grpo_steps"), key

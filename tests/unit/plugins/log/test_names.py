@@ -52,7 +52,7 @@ def logged() -> dict[str, dict[str, list]]:
         branch=0, owners=(), begins=0, success=True, started=0.0, seconds_start=0.0, seconds_waiting=0.0,
         parts={"step": [5.0, 6.5]}, task="",
     )  # fmt: skip
-    turns = [_Turn(step, (), False, 0, 0, "", None, "", None, None, None, 0.0, 0.0) for step in RECORD["steps"]]
+    turns = [_Turn(step, (), False, 0, 0, None, "", None, "", None, None, None, 0.0, 0.0) for step in RECORD["steps"]]
     whole = Logged(
         episode=episode, turns=turns, rollout="g_0", group="g", global_step=1, split="train", validation=False,
         row_task=None, task=None, failed=None, rows={0: (0, 0), 1: (0, 1)}, decode=lambda ids: "",
