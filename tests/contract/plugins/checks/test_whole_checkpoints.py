@@ -266,3 +266,15 @@ def test_checkpoints_without_the_weights_that_training_goes_on_with_are_not_resu
     with pytest.raises(ConfigError, match=r"cannot be resumed from: .*actor: load_contents has no 'model'"):
         check(composed(compose, tmp_path, *lines))
     assert not check(composed(compose, tmp_path, HUGGING_FACE, "trainer.resume_mode=disable"))
+
+
+def test_a_checkpoint_without_the_process_reward_model_is_incomplete(compose: Compose, tmp_path: Path):
+    """A fresh one beside a trained policy would learn from scratch, without a word."""
+    save(tmp_path, 2)
+    with pytest.raises(ConfigError, match=r"global_step_2/turnkey_prm/model_world_size_2_rank_0\.pt is missing"):
+        check(composed(compose, tmp_path, recipe="istar"))
+    check(composed(compose, tmp_path, "turnkey.prm.every=0", recipe="istar"))  # it has nothing to remember
+    save(tmp_path, 4, roles=("actor", "turnkey_prm"))
+    config = composed(compose, tmp_path, recipe="istar")
+    assert check(config) == []
+    assert config.trainer.resume_mode == "auto"
